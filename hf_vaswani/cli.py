@@ -1,0 +1,92 @@
+"""The command line: hf-vaswani VERB. One sentence and exit code 2 for whatever a person can put right."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+# Lines that are read, sorted by length and translated together: enough for full batches, little to wait for.
+LINES_AT_A_TIME = 1024
+
+logger = logging.getLogger("hf_vaswani")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Runs one verb.
+
+    Args:
+        argv (`Sequence[str]`, *optional*): the command line without the program's name; by default the process's own.
+
+    Returns:
+        `int`: the exit code: 0, or 2 after bad input.
+    """
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    logger.setLevel(logging.INFO)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
+    translate = verbs.add_parser("translate", help="translate standard input to standard output, line by line")
+    translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
+    translate.add_argument("--num-beams", type=int, help="beam size; default: the model's own")
+    try:
+        # A recipe has a command line of its own, in which every key is an option.
+        if arguments[:1] == ["train"]:
+            _train(arguments[1:])
+        else:
+            options = parser.parse_args(arguments)
+            _translate(options.model, options.num_beams)
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        logger.debug("Where it happened:", exc_info=True)
+        sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
+        return 2
+
+
+def _train(arguments: list[str]) -> None:
+    from .recipe import load_recipe
+
+    recipe = load_recipe(arguments)
+    # Imported once the recipe is right: these take seconds.
+    from accelerate import PartialState
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    from .training import train
+
+    with logging_redirect_tqdm():
+        result = train(recipe)
+    if PartialState().is_main_process:
+        for sample in result.get("samples", []):
+            sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
+        if "bleu" in result:
+            sys.stdout.write(f"Test BLEU {result['bleu']:.2f}  ({result['signature']})\n")
+        sys.stdout.write(f"Model     {result['model']}\n")
+
+
+def _translate(model_name: str, num_beams: int | None) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils.logging import disable_progress_bar
+
+    from .evaluation import translate_corpus
+    from .tokenizer import load_tokenizer
+
+    disable_progress_bar()
+    tokenizer = load_tokenizer(model_name)
+    model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
+    beams = {} if num_beams is None else {"num_beams": num_beams}
+    lines = _lines(sys.stdin.buffer)
+    while chunk := list(islice(lines, LINES_AT_A_TIME)):
+        for translation in translate_corpus(model, tokenizer, chunk, **beams):
+            # One line in is one line out, whatever the model says.
+            sys.stdout.write(" ".join(translation.splitlines()) + "\n")
+        sys.stdout.flush()
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[str]:
+    for number, line in enumerate(file, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"Line {number} of the input is not UTF-8: {error.reason}.") from error

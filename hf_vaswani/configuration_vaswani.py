@@ -1,0 +1,134 @@
+"""What a Vaswani model is: its sizes, its switches and its token ids, checked when they are set.
+
+The field names are the letters of "Attention Is All You Need" (Vaswani et al., 2017); the defaults are its base model
+(Table 3), and those of the authors' own code (tensor2tensor) where the paper is silent.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+
+@strict
+class VaswaniConfig(PreTrainedConfig):
+    r"""
+    Configuration of a [`VaswaniModel`] or [`VaswaniForConditionalGeneration`].
+
+    Args:
+        vocab_size (`int`, defaults to 37000):
+            Entries of the vocabulary that source and target share (Section 5.1).
+        d_model (`int`, defaults to 512):
+            Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even.
+        d_ff (`int`, defaults to 2048):
+            Width of the hidden layer of the feed-forward networks (Section 3.3).
+        num_heads (`int`, defaults to 8):
+            Attention heads *h* of every attention, in both stacks (Section 3.2.2).
+        d_k (`int`, *optional*):
+            Width of a head's queries and keys; `None` means `d_model / num_heads` (Section 3.2.2, Table 3 row B).
+        d_v (`int`, *optional*):
+            Width of a head's values; `None` means `d_model / num_heads` (Section 3.2.2).
+        encoder_layers (`int`, defaults to 6):
+            Layers *N* of the encoder (Section 3.1).
+        decoder_layers (`int`, defaults to 6):
+            Layers *N* of the decoder (Section 3.1).
+        dropout (`float`, defaults to 0.1):
+            *P_drop*: on the sum of embedding and position, and on each sub-layer's output before it is added
+            (Section 5.4).
+        attention_dropout (`float`, defaults to 0.0):
+            Dropout on the attention weights; the paper has none.
+        activation_dropout (`float`, defaults to 0.0):
+            Dropout inside the feed-forward networks, after the activation; the paper has none.
+        activation_function (`str`, defaults to `"relu"`):
+            Activation of the feed-forward networks, by transformers' name (Section 3.3).
+        norm_position (`str`, defaults to `"post"`):
+            `"post"`: LayerNorm(x + Sublayer(x)), as Section 3.1; `"pre"`: x + Sublayer(LayerNorm(x)) and one
+            LayerNorm on top of each stack, as tensor2tensor's later versions.
+        layer_norm_eps (`float`, defaults to 1e-6):
+            Added to the variance in LayerNorm (tensor2tensor's value).
+        attention_bias (`bool`, defaults to `False`):
+            Whether the four projections of an attention have biases; the paper's have none (Section 3.2.2).
+        scale_embedding (`bool`, defaults to `True`):
+            Whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
+        share_embeddings (`bool`, defaults to `True`):
+            Whether source and target use one embedding matrix (Section 3.4). transformers ties nothing while
+            `tie_word_embeddings` is false, so neither does this.
+        tie_word_embeddings (`bool`, defaults to `True`):
+            Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
+        use_cache (`bool`, defaults to `True`):
+            Whether the decoder returns its keys and values, so that generation computes them only once.
+        pad_token_id (`int`, defaults to 0): Id of `<pad>`; its embedding is zero and stays zero.
+        bos_token_id (`int`, defaults to 1): Id of `<s>`.
+        eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.
+        decoder_start_token_id (`int`, defaults to 1):
+            First symbol of the decoder's input: the target is shifted right by one (Section 3.1).
+
+    Raises:
+        ValueError: where sizes do not fit together; the message has both numbers.
+    """
+
+    model_type = "vaswani"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "hidden_size": "d_model",
+        "intermediate_size": "d_ff",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37000
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int | None = None
+    d_v: int | None = None
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    norm_position: str = "post"
+    layer_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    scale_embedding: bool = True
+    share_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    is_decoder: bool = False
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+
+    # transformers 5 turns the class into a keyword-only dataclass; this signature is only for the type checker.
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Called by `@strict` once all fields are set: refuses sizes and names that cannot make a model."""
+        for name in ("vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {size}.")
+        if self.d_model % 2:
+            raise ValueError(
+                f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
+            )
+        if (self.d_k is None or self.d_v is None) and self.d_model % self.num_heads:
+            raise ValueError(
+                f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
+                "change one of them, or give both d_k and d_v."
+            )
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
+        if self.norm_position not in ("post", "pre"):
+            raise ValueError(f'norm_position must be "post" or "pre", but it is {self.norm_position!r}.')
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function {self.activation_function!r} is not one that transformers knows: "
+                f"{', '.join(sorted(ACT2FN))}."
+            )

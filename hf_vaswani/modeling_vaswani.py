@@ -1,0 +1,680 @@
+"""The network of "Attention Is All You Need" (Vaswani et al., 2017), in the order of its Section 3.
+
+3.2 attention, 3.3 feed-forward, 3.4 embeddings, 3.5 positions; then the layers and stacks of 3.1 that they make
+up (Figure 1), and on top the two models that transformers' users know: the bare network, and the one that translates.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vaswani import VaswaniConfig
+
+# ---- 3.2 Attention -----------------------------------------------------------------------------------------------
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V (Section 3.2.1, equation 1).
+
+    Args:
+        module (`nn.Module`): the attention that calls; tells whether dropout is on.
+        query (`torch.Tensor` of shape `(batch, heads, target, d_k)`): Q.
+        key (`torch.Tensor` of shape `(batch, heads, source, d_k)`): K.
+        value (`torch.Tensor` of shape `(batch, heads, source, d_v)`): V.
+        attention_mask (`torch.Tensor` of shape `(batch, 1, target, source)`, *optional*): 0 where a query may look,
+            a very negative number where not (Section 3.2.3: "setting to -inf").
+        scaling (`float`): 1 / sqrt(d_k).
+        dropout (`float`): rate on the attention weights.
+
+    Returns:
+        The attended values of shape `(batch, target, heads, d_v)`, and the weights of shape
+        `(batch, heads, target, source)`.
+    """
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # [batch, heads, target, source]
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    attended = torch.matmul(weights, value)  # [batch, heads, target, d_v]
+    return attended.transpose(1, 2).contiguous(), weights  # [batch, target, heads, d_v]
+
+
+class VaswaniAttention(nn.Module):
+    """
+    Multi-head attention: Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
+    (Section 3.2.2). The h projections of a kind are one matrix.
+
+    Args:
+        config ([`VaswaniConfig`]): sizes and switches.
+        is_causal (`bool`): whether a position may look only at itself and those before it.
+        layer_idx (`int`, *optional*): the layer's place in its stack, which names its row in the cache.
+    """
+
+    def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.is_causal = is_causal
+        self.layer_idx = layer_idx
+        self.num_heads = config.num_heads
+        d_k = config.d_k or config.d_model // config.num_heads
+        d_v = config.d_v or config.d_model // config.num_heads
+        self.scaling = d_k**-0.5
+        self.q_proj = nn.Linear(config.d_model, config.num_heads * d_k, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.d_model, config.num_heads * d_k, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.d_model, config.num_heads * d_v, bias=config.attention_bias)
+        self.out_proj = nn.Linear(config.num_heads * d_v, config.d_model, bias=config.attention_bias)
+
+    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """`(batch, length, heads * head_dim)` -> `(batch, heads, length, head_dim)`."""
+        return states.view(*states.shape[:-1], self.num_heads, -1).transpose(1, 2)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): where the queries come from.
+            attention_mask (`torch.Tensor` of shape `(batch, 1, target, source)`, *optional*): see
+                [`eager_attention_forward`].
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): where keys and
+                values come from; without it they come from `hidden_states` (self-attention).
+            past_key_values ([`Cache`], *optional*): keys and values of earlier calls, updated in place.
+
+        Returns:
+            The output of shape `(batch, target, d_model)`, and the weights of shape `(batch, heads, target, source)`
+            where the attention implementation gives them, else `None`.
+        """
+        query = self.split_heads(self.q_proj(hidden_states))
+        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, past_key_values)
+        attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        attended, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        heads = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
+        return self.out_proj(heads), weights
+
+    def keys_and_values(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V split into heads, from the cache as far as it has them. Arguments as in `forward`."""
+        if encoder_hidden_states is None:
+            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        else:
+            cache = getattr(past_key_values, "cross_attention_cache", None)
+            # The source does not change while its translation grows: its keys and values are computed once.
+            if cache is not None and past_key_values.is_updated.get(self.layer_idx):
+                return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+        states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+            if encoder_hidden_states is not None:
+                past_key_values.is_updated[self.layer_idx] = True
+        return key, value
+
+
+# ---- 3.3 Position-wise Feed-Forward Networks ---------------------------------------------------------------------
+
+
+class VaswaniFeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2, the same at every position (Section 3.3, equation 2)."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`(batch, length, d_model)` -> the same shape."""
+        return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
+
+
+# ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
+
+
+def sinusoids(positions: torch.Tensor, d_model: int, base: float = 10000.0) -> torch.Tensor:
+    """
+    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
+
+    Args:
+        positions (`torch.LongTensor` of shape `(length,)`): positions, counted from 0; any number.
+        d_model (`int`): width, even.
+        base (`float`): the wavelengths go from 2 pi to `base` * 2 pi.
+
+    Returns:
+        `torch.FloatTensor` of shape `(length, d_model)`, in float32 whatever the model's own type.
+    """
+    # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Some devices have no
+    # float64; the few numbers of a table are then computed on the CPU.
+    where = torch.device("cpu") if positions.device.type == "mps" else positions.device
+    two_i = torch.arange(0, d_model, 2, device=where, dtype=torch.float64)
+    angles = positions.to(where, torch.float64)[:, None] / base ** (two_i / d_model)  # [length, d_model / 2]
+    interleaved = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # [length, d_model]
+    return interleaved.to(positions.device, torch.float32)
+
+
+class VaswaniPositions(nn.Module):
+    """
+    The bottom of both stacks in Figure 1: embedding times sqrt(d_model), plus position, then dropout (Sections 3.4,
+    3.5 and 5.4). It holds no numbers: the sinusoids are computed when asked for, so there is nothing to save.
+    """
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, inputs_embeds: torch.Tensor, first_position: int = 0) -> torch.Tensor:
+        """
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): rows of the embedding matrix.
+            first_position (`int`): position of the first column; above 0 when a cache holds those before it.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
+        """
+        length, d_model = inputs_embeds.shape[1:]
+        positions = torch.arange(length, device=inputs_embeds.device) + first_position
+        # The sum is made in float32: in bfloat16 neighbouring positions are hard to tell apart.
+        hidden_states = inputs_embeds * self.scale + sinusoids(positions, d_model)
+        return self.dropout(hidden_states.to(inputs_embeds.dtype))
+
+
+# ---- 3.1 Encoder and Decoder Stacks ------------------------------------------------------------------------------
+
+
+class VaswaniAddAndNorm(nn.LayerNorm):
+    """
+    "Add & Norm" of Figure 1 around one sub-layer: LayerNorm(x + Dropout(Sublayer(x))) (Sections 3.1 and 5.4), or
+    x + Dropout(Sublayer(LayerNorm(x))) with `norm_position="pre"`.
+    """
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config.d_model, eps=config.layer_norm_eps)
+        self.norm_first = config.norm_position == "pre"
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
+        if self.norm_first:
+            return hidden_states + self.dropout(sublayer(super().forward(hidden_states)))
+        return super().forward(hidden_states + self.dropout(sublayer(hidden_states)))
+
+
+class VaswaniEncoderLayer(GradientCheckpointingLayer):
+    """One of the N boxes on the left of Figure 1: self-attention, feed-forward (Section 3.1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.self_attn = VaswaniAttention(config, layer_idx=layer_idx)
+        self.self_attn_norm = VaswaniAddAndNorm(config)
+        self.feed_forward = VaswaniFeedForward(config)
+        self.feed_forward_norm = VaswaniAddAndNorm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """`(batch, source, d_model)` and the padding mask -> the same shape."""
+        hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
+        return self.feed_forward_norm(hidden_states, self.feed_forward)
+
+
+class VaswaniDecoderLayer(GradientCheckpointingLayer):
+    """One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_norm = VaswaniAddAndNorm(config)
+        self.cross_attn = VaswaniAttention(config, layer_idx=layer_idx)
+        self.cross_attn_norm = VaswaniAddAndNorm(config)
+        self.feed_forward = VaswaniFeedForward(config)
+        self.feed_forward_norm = VaswaniAddAndNorm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
+        hidden_states = self.self_attn_norm(
+            hidden_states,
+            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+        )
+        hidden_states = self.cross_attn_norm(
+            hidden_states,
+            lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs)[0],
+        )
+        return self.feed_forward_norm(hidden_states, self.feed_forward)
+
+
+class VaswaniPreTrainedModel(PreTrainedModel):
+    """What transformers asks of every model: how it is initialised, and what it supports."""
+
+    config: VaswaniConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # The paper is silent; tensor2tensor: Xavier uniform for matrices, N(0, d_model^-0.5) for embeddings.
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
+            # A slice does not know that its matrix was loaded, so `init` cannot protect it.
+            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+
+def final_norm(config: VaswaniConfig) -> nn.Module:
+    """The LayerNorm on top of a stack of pre-norm layers; post-norm stacks have none (Section 3.1)."""
+    return nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_position == "pre" else nn.Identity()
+
+
+class VaswaniEncoder(VaswaniPreTrainedModel):
+    """The left half of Figure 1."""
+
+    _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.positions = VaswaniPositions(config)
+        self.layers = nn.ModuleList([VaswaniEncoderLayer(config, i) for i in range(config.encoder_layers)])
+        self.norm = final_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
+
+        Returns:
+            [`BaseModelOutput`] with `last_hidden_state` of shape `(batch, source, d_model)`.
+
+        Raises:
+            ValueError: neither or both of `input_ids` and `inputs_embeds` were given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        attention_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
+        )
+        hidden_states = self.positions(inputs_embeds)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+
+class VaswaniDecoder(VaswaniPreTrainedModel):
+    """The right half of Figure 1, up to the linear transformation."""
+
+    _can_record_outputs = {
+        "hidden_states": VaswaniDecoderLayer,
+        "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.positions = VaswaniPositions(config)
+        self.layers = nn.ModuleList([VaswaniDecoderLayer(config, i) for i in range(config.decoder_layers)])
+        self.norm = final_norm(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right by one.
+            attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for padding.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): the source's padding.
+            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far.
+            inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of `input_ids`.
+            use_cache (`bool`, *optional*): whether to make and return such a cache.
+
+        Returns:
+            [`BaseModelOutputWithPastAndCrossAttentions`] with `last_hidden_state` of shape
+            `(batch, target, d_model)`.
+
+        Raises:
+            ValueError: neither or both of `input_ids` and `inputs_embeds` were given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of decoder_input_ids and decoder_inputs_embeds.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
+        )
+        encoder_attention_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        hidden_states = self.positions(inputs_embeds, first_position=past_length)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal_mask,
+                encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+
+# ---- The two models ----------------------------------------------------------------------------------------------
+
+
+class VaswaniModel(VaswaniPreTrainedModel):
+    """Encoder and decoder without the final linear transformation (Figure 1 up to "Linear")."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        # 3.4: one matrix for source and target. Every tied name points at the one that is stored.
+        if config.share_embeddings:
+            self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+        self.encoder = VaswaniEncoder(config)
+        self.decoder = VaswaniDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.embed_tokens = value
+        if self.config.share_embeddings and self.config.tie_word_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right
+                by one.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): likewise.
+            encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): of an earlier call; the encoder does not run.
+            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far.
+            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
+            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of
+                `decoder_input_ids`.
+            use_cache (`bool`, *optional*): whether to return `past_key_values`.
+
+        Returns:
+            [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+    """The whole of Figure 1: a [`VaswaniModel`] and the pre-softmax linear transformation. It translates."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        source = "model.encoder.embed_tokens.weight"
+        target = "model.decoder.embed_tokens.weight"
+        # 3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax transformation".
+        if config.share_embeddings:
+            self._tied_weights_keys = {target: source, "lm_head.weight": source}
+        else:
+            self._tied_weights_keys = {"lm_head.weight": target}
+        self.model = VaswaniModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
+        """
+        The decoder's input for teacher forcing: the labels, shifted right by one (Section 3.1).
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch, target)`): target tokens, -100 where there is none.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch, target)`, starting with `decoder_start_token_id`.
+        """
+        shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
+        shifted[:, 1:] = labels[:, :-1]
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        label_smoothing: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """
+        Arguments of [`VaswaniModel.forward`], and:
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, -100 where
+                there is nothing to predict. Makes `decoder_input_ids` where those are not given.
+            label_smoothing (`float`): epsilon_ls (Section 5.4): the true token keeps 1 - epsilon, the others share
+                epsilon.
+            num_items_in_batch (`int`, *optional*): the summed loss is divided by this number, and without it by the
+                number of labels here. Given the labels of a whole update, micro-batches add up exactly.
+
+        Returns:
+            [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)` and, with labels, `loss` in
+            nats per target token.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)  # [batch, target, vocab_size]
+        if self.training and self.config.pad_token_id is not None:
+            # The padding row is zero and stays zero, also where the softmax shares the matrix: no gradient reaches it.
+            logits[..., self.config.pad_token_id] = logits[..., self.config.pad_token_id].detach()
+        loss = None
+        if labels is not None:
+            loss = smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+
+def smoothed_cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.LongTensor,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """
+    Cross-entropy with label smoothing (Section 5.4): the true token has probability 1 - epsilon, each of the other
+    V - 1 has epsilon / (V - 1).
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): before the softmax.
+        labels (`torch.LongTensor` of shape `(batch, target)`): true tokens; -100 counts for nothing.
+        label_smoothing (`float`): epsilon.
+        num_items_in_batch (`int`, *optional*): divisor of the sum; without it, the number of labels.
+
+    Returns:
+        `torch.Tensor`, one number in float32.
+    """
+    vocab_size = logits.shape[-1]
+    # torch spreads its epsilon over all V tokens, the true one included; this factor takes that share out again.
+    spread = label_smoothing * vocab_size / (vocab_size - 1)
+    loss = nn.functional.cross_entropy(
+        logits.float().view(-1, vocab_size),
+        labels.to(logits.device).view(-1),
+        reduction="mean" if num_items_in_batch is None else "sum",
+        label_smoothing=spread,
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch

@@ -1,0 +1,893 @@
+"""The built-in English-German parallel corpus: a synchronous grammar that writes both sides of a sentence at once.
+
+A first training needs no download, and a test gets sentences that have exactly one right translation. The file reads
+top down: the lexicon as tables, then the noun phrase, the clause, and at the end the drawing of random sentences.
+Nothing is spelled out sentence by sentence: every form is made from a lexicon entry and a handful of endings.
+
+What the German needs beyond word-for-word replacement: three genders and three cases in articles and adjectives, the
+verb second after a fronted phrase, separable verbs, participles and infinitives at the end, the verb last in relative
+and "während" clauses, "kein" against "nicht", and the place of definite and indefinite objects around them.
+Each English sentence has one German translation, and each German sentence has one English translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from random import Random
+from typing import Literal, TypeVar
+
+Case = Literal["nominative", "accusative", "dative"]
+Gender = Literal["m", "f", "n", "plural"]  # German articles and adjectives have no gender in the plural
+T = TypeVar("T")
+
+
+# ---- the lexicon: what an entry is --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A piece of a sentence in both languages, where nothing is left to inflect."""
+
+    english: str = ""
+    german: str = ""
+
+
+@dataclass(frozen=True)
+class Pronoun(Phrase):
+    """A pronoun in one case; `person` is the index into a verb's forms: 0 for I, 1 for he or she, 2 for we or they."""
+
+    person: int = 1
+
+
+@dataclass(frozen=True)
+class Adverbial(Phrase):
+    """A time or frequency; it goes with some tenses, and `habitual` when it says that something happens repeatedly."""
+
+    tenses: tuple[str, ...] = ()
+    habitual: bool = False
+
+
+@dataclass(frozen=True)
+class Noun:
+    """A noun; its `kind` is the semantic class that verbs and adjectives ask for.
+
+    `whose` keeps the articles natural: one says "my doctor" and "a doctor" ("anybody"), "the queen" but not "my queen"
+    ("nobody"), and "my uncle" or "the uncle", but hardly "an uncle" ("family").
+    """
+
+    english: str
+    german: str
+    gender: Gender
+    german_plural: str
+    kind: str
+    irregular_plural: str = ""
+    weak: bool = False
+    whose: Literal["anybody", "nobody", "family"] = "anybody"
+
+    @property
+    def english_plural(self) -> str:
+        return self.irregular_plural or add_s(self.english)
+
+    def inflect(self, case: Case, plural: bool) -> str:
+        """The German form: `Kind`, `Kindern`; weak nouns have their plural form in every case but one, `den Jungen`."""
+        if not plural:
+            return self.german_plural if self.weak and case != "nominative" else self.german
+        return self.german_plural + ("n" if case == "dative" and self.german_plural[-1] not in "ns" else "")
+
+
+@dataclass(frozen=True)
+class Adjective:
+    """An adjective for nouns of certain kinds.
+
+    `use` says what can be said with it after "is": "graded" (very old), "absolute" (red, but not very red), "state"
+    (graded, and it passes: tired today) or "attributive" (only before a noun). Two adjectives that are `about` the
+    same quality could contradict each other, so a sentence has one of them. `stem` is what takes the endings.
+    """
+
+    english: str
+    german: str
+    kinds: tuple[str, ...]
+    use: Literal["graded", "absolute", "state", "attributive"] = "graded"
+    about: str = ""
+    irregular_stem: str = ""
+
+    @property
+    def stem(self) -> str:
+        return self.irregular_stem or self.german
+
+
+@dataclass(frozen=True)
+class Determiner:
+    """A determiner; `pattern` says which German endings it takes: those of "der", those of "ein", or none ("zwei")."""
+
+    english: str
+    german: str
+    pattern: Literal["der", "ein", "none"]
+    number: Literal["singular", "plural", "both"] = "both"
+    definite: bool = True
+    english_plural: str = ""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb by its principal parts, as dictionaries give them; a regular verb needs none but the first.
+
+    `english` is the infinitive, then the participle: "give, given". `german` is the infinitive with a bar after a
+    separable particle, then the third person and the participle: "auf|stehen, steht, gestanden".
+
+    `aspect` says how the verb can be used:
+        "state": in the present, without adverbs (know);
+        "event": nothing that one can or must do (forget);
+        "transfer": one cannot do it to the same thing again and again (give, eat);
+        "action" and "activity": no limits; an activity lasts, so it can stand after "while" (sleep).
+    """
+
+    english: str
+    german: str
+    aspect: Literal["state", "event", "transfer", "action", "activity"]
+    subjects: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
+    case: Case = "accusative"
+    auxiliary: Literal["haben", "sein"] = "haben"
+    recipient: bool = False
+    places: tuple[str, ...] = ()
+    company: tuple[str, ...] = ()
+
+    @property
+    def english_infinitive(self) -> str:
+        return self.english.split(", ")[0]
+
+    @property
+    def infinitive(self) -> str:
+        return self.german.split(", ")[0].replace("|", "")
+
+    @property
+    def particle(self) -> str:
+        return self.german.rpartition("|")[0]
+
+    def english_present(self, person: int) -> str:
+        """`opens`, `looks for`: of a verb with two words, the first is inflected."""
+        first, *rest = self.english_infinitive.split()
+        return " ".join([add_s(first) if person == 1 else first, *rest])
+
+    def english_participle(self) -> str:
+        """`opened`, `looked for`, or the irregular form from the lexicon."""
+        infinitive, *irregular = self.english.split(", ")
+        first, *rest = infinitive.split()
+        return irregular[0] if irregular else " ".join([first + ("d" if first.endswith("e") else "ed"), *rest])
+
+    def german_present(self, person: int) -> str:
+        """`mache`, `macht`, `machen`: the finite form without its particle."""
+        base, *irregular = self.german.rpartition("|")[2].split(", ")
+        if base in GERMAN_FINITE:
+            return GERMAN_FINITE[base][person]
+        stem = base.removesuffix("en")
+        return (stem + "e", irregular[0] if irregular else with_t(stem), base)[person]
+
+    def german_participle(self) -> str:
+        """`aufgemacht`, `gegeben`; no ge- after an unstressed prefix and in verbs in -ieren: `besucht`, `repariert`."""
+        base, *irregular = self.german.rpartition("|")[2].split(", ")
+        prefix = "" if base.startswith(("be", "ver")) or base.endswith("ieren") else "ge"
+        return self.particle + (irregular[1] if irregular else prefix + with_t(base.removesuffix("en")))
+
+
+def with_t(stem: str) -> str:
+    """The German -t of the third person and of regular participles: `kauft`, `arbeitet`."""
+    return stem + ("et" if stem.endswith(("t", "d")) else "t")
+
+
+def add_s(word: str) -> str:
+    """The English -s of plurals and of the third person: `books`, `boxes`, `libraries`, `plays`."""
+    if word.endswith(("s", "x", "sh", "ch")):
+        return word + "es"
+    if word.endswith("y") and word[-2] not in "aeiou":
+        return word[:-1] + "ies"
+    return word + "s"
+
+
+# ---- the lexicon: tables ------------------------------------------------------------------------------------------
+
+PEOPLE = ("adult", "child")
+BEINGS = (*PEOPLE, "animal")
+COLOURED = ("book", "object", "clothes", "dish", "container", "device", "vehicle", "opening")
+SOLID = (*COLOURED, "picture")
+THINGS = (*SOLID, "paper")
+PLACES = ("indoors", "nature", "town")
+
+NOUNS: dict[str, Noun] = {
+    noun.english: noun
+    for noun in (
+        Noun("teacher", "Lehrer", "m", "Lehrer", "adult"),
+        Noun("doctor", "Arzt", "m", "Ärzte", "adult"),
+        Noun("neighbour", "Nachbar", "m", "Nachbarn", "adult", weak=True),
+        Noun("friend", "Freund", "m", "Freunde", "adult"),
+        Noun("man", "Mann", "m", "Männer", "adult", irregular_plural="men", whose="nobody"),
+        Noun("woman", "Frau", "f", "Frauen", "adult", irregular_plural="women", whose="nobody"),
+        Noun("farmer", "Bauer", "m", "Bauern", "adult", weak=True, whose="nobody"),
+        Noun("waitress", "Kellnerin", "f", "Kellnerinnen", "adult", whose="nobody"),
+        Noun("queen", "Königin", "f", "Königinnen", "adult", whose="nobody"),
+        Noun("child", "Kind", "n", "Kinder", "child", irregular_plural="children"),
+        Noun("girl", "Mädchen", "n", "Mädchen", "child", whose="nobody"),
+        Noun("boy", "Junge", "m", "Jungen", "child", weak=True, whose="nobody"),
+        Noun("uncle", "Onkel", "m", "Onkel", "adult", whose="family"),
+        Noun("aunt", "Tante", "f", "Tanten", "adult", whose="family"),
+        Noun("brother", "Bruder", "m", "Brüder", "child", whose="family"),
+        Noun("sister", "Schwester", "f", "Schwestern", "child", whose="family"),
+        Noun("daughter", "Tochter", "f", "Töchter", "child", whose="family"),
+        Noun("dog", "Hund", "m", "Hunde", "animal"),
+        Noun("cat", "Katze", "f", "Katzen", "animal"),
+        Noun("bird", "Vogel", "m", "Vögel", "animal"),
+        Noun("horse", "Pferd", "n", "Pferde", "animal"),
+        Noun("book", "Buch", "n", "Bücher", "book"),
+        Noun("letter", "Brief", "m", "Briefe", "paper"),
+        Noun("newspaper", "Zeitung", "f", "Zeitungen", "paper"),
+        Noun("picture", "Bild", "n", "Bilder", "picture"),
+        Noun("ball", "Ball", "m", "Bälle", "object"),
+        Noun("key", "Schlüssel", "m", "Schlüssel", "object"),
+        Noun("umbrella", "Regenschirm", "m", "Regenschirme", "object"),
+        Noun("doll", "Puppe", "f", "Puppen", "object"),
+        Noun("present", "Geschenk", "n", "Geschenke", "object"),
+        Noun("apple", "Apfel", "m", "Äpfel", "food"),
+        Noun("pear", "Birne", "f", "Birnen", "food"),
+        Noun("egg", "Ei", "n", "Eier", "food"),
+        Noun("cake", "Kuchen", "m", "Kuchen", "food"),
+        Noun("coat", "Mantel", "m", "Mäntel", "clothes"),
+        Noun("jacket", "Jacke", "f", "Jacken", "clothes"),
+        Noun("shirt", "Hemd", "n", "Hemden", "clothes"),
+        Noun("cup", "Tasse", "f", "Tassen", "dish"),
+        Noun("plate", "Teller", "m", "Teller", "dish"),
+        Noun("glass", "Glas", "n", "Gläser", "dish"),
+        Noun("knife", "Messer", "n", "Messer", "dish", irregular_plural="knives"),
+        Noun("suitcase", "Koffer", "m", "Koffer", "container"),
+        Noun("bag", "Tasche", "f", "Taschen", "container"),
+        Noun("box", "Kiste", "f", "Kisten", "container"),
+        Noun("window", "Fenster", "n", "Fenster", "opening"),
+        Noun("door", "Tür", "f", "Türen", "opening"),
+        Noun("car", "Auto", "n", "Autos", "vehicle"),
+        Noun("bicycle", "Fahrrad", "n", "Fahrräder", "vehicle"),
+        Noun("clock", "Uhr", "f", "Uhren", "device"),
+        Noun("lamp", "Lampe", "f", "Lampen", "device"),
+        Noun("kitchen", "Küche", "f", "Küchen", "indoors"),
+        Noun("library", "Bibliothek", "f", "Bibliotheken", "indoors"),
+        Noun("house", "Haus", "n", "Häuser", "indoors"),
+        Noun("hotel", "Hotel", "n", "Hotels", "indoors"),
+        Noun("garden", "Garten", "m", "Gärten", "nature"),
+        Noun("park", "Park", "m", "Parks", "nature"),
+        Noun("forest", "Wald", "m", "Wälder", "nature"),
+        Noun("town", "Stadt", "f", "Städte", "town"),
+        Noun("village", "Dorf", "n", "Dörfer", "town"),
+    )
+}
+
+ADJECTIVES: dict[str, Adjective] = {
+    adjective.english: adjective
+    for adjective in (
+        Adjective("old", "alt", ("adult", "animal", *THINGS, *PLACES), about="age"),
+        Adjective("young", "jung", ("adult", "animal"), about="age"),
+        Adjective("little", "klein", ("child", "animal", "food", *SOLID, *PLACES), use="attributive", about="size"),
+        Adjective("big", "groß", ("animal", "food", *SOLID, *PLACES), about="size"),
+        Adjective("new", "neu", THINGS, use="absolute", about="age"),
+        Adjective("red", "rot", COLOURED, use="absolute", about="colour"),
+        Adjective("blue", "blau", COLOURED, use="absolute", about="colour"),
+        Adjective("black", "schwarz", ("animal", *COLOURED), use="absolute", about="colour"),
+        Adjective("white", "weiß", ("animal", *COLOURED), use="absolute", about="colour"),
+        Adjective("beautiful", "schön", ("animal", *THINGS, *PLACES)),
+        Adjective("expensive", "teuer", ("food", *SOLID), irregular_stem="teur"),
+        Adjective("important", "wichtig", ("book", "paper")),
+        Adjective("heavy", "schwer", ("book", "container", "device")),
+        Adjective("dirty", "schmutzig", ("clothes", "dish", "container", "vehicle", "opening")),
+        Adjective("empty", "leer", ("container", *PLACES), use="absolute"),
+        Adjective("fresh", "frisch", ("food",)),
+        Adjective("famous", "berühmt", ("adult", "picture", "book", "town")),
+        Adjective("quiet", "ruhig", PLACES),
+        Adjective("friendly", "freundlich", BEINGS, about="friend"),  # not: a friendly friend
+        Adjective("clever", "klug", BEINGS),
+        Adjective("tired", "müde", BEINGS, use="state", irregular_stem="müd"),
+        Adjective("hungry", "hungrig", BEINGS, use="state"),
+        Adjective("happy", "glücklich", PEOPLE, use="state"),
+        Adjective("sick", "krank", BEINGS, use="state"),
+    )
+}
+
+# fmt: off
+# a table is read by its rows: the formatter would give every cell a line of its own
+VERBS: dict[str, Verb] = {
+    verb.english_infinitive: verb
+    for verb in (
+        # somebody, to somebody, something
+        Verb("give, given", "geben, gibt, gegeben", "transfer", PEOPLE,
+             ("book", "paper", "picture", "object", "food", "dish", "clothes"), recipient=True),
+        Verb("show, shown", "zeigen", "action", PEOPLE, ("animal", *THINGS, *PLACES), recipient=True),
+        Verb("send, sent", "schicken", "transfer", PEOPLE,
+             ("book", "paper", "picture", "object", "clothes"), recipient=True),
+        Verb("sell, sold", "verkaufen", "transfer", PEOPLE,
+             ("book", "picture", "clothes", "container", "device", "vehicle"), recipient=True),
+        Verb("offer", "an|bieten, bietet, geboten", "transfer", PEOPLE, ("food", "picture", "vehicle"), recipient=True),
+        # somebody and somebody, the second one in the accusative or in the dative
+        Verb("see, seen", "sehen, sieht, gesehen", "action", BEINGS, BEINGS, places=("nature", "town")),
+        Verb("meet, met", "treffen, trifft, getroffen", "action", PEOPLE, PEOPLE, places=PLACES),
+        Verb("visit", "besuchen", "action", PEOPLE, (*PEOPLE, "town")),
+        Verb("call", "an|rufen, ruft, gerufen", "action", PEOPLE, PEOPLE),
+        Verb("pick up", "ab|holen", "action", PEOPLE, PEOPLE),
+        Verb("invite", "ein|laden, lädt, geladen", "action", PEOPLE, PEOPLE),
+        Verb("know, known", "kennen, kennt, gekannt", "state", PEOPLE, (*PEOPLE, "town")),
+        Verb("help", "helfen, hilft, geholfen", "activity", PEOPLE, PEOPLE, "dative"),
+        Verb("follow", "folgen", "action", BEINGS, BEINGS, "dative", "sein"),
+        # somebody and something
+        Verb("look for", "suchen", "activity", PEOPLE,
+             (*BEINGS, "book", "paper", "object", "clothes", "container"), places=PLACES),
+        Verb("find, found", "finden, findet, gefunden", "transfer", PEOPLE,
+             ("animal", "book", "paper", "picture", "object", "container"), places=PLACES),
+        Verb("open", "auf|machen", "action", PEOPLE, ("opening", "container")),
+        Verb("close", "zu|machen", "action", PEOPLE, ("opening", "container")),
+        Verb("wash", "waschen, wäscht, gewaschen", "activity", PEOPLE, ("clothes", "vehicle")),
+        Verb("repair", "reparieren", "activity", PEOPLE, ("device", "vehicle", "opening")),
+        Verb("read, read", "lesen, liest, gelesen", "activity", PEOPLE,
+             ("book", "paper"), places=("indoors", "nature")),
+        Verb("eat, eaten", "essen, isst, gegessen", "transfer", PEOPLE, ("food",), places=("indoors", "nature")),
+        Verb("buy, bought", "kaufen", "transfer", PEOPLE,
+             ("animal", "food", "book", "picture", "object", "clothes", "dish", "container", "device", "vehicle"),
+             places=("town",)),
+        Verb("put on, put on", "an|ziehen, zieht, gezogen", "action", PEOPLE, ("clothes",)),
+        Verb("forget, forgotten", "vergessen, vergisst, vergessen", "event", PEOPLE,
+             ("book", "paper", "object", "clothes", "container")),
+        Verb("need", "brauchen", "state", PEOPLE, ("book", "object", "dish", "clothes", "container", "vehicle")),
+        # somebody alone
+        Verb("sleep, slept", "schlafen, schläft, geschlafen", "activity", BEINGS, places=PLACES),
+        Verb("work", "arbeiten", "activity", PEOPLE, places=PLACES, company=PEOPLE),
+        Verb("sing, sung", "singen, singt, gesungen", "activity", PEOPLE, places=PLACES, company=PEOPLE),
+        Verb("dance", "tanzen", "activity", PEOPLE, places=PLACES, company=PEOPLE),
+        Verb("play", "spielen", "activity", ("child", "animal"),
+             places=("indoors", "nature"), company=("child", "animal")),
+        Verb("get up, got up", "auf|stehen, steht, gestanden", "action", PEOPLE, auxiliary="sein"),
+        Verb("fall asleep, fallen asleep", "ein|schlafen, schläft, geschlafen", "event", BEINGS,
+             auxiliary="sein", places=PLACES),
+        Verb("come back, come back", "zurück|kommen, kommt, gekommen", "action", BEINGS, auxiliary="sein"),
+        Verb("disappear", "verschwinden, verschwindet, verschwunden", "event",
+             (*BEINGS, "book", "paper", "object", "clothes", "container"), auxiliary="sein", places=("nature", "town")),
+    )
+}
+# fmt: on
+BE = Verb("be, been", "sein, ist, gewesen", "state", auxiliary="sein")
+
+DETERMINERS: dict[str, Determiner] = {
+    determiner.english: determiner
+    for determiner in (
+        Determiner("the", "d", "der", english_plural="the"),
+        Determiner("this", "dies", "der", english_plural="these"),
+        Determiner("every", "jed", "der", number="singular"),
+        Determiner("a", "ein", "ein", definite=False),  # its plural is no word at all: a book, books
+        Determiner("no", "kein", "ein", number="singular", definite=False),
+        Determiner("my", "mein", "ein", english_plural="my"),
+        Determiner("our", "unser", "ein", english_plural="our"),
+        Determiner("two", "zwei", "none", number="plural", definite=False, english_plural="two"),
+        Determiner("three", "drei", "none", number="plural", definite=False, english_plural="three"),
+    )
+}
+
+PRONOUNS = (
+    Pronoun("I", "ich", 0),
+    Pronoun("I", "ich", 0),
+    Pronoun("he", "er", 1),
+    Pronoun("she", "sie", 1),
+    Pronoun("we", "wir", 2),
+)
+
+# what stands first in the sentence
+TIMES = (
+    Adverbial("today", "heute", ("present", "perfect", "can", "must")),
+    Adverbial("this morning", "heute Morgen", ("perfect",)),
+    Adverbial("this week", "diese Woche", ("perfect", "must")),
+    Adverbial("tomorrow", "morgen", ("will", "can", "must")),
+    Adverbial("next week", "nächste Woche", ("will", "can")),
+    Adverbial("soon", "bald", ("will",)),
+    Adverbial("every morning", "jeden Morgen", ("present", "must"), habitual=True),
+    Adverbial("on Sundays", "sonntags", ("present", "can"), habitual=True),
+    Adverbial("in the evening", "am Abend", ("present",), habitual=True),
+)
+# what stands where "not" would stand
+ADVERBS = (
+    Adverbial("often", "oft", ("present", "perfect"), habitual=True),
+    Adverbial("sometimes", "manchmal", ("present",), habitual=True),
+    Adverbial("rarely", "selten", ("present",), habitual=True),
+    Adverbial("always", "immer", ("present", "must"), habitual=True),
+    Adverbial("never", "nie", ("present", "perfect", "will", "can"), habitual=True),
+    Adverbial("already", "schon", ("perfect",)),
+)
+
+# I, he or she, we or they
+ENGLISH_FINITE = {"be": ("am", "is", "are"), "have": ("have", "has", "have"), "do": ("do", "does", "do")}
+GERMAN_FINITE = {
+    "sein": ("bin", "ist", "sind"),
+    "haben": ("habe", "hat", "haben"),
+    "werden": ("werde", "wird", "werden"),
+    "können": ("kann", "kann", "können"),
+    "müssen": ("muss", "muss", "müssen"),
+}
+MODALS = {"will": "werden", "can": "können", "must": "müssen"}
+
+# the endings of "dieser"; an adjective takes them too, when no article before it shows them
+STRONG: dict[Gender, dict[Case, str]] = {
+    "m": {"nominative": "er", "accusative": "en", "dative": "em"},
+    "f": {"nominative": "e", "accusative": "e", "dative": "er"},
+    "n": {"nominative": "es", "accusative": "es", "dative": "em"},
+    "plural": {"nominative": "e", "accusative": "e", "dative": "en"},
+}
+
+
+# ---- the noun phrase ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NounPhrase:
+    """A determiner, perhaps an adjective, and a noun; a relative clause comes after it, but is not part of its forms."""
+
+    determiner: Determiner
+    noun: Noun
+    adjective: Adjective | None = None
+    plural: bool = False
+    relative: Clause | None = None
+
+    @property
+    def person(self) -> int:
+        return 2 if self.plural else 1
+
+    @property
+    def gender(self) -> Gender:
+        return "plural" if self.plural else self.noun.gender
+
+    @property
+    def english(self) -> str:
+        noun = self.noun.english_plural if self.plural else self.noun.english
+        words = f"{self.adjective.english} {noun}" if self.adjective else noun
+        determiner = self.determiner.english_plural if self.plural else self.determiner.english
+        if determiner == "a" and words[0] in "aeiou":
+            determiner = "an"
+        return f"{determiner} {words}".lstrip()
+
+    def german(self, case: Case) -> str:
+        """The German form, e.g. in the dative: `dem kleinen Mädchen`, `einer alten Frau`, `zwei roten Büchern`."""
+        determiner, shows_case = self._german_determiner(case)
+        words = [determiner] if determiner else []
+        if self.adjective:
+            # the case is shown once: by the article, or else by the adjective
+            ending = weak_ending(self.gender, case) if shows_case else STRONG[self.gender][case]
+            words.append(self.adjective.stem + ending)
+        return " ".join([*words, self.noun.inflect(case, self.plural)])
+
+    def _german_determiner(self, case: Case) -> tuple[str, bool]:
+        stem, ending = self.determiner.german, STRONG[self.gender][case]
+        if self.determiner.english == "the":
+            return definite_article(self.gender, case), True
+        if self.determiner.pattern == "none":
+            return stem, False
+        if self.determiner.english == "a" and self.plural:
+            return "", False
+        if self.determiner.pattern == "ein" and (self.gender, case) in ENDINGLESS:
+            return stem, False
+        return stem + ending, True
+
+
+# "ein" has no ending here: ein Mann, ein Kind
+ENDINGLESS: tuple[tuple[Gender, Case], ...] = (("m", "nominative"), ("n", "nominative"), ("n", "accusative"))
+
+
+def definite_article(gender: Gender, case: Case) -> str:
+    """`der`, `die`, `das`, `den`, `dem`: the endings of "dieser", but -ie for -e and -as for -es."""
+    ending = STRONG[gender][case]
+    return "d" + {"e": "ie", "es": "as"}.get(ending, ending)
+
+
+def weak_ending(gender: Gender, case: Case) -> str:
+    """The ending of an adjective after an article that shows the case: -e where it looks nominative, otherwise -en."""
+    looks_nominative = case == "nominative" or (case == "accusative" and gender in ("f", "n"))
+    return "e" if looks_nominative and gender != "plural" else "en"
+
+
+def relative_pronoun(head: NounPhrase, case: Case) -> Pronoun:
+    """`who` or `which` for a noun phrase, and `der`, `die`, `das`, `den` in the given case (no dative)."""
+    english = "who" if head.noun.kind in PEOPLE else "which"
+    return Pronoun(english, definite_article(head.gender, case), head.person)
+
+
+def prepositional(english: str, german: str, phrase: NounPhrase) -> Phrase:
+    """A preposition and a noun phrase in the dative, with `in dem` drawn together: `im Garten`."""
+    words = f"{german} {phrase.german('dative')}"
+    contracted = "im" + words.removeprefix("in dem") if words.startswith("in dem ") else words
+    return Phrase(f"{english} {phrase.english}", contracted)
+
+
+# ---- the clause ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A subject, a verb and what belongs to it; `english` and `german` put the same parts into two orders.
+
+    Args:
+        subject (`NounPhrase` or `Pronoun`): in a relative clause about its subject, the relative pronoun.
+        tense (`str`): "present", "perfect", "will", "can" or "must".
+        recipient (`NounPhrase`, *optional*): to whom something is given.
+        object (`NounPhrase`, *optional*): what the verb is about; its relative clause ends the sentence.
+        adverb (`Phrase`): how often; it stands where "not" would stand.
+        tail (`Phrase`): the place, the company, or the adjective after "is".
+        front (`Phrase`): what stands before the subject in English: a time, a place, a clause, a relative pronoun.
+    """
+
+    subject: NounPhrase | Pronoun
+    verb: Verb
+    tense: str = "present"
+    recipient: NounPhrase | None = None
+    object: NounPhrase | None = None
+    negated: bool = False
+    adverb: Phrase = Phrase()
+    tail: Phrase = Phrase()
+    front: Phrase = Phrase()
+
+    def english(self) -> str:
+        """The English clause: subject, auxiliary, "not" or adverb, verb, recipient, object, place."""
+        auxiliary, verb = self._english_verb()
+        negation = "not" if self.negated else ""
+        if self.negated and auxiliary == "can":
+            auxiliary, negation = "cannot", ""
+        words = [self.front.english, self.subject.english, relative_clause(self.subject).english, auxiliary, negation]
+        words += [self.adverb.english, verb, self.recipient.english if self.recipient else ""]
+        words += [self.object.english, relative_clause(self.object).english] if self.object else []
+        return join(*words, self.tail.english)
+
+    def german(self, verb_last: bool = False) -> str:
+        """The German clause: the finite verb is second in a main clause and last in a subordinate one."""
+        finite, end = self._german_verb()
+        subject = self.subject.german if isinstance(self.subject, Pronoun) else self.subject.german("nominative")
+        first = join(subject, relative_clause(self.subject).german)
+        middle, relative = self._german_middle(), relative_clause(self.object).german
+        if verb_last:
+            # a particle grows together with its verb: aufmacht; anything else stays a word of its own: gegeben hat
+            verb = end + finite if self.tense == "present" else join(end, finite)
+            return join(self.front.german, first, middle, verb, relative)
+        if self.front.german:
+            return join(self.front.german, finite, first, middle, end, relative)
+        return join(first, finite, middle, end, relative)
+
+    def _english_verb(self) -> tuple[str, str]:
+        person = self.subject.person
+        if self.tense in MODALS:
+            return self.tense, self.verb.english_infinitive
+        if self.tense == "perfect":
+            return ENGLISH_FINITE["have"][person], self.verb.english_participle()
+        if self.verb is BE:
+            return ENGLISH_FINITE["be"][person], ""
+        if self.negated:
+            return ENGLISH_FINITE["do"][person], self.verb.english_infinitive
+        return "", self.verb.english_present(person)
+
+    def _german_verb(self) -> tuple[str, str]:
+        """The two brackets around the middle of a German clause: `macht ... auf`, `hat ... aufgemacht`."""
+        person = self.subject.person
+        if self.tense in MODALS:
+            return GERMAN_FINITE[MODALS[self.tense]][person], self.verb.infinitive
+        if self.tense == "perfect":
+            return GERMAN_FINITE[self.verb.auxiliary][person], self.verb.german_participle()
+        return self.verb.german_present(person), self.verb.particle
+
+    def _german_middle(self) -> str:
+        """What is known comes before "nicht", what is new after it, where "nicht" and "ein" make "kein"."""
+        known = new = ""
+        negation = "nicht" if self.negated else ""
+        if self.object and self.object.determiner.definite:
+            known = self.object.german(self.verb.case)
+        elif self.object:
+            phrase = replace(self.object, determiner=DETERMINERS["no"]) if self.negated else self.object
+            new, negation = phrase.german(self.verb.case), ""
+        recipient = self.recipient.german("dative") if self.recipient else ""
+        return join(recipient, known, self.adverb.german, negation, self.tail.german, new)
+
+
+def relative_clause(phrase: NounPhrase | Pronoun | None) -> Phrase:
+    """What follows a noun phrase that has a relative clause: English restrictive ones have no commas, German ones do."""
+    if not isinstance(phrase, NounPhrase) or not phrase.relative:
+        return Phrase()
+    return Phrase(phrase.relative.english(), f", {phrase.relative.german(verb_last=True)},")
+
+
+def join(*parts: str) -> str:
+    """Put the parts that are not empty into one string; a comma has no space before it."""
+    return " ".join(filter(None, parts)).replace(" ,", ",")
+
+
+def write(clause: Clause, meanwhile: Clause | None = None) -> tuple[str, str]:
+    """Write a main clause, perhaps with another one after "while", as an (English, German) pair of sentences."""
+    english, german = clause.english(), clause.german()
+    if meanwhile:
+        english, german = f"{english} while {meanwhile.english()}", f"{german}, während {meanwhile.german(True)}"
+    # the comma that closes a relative clause is not written before the full stop
+    english, german = english.rstrip(","), german.rstrip(",")
+    return f"{english[0].upper()}{english[1:]}.", f"{german[0].upper()}{german[1:]}."
+
+
+# ---- drawing sentences --------------------------------------------------------------------------------------------
+
+# an entry is drawn as often as it is named
+ANY = ("the", "the", "the", "a", "a", "this", "my", "our", "two", "three")
+KNOWN = ("the", "the", "the", "this", "my", "our")
+# a relative clause says which one is meant; "my" and "this" have said so already
+HEAD = ("the", "the", "the", "a", "two", "three")
+PLACE = ("the", "the", "the", "this", "our")
+TENSES = ("present", "present", "present", "present", "perfect", "perfect", "perfect", "will", "will", "can", "must")
+# "time" stands first in the sentence; "once" is a time that is not habitual; "now" is a plain present
+MAIN_SETTINGS = ("plain", "plain", "plain", "time", "time", "time", "adverb", "negated", "negated", "negated once")
+HEAD_SETTINGS = ("plain", "plain", "negated")
+SUBORDINATE_SETTINGS = ("plain", "plain", "plain", "adverb", "negated")
+SHORTEST, LONGEST = 4, 20  # words
+
+
+def pick(rng: Random, options: Sequence[T]) -> T:
+    """One of the options. Of all the methods of `Random`, only `random` promises the same result in every Python."""
+    return options[int(rng.random() * len(options))]
+
+
+@cache
+def nouns_of(kinds: tuple[str, ...]) -> tuple[Noun, ...]:
+    """The nouns of these kinds, in the order of the table."""
+    return tuple(noun for noun in NOUNS.values() if noun.kind in kinds)
+
+
+@cache
+def adjectives_for(kind: str, after_is: bool = False) -> tuple[Adjective, ...]:
+    """The adjectives that suit a noun of this kind, before it or after "is"."""
+    suitable = (adjective for adjective in ADJECTIVES.values() if kind in adjective.kinds)
+    return tuple(adjective for adjective in suitable if not (after_is and adjective.use == "attributive"))
+
+
+@cache
+def verbs_with(subject: str = "", object: str = "") -> tuple[Verb, ...]:
+    """The verbs that take a subject of this kind, and an object of this kind (empty: any)."""
+    verbs = (verb for verb in VERBS.values() if not subject or subject in verb.subjects)
+    return tuple(verb for verb in verbs if not object or object in verb.objects)
+
+
+def draw_noun_phrase(
+    rng: Random, kinds: tuple[str, ...], determiners: Sequence[str], plurals: bool = True
+) -> NounPhrase:
+    """A noun phrase of one of these kinds, with one of these determiners, and every other time with an adjective."""
+    noun = pick(rng, nouns_of(kinds))
+    determiner = DETERMINERS[pick(rng, determiners)]
+    if noun.whose == "nobody" and determiner.english in ("my", "our"):
+        determiner = DETERMINERS["the"]
+    if noun.whose == "family" and determiner.english in ("a", "this", "no", "every"):
+        determiner = DETERMINERS["my" if "my" in determiners else "the"]
+    # only things have a plural without an article: one buys apples, but visits two friends, or the friends
+    countable = determiner.number == "both" and (determiner.definite or noun.kind in ("food", *THINGS))
+    plural = determiner.number == "plural" or (plurals and countable and rng.random() < 0.35)
+    adjective = pick(rng, adjectives_for(noun.kind)) if rng.random() < 0.5 else None
+    return NounPhrase(determiner, noun, adjective, plural)
+
+
+def draw_subject(rng: Random, kinds: tuple[str, ...], determiners: Sequence[str]) -> NounPhrase | Pronoun:
+    """The subject of a clause: a pronoun now and then, otherwise a noun phrase."""
+    if rng.random() < 0.2:
+        return pick(rng, PRONOUNS)
+    phrase = draw_noun_phrase(rng, kinds, determiners)
+    # keys can be bought, but hardly disappear, without an article
+    return replace(phrase, plural=False) if phrase.determiner.english == "a" else phrase
+
+
+def draw_setting(rng: Random, settings: Sequence[str], aspect: str) -> tuple[str, bool, Phrase, Phrase, bool]:
+    """What is said about the whole clause.
+
+    Returns:
+        `(tense, negated, time, adverb, habitual)`, which go together, and with the verb's aspect.
+    """
+    setting = pick(rng, settings)
+    negated, time, adverb = "negated" in setting, Adverbial(), Adverbial()
+    if aspect == "state" or setting == "now":
+        return "present", negated, time, adverb, False
+    tenses = [tense for tense in TENSES if aspect != "event" or tense not in ("can", "must")]
+    if negated:
+        # "must not" is not the negation of "must"
+        tenses = [tense for tense in tenses if tense != "must"]
+    tense = pick(rng, tenses)
+    if setting == "adverb":
+        adverb = pick(rng, [adverb for adverb in ADVERBS if tense in adverb.tenses])
+    elif setting == "time" or "once" in setting:
+        times = [time for time in TIMES if tense in time.tenses and (setting == "time" or not time.habitual)]
+        time = pick(rng, times)
+    return tense, negated, time, adverb, time.habitual or adverb.habitual
+
+
+def draw_clause(
+    rng: Random,
+    verb: Verb,
+    subject: NounPhrase | Pronoun | None = None,
+    settings: Sequence[str] = MAIN_SETTINGS,
+    tail: bool = True,
+) -> Clause:
+    """A clause with this verb, and with this subject if there is one already.
+
+    Args:
+        rng (`Random`): the source of chance.
+        verb (`Verb`): what happens.
+        subject (`NounPhrase` or `Pronoun`, *optional*): who does it.
+        settings (sequence of `str`): which times, adverbs and negations may be drawn.
+        tail (`bool`): whether a place or company may be drawn.
+
+    Returns:
+        `Clause`: without relative clauses, but for that of the subject.
+    """
+    tense, negated, time, adverb, habitual = draw_setting(rng, settings, verb.aspect)
+    # "every" and numerals beside "not" or "often" would be ambiguous in both languages
+    plain = not negated and not adverb.english
+    if subject is None:
+        nobody = ("no",) if plain and settings is MAIN_SETTINGS and tense in ("present", "perfect") else ()
+        subject = draw_subject(rng, verb.subjects, (*ANY, "every", *nobody) if plain else KNOWN)
+    plain = plain and not (isinstance(subject, NounPhrase) and subject.determiner.english in ("no", "every"))
+    recipient = draw_noun_phrase(rng, PEOPLE, (*ANY, "every") if plain else KNOWN) if verb.recipient else None
+    object = None
+    if verb.objects:
+        determiners: tuple[str, ...] = ANY if plain else (*KNOWN, "a", "a", "a")
+        if verb.aspect == "transfer":
+            determiners = ("a",) if habitual else determiners
+        elif plain and not time.english:
+            determiners = (*determiners, "every")
+        object = draw_noun_phrase(rng, verb.objects, determiners)
+    clause = Clause(subject, verb, tense, recipient, object, negated, adverb, front=time)
+    if not (tail and verb.places and rng.random() < 0.45):
+        return clause
+    if verb.company and rng.random() < 0.5:
+        company = draw_noun_phrase(rng, verb.company, ANY if plain else KNOWN)
+        return replace(clause, tail=prepositional("with", "mit", company))
+    room = draw_noun_phrase(rng, verb.places, (*PLACE, "a") if plain else PLACE, plurals=False)
+    place = prepositional("in", "in", room)
+    if settings is MAIN_SETTINGS and not time.english and rng.random() < 0.4:
+        return replace(clause, front=place)
+    return replace(clause, tail=place)
+
+
+def draw_description(
+    rng: Random, subject: NounPhrase | Pronoun, kind: str, settings: Sequence[str] = MAIN_SETTINGS
+) -> Clause:
+    """A clause with "is" and an adjective, which suits a subject of this kind."""
+    adjective = pick(rng, adjectives_for(kind, after_is=True))
+    tense, negated, time, adverb, _ = draw_setting(rng, settings, "event" if adjective.use == "state" else "state")
+    predicate = Phrase(adjective.english, adjective.german)
+    if adjective.use != "absolute" and rng.random() < 0.4:
+        predicate = Phrase(f"very {adjective.english}", f"sehr {adjective.german}")
+    return Clause(subject, BE, tense, negated=negated, adverb=adverb, tail=predicate, front=time)
+
+
+def draw_relative(rng: Random, head: NounPhrase) -> NounPhrase:
+    """The same noun phrase with a relative clause: beings do something in it, things have something done to them."""
+    kind = head.noun.kind
+    if kind not in BEINGS:
+        clause = draw_clause(rng, pick(rng, verbs_with(object=kind)), settings=("plain", "negated"), tail=False)
+        return replace(head, relative=replace(clause, object=None, front=relative_pronoun(head, "accusative")))
+    pronoun = relative_pronoun(head, "nominative")
+    if rng.random() < 0.15:
+        return replace(head, relative=draw_description(rng, pronoun, kind, SUBORDINATE_SETTINGS))
+    while True:
+        clause = draw_clause(rng, pick(rng, verbs_with(subject=kind)), pronoun, SUBORDINATE_SETTINGS)
+        if clause.verb.auxiliary == "sein" and not clause.object:
+            # verbs of change: the cat which has disappeared, not the cat which disappears
+            clause = replace(clause, tense="perfect", adverb=Phrase())
+        # "die Frau, die das Kind sieht": in German, either could see the other
+        rival = clause.object if clause.object and clause.object.noun.kind in BEINGS else None
+        if not rival or head.gender == "m" or rival.german("nominative") != rival.german(clause.verb.case):
+            return replace(head, relative=clause)
+
+
+def draw_meanwhile(rng: Random) -> tuple[str, str]:
+    """Two things that happen at the same time; the clause with "while" comes first or last."""
+    verb = pick(rng, [verb for verb in VERBS.values() if verb.aspect != "state"])
+    clause = draw_clause(rng, verb, settings=("now",))
+    lasting = pick(rng, [verb for verb in VERBS.values() if verb.aspect == "activity"])
+    meanwhile = draw_clause(rng, lasting, draw_noun_phrase(rng, lasting.subjects, KNOWN), ("now",))
+    if rng.random() < 0.5:
+        return write(clause, meanwhile)
+    front = Phrase(f"while {meanwhile.english()},", f"während {meanwhile.german(verb_last=True)},")
+    return write(replace(clause, front=front))
+
+
+def draw_sentence(rng: Random) -> tuple[str, str]:
+    """One (English, German) pair of sentences, of one of the five constructions."""
+    construction = rng.random()
+    if construction < 0.14:
+        kinds = pick(rng, (BEINGS, ("food", *THINGS), ("food", *THINGS), PLACES))
+        subject = draw_subject(rng, kinds, KNOWN) if kinds is BEINGS else draw_noun_phrase(rng, kinds, KNOWN)
+        return write(draw_description(rng, subject, subject.noun.kind if isinstance(subject, NounPhrase) else "adult"))
+    if construction < 0.25:
+        # The boy who opens the window is happy.
+        if rng.random() < 0.5:
+            head = draw_relative(rng, draw_noun_phrase(rng, (*BEINGS, "food", *THINGS), ("the",)))
+            return write(draw_description(rng, head, head.noun.kind, HEAD_SETTINGS))
+        head = draw_relative(rng, draw_noun_phrase(rng, BEINGS, HEAD))
+        return write(draw_clause(rng, pick(rng, verbs_with(subject=head.noun.kind)), head, HEAD_SETTINGS))
+    if construction < 0.38:
+        # The aunt invites the boy who opens the window.
+        verb = pick(rng, [verb for verb in VERBS.values() if verb.objects])
+        clause = draw_clause(rng, verb, settings=(*HEAD_SETTINGS, "once"), tail=False)
+        head = draw_noun_phrase(rng, verb.objects, ("the",) if clause.negated else HEAD)
+        return write(replace(clause, object=draw_relative(rng, head)))
+    if construction < 0.48:
+        return draw_meanwhile(rng)
+    return write(draw_clause(rng, pick(rng, tuple(VERBS.values()))))
+
+
+@cache
+def content_words() -> dict[str, str]:
+    """The English words that a good sentence does not repeat, each with what counts as its repetition."""
+    words: dict[str, str] = {}
+    for noun in NOUNS.values():
+        words |= dict.fromkeys((noun.english, noun.english_plural), noun.english)
+    for verb in VERBS.values():
+        forms = (verb.english_infinitive, verb.english_present(1), verb.english_participle())
+        words |= dict.fromkeys((form.split()[0] for form in forms), verb.english)
+    words |= {name: adjective.about or name for name, adjective in ADJECTIVES.items()}
+    words |= {adverb.english: adverb.english for adverb in ADVERBS}
+    return words | {"every": "every"} | dict.fromkeys(("not", "cannot", "never"), "not")
+
+
+def reads_well(english: str) -> bool:
+    """Whether a sentence has a good length and repeats nothing, as "a man sees the men" does."""
+    words = english.rstrip(".").replace(",", "").lower().split()
+    unrepeated = content_words()
+    entries = [unrepeated[word] for word in words if word in unrepeated]
+    return SHORTEST <= len(words) <= LONGEST and len(entries) == len(set(entries))
+
+
+def sentence_stream(rng: Random) -> Iterator[tuple[str, str]]:
+    """Pairs without end; no English and no German sentence comes twice."""
+    seen_english: set[str] = set()
+    seen_german: set[str] = set()
+    while True:
+        english, german = draw_sentence(rng)
+        if english not in seen_english and german not in seen_german and reads_well(english):
+            seen_english.add(english)
+            seen_german.add(german)
+            yield english, german
+
+
+def draw_pairs(count: int, seed: int) -> list[tuple[str, str]]:
+    """Draw distinct sentence pairs.
+
+    Args:
+        count (`int`): how many pairs; a larger count only continues the list of a smaller one.
+        seed (`int`): the same seed gives the same pairs on every machine.
+
+    Returns:
+        `list[tuple[str, str]]`: (English, German) pairs; no English and no German sentence occurs twice.
+
+    Raises:
+        ValueError: if `count` is negative.
+    """
+    if count < 0:
+        raise ValueError(f"count must be 0 or more, but it is {count}.")
+    return list(islice(sentence_stream(Random(seed)), count))
+
+
+def draw_splits(
+    train: int = 20_000, validation: int = 500, test: int = 500, *, seed: int = 1
+) -> dict[str, list[tuple[str, str]]]:
+    """Draw a training, a validation and a test set that share no sentence on either side.
+
+    Args:
+        train (`int`): how many training pairs; more of them leave the other two sets as they are.
+        validation (`int`): how many validation pairs.
+        test (`int`): how many test pairs.
+        seed (`int`): the same seed gives the same sets on every machine.
+
+    Returns:
+        `dict[str, list[tuple[str, str]]]`: (English, German) pairs for the keys "train", "validation" and "test".
+
+    Raises:
+        ValueError: if one of the sizes is negative.
+    """
+    for name, size in (("train", train), ("validation", validation), ("test", test)):
+        if size < 0:
+            raise ValueError(f"{name} must be 0 or more, but it is {size}.")
+    # the held-out sets are drawn first, so that results with more training pairs stay comparable
+    pairs = draw_pairs(test + validation + train, seed)
+    held_out = test + validation
+    return {"train": pairs[held_out:], "validation": pairs[test:held_out], "test": pairs[:test]}

@@ -1,0 +1,290 @@
+"""One YAML file is one experiment: reads it, lays the command line over it, and checks every key and value.
+
+    train.py RECIPE.yaml [--section.key value ...]
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+try:
+    import yaml
+    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+Files = dict[str, str] | str | None
+SECTIONS = ("data", "tokenizer", "model", "training", "evaluation")
+
+
+@dataclass
+class DataRecipe:
+    """Where sentence pairs come from. A split's files, where given, take the place of the dataset's split."""
+
+    source_language: str = "en"
+    """Language code of the source side."""
+    target_language: str = "de"
+    """Language code of the target side."""
+    dataset: str | None = None
+    """Hub dataset id, or local dataset folder; "pocket" is the built-in English-German corpus."""
+    dataset_config: str | None = None
+    """Configuration name of the Hub dataset, where it has several."""
+    train_split: str = "train"
+    """Name of the dataset's training split."""
+    validation_split: str | None = "validation"
+    """Name of the dataset's validation split; null where it has none."""
+    test_split: str | None = "test"
+    """Name of the dataset's test split; null where it has none."""
+    train_files: Files = None
+    """Training text: two line-aligned files as {en: FILE, de: FILE}, or one .tsv, .csv, .jsonl or .parquet file."""
+    validation_files: Files = None
+    """Validation text, likewise."""
+    test_files: Files = None
+    """Test text, likewise."""
+    source_column: int | str | None = None
+    """Column of the source side (default: the language code). A number counts the columns of a TSV/CSV file without
+    a header line, from 0."""
+    target_column: int | str | None = None
+    """Column of the target side, likewise."""
+
+
+@dataclass
+class TokenizerRecipe:
+    """The vocabulary (Section 5.1)."""
+
+    vocab_size: int = 37000
+    """Entries of the joint byte-pair encoding to train on both sides of the training text."""
+    path: str | None = None
+    """Folder or Hub id of a tokenizer to use instead of training one."""
+
+
+@dataclass
+class ModelRecipe:
+    """The network: fields and defaults of VaswaniConfig, less those that the tokenizer decides."""
+
+    d_model: int = 512
+    """Width of the embeddings and of every sub-layer's output (Section 3.1)."""
+    d_ff: int = 2048
+    """Width of the hidden layer of the feed-forward networks (Section 3.3)."""
+    num_heads: int = 8
+    """Attention heads h (Section 3.2.2)."""
+    d_k: int | None = None
+    """Width of a head's queries and keys; null means d_model / num_heads."""
+    d_v: int | None = None
+    """Width of a head's values; null means d_model / num_heads."""
+    encoder_layers: int = 6
+    """Layers N of the encoder."""
+    decoder_layers: int = 6
+    """Layers N of the decoder."""
+    dropout: float = 0.1
+    """P_drop: on embedding + position, and on each sub-layer's output (Section 5.4)."""
+    attention_dropout: float = 0.0
+    """Dropout on the attention weights; the paper has none."""
+    activation_dropout: float = 0.0
+    """Dropout after the feed-forward networks' activation; the paper has none."""
+    activation_function: str = "relu"
+    """Activation of the feed-forward networks, by transformers' name."""
+    norm_position: Literal["post", "pre"] = "post"
+    """LayerNorm after the residual sum, as in the paper, or before the sub-layer."""
+    layer_norm_eps: float = 1e-6
+    """Added to the variance in LayerNorm."""
+    attention_bias: bool = False
+    """Whether the projections of an attention have biases."""
+    scale_embedding: bool = True
+    """Whether embeddings are multiplied by sqrt(d_model) (Section 3.4)."""
+    share_embeddings: bool = True
+    """Whether source and target use one embedding matrix (Section 3.4)."""
+    tie_word_embeddings: bool = True
+    """Whether the target embedding is also the pre-softmax linear transformation (Section 3.4)."""
+
+
+@dataclass
+class TrainingRecipe:
+    """Batches, optimizer and schedule (Sections 5.1 to 5.4), and what is kept."""
+
+    max_steps: int = 100_000
+    """Updates of the parameters in all (Section 5.2)."""
+    tokens_per_batch: int = 25_000
+    """Budget of a batch: rows times its longest side, padding counted (Section 5.1)."""
+    accumulation_steps: int = 1
+    """Batches that every process adds up for one update."""
+    warmup_steps: int = 4000
+    """Updates during which the learning rate rises (Section 5.3, equation 3)."""
+    learning_rate_factor: float = 1.0
+    """Multiplies the schedule of equation 3."""
+    adam_beta1: float = 0.9
+    """Adam's decay of the gradient's mean (Section 5.3)."""
+    adam_beta2: float = 0.98
+    """Adam's decay of the gradient's square (Section 5.3)."""
+    adam_epsilon: float = 1e-9
+    """Adam's epsilon (Section 5.3)."""
+    label_smoothing: float = 0.1
+    """Epsilon_ls (Section 5.4)."""
+    clip_norm: float | None = None
+    """Longest gradient, as a Euclidean norm; null does not clip, as the paper."""
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    """Number format of the forward pass; null means what `accelerate launch` was told."""
+    validate_every: int = 1000
+    """Updates between two validations (loss and BLEU)."""
+    save_every: int = 1000
+    """Updates between two checkpoints."""
+    keep_last: int = 5
+    """Checkpoints that stay on disk."""
+    average_last: int = 5
+    """Checkpoints whose mean is the final model (Section 6.1); 1 takes the last as it is."""
+    cpu_threads: int | None = None
+    """Threads of each process when it trains on CPU; null shares the machine's cores among the processes."""
+    trackers: list[str] = field(default_factory=list)
+    """Experiment trackers by Accelerate's names: tensorboard, wandb, trackio, ..."""
+
+
+@dataclass
+class EvaluationRecipe:
+    """How validation and test are translated (Section 6.1) and scored."""
+
+    num_beams: int = 4
+    """Beam size for the test set, and the model's default from then on."""
+    length_penalty: float = 1.0
+    """Score of a hypothesis: log-probability / length ** length_penalty; the model's default from then on."""
+    validation_num_beams: int = 1
+    """Beam size for validation during training; 1 is greedy."""
+    tokens_per_batch: int = 4096
+    """Budget of a batch of sentences to translate: rows times the longest source."""
+    max_length: int = 256
+    """Longest output in tokens: the model's default from then on."""
+    tokenize: str = "13a"
+    """sacreBLEU's tokenizer: 13a for plain text, none for text that is tokenised already."""
+    lowercase: bool = False
+    """Whether BLEU ignores case."""
+
+
+@dataclass
+class Recipe:
+    """One experiment."""
+
+    run_dir: str = ""
+    """Folder of the run; default: runs/NAME, where NAME is the recipe's file name."""
+    seed: int = 1
+    """Of the initial weights, the dropout, the order of the data and the built-in corpus."""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+    evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
+
+    def flat(self) -> dict[str, Any]:
+        """Every key of the recipe with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
+        return _flat(asdict(self))
+
+    def save(self, path: Path) -> None:
+        """Writes the recipe with all its defaults as YAML, which `load_recipe` reads back to an equal one."""
+        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    """`{"training": {"max_steps": 1}, "seed": 1}` -> `{"training.max_steps": 1, "seed": 1}`."""
+    keys: dict[str, Any] = {}
+    for name, value in sections.items():
+        if name in SECTIONS and isinstance(value, dict):
+            keys.update({f"{name}.{key}": inner for key, inner in value.items()})
+        else:
+            keys[name] = value
+    return keys
+
+
+def _check_keys(keys: Iterable[str], where: str) -> None:
+    known = [*Recipe().flat(), *SECTIONS]
+    for key in keys:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
+            raise ValueError(f"{where} has the key {key!r}, which no recipe has; the nearest one is {nearest!r}.")
+
+
+def _check_file(path: Path) -> None:
+    """Refuses a file that is no mapping of known keys, before its values are looked at."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"The recipe {str(path)!r} is not readable YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"The recipe {str(path)!r} must be `key: value` lines, but it is {content!r}.")
+    for name in SECTIONS:
+        if not isinstance(content.get(name, {}), dict):
+            raise ValueError(
+                f"The recipe {str(path)!r} must have `key: value` lines below {name!r}, but it has {content[name]!r}."
+            )
+    _check_keys((str(key) for key in _flat(content)), f"The recipe {str(path)!r}")
+
+
+def load_recipe(argv: Sequence[str]) -> Recipe:
+    """
+    Reads a recipe file and the overrides that follow it.
+
+    Args:
+        argv (`Sequence[str]`): the command line without the program's name: `RECIPE.yaml`, then
+            `--section.key value` as often as wanted. `--help` prints every key with type, default and meaning.
+
+    Returns:
+        [`Recipe`]: complete and checked, with `run_dir` filled in.
+
+    Raises:
+        ValueError: an unknown key (with the nearest right one), a value of the wrong type or out of range, or YAML
+            that cannot be read.
+        FileNotFoundError: there is no such recipe file.
+    """
+    parser = ArgumentParser(
+        prog="train.py",
+        usage="accelerate launch train.py RECIPE.yaml [--section.key value ...]",
+        description="Trains a translation model. Every key below may stand in the recipe, or override it here.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--recipe", action="config", help="the recipe: a YAML file; usually stands first, by itself")
+    parser.add_class_arguments(Recipe)
+    arguments = list(argv)
+    path = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
+    if path is not None:
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no recipe {str(path)!r}.")
+        _check_file(path)
+        arguments[:1] = ["--recipe", str(path)]
+    options = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
+    _check_keys([key for key in options if key not in ("help", "recipe", "print_config")], "The command line")
+    try:
+        namespace = parser.parse_args(arguments)
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    values = parser.instantiate(namespace).as_dict()
+    recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
+    _check_ranges(recipe)
+    if not recipe.run_dir:
+        if path is None:
+            raise ValueError("Without a recipe file, --run_dir must name the folder of the run.")
+        recipe.run_dir = str(Path("runs") / path.stem)
+    return recipe
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    least = {
+        "training": ["max_steps", "tokens_per_batch", "accumulation_steps", "warmup_steps", "validate_every",
+                     "save_every", "keep_last", "average_last"],
+        "evaluation": ["num_beams", "validation_num_beams", "tokens_per_batch", "max_length"],
+    }  # fmt: skip
+    for section, names in least.items():
+        for name in names:
+            value = getattr(getattr(recipe, section), name)
+            if value < 1:
+                raise ValueError(f"{section}.{name} must be at least 1, but it is {value}.")
+    if recipe.training.average_last > recipe.training.keep_last:
+        raise ValueError(
+            f"training.average_last ({recipe.training.average_last}) must not be above training.keep_last "
+            f"({recipe.training.keep_last}): a deleted checkpoint cannot be averaged."
+        )
+    if not 0 <= recipe.training.label_smoothing < 1:
+        raise ValueError(
+            f"training.label_smoothing must be at least 0 and below 1, but it is {recipe.training.label_smoothing}."
+        )
