@@ -1,8 +1,13 @@
 """The launcher: accelerate launch train.py RECIPE.yaml [--section.key value ...]"""
 
+import os
 import sys
 
-from hf_vaswani.cli import main
+# Threads that wait for each other are to sleep: by default they spin, and a second busy program on the machine then
+# makes training several times slower. OpenMP reads this when torch is loaded, so it stands before the import.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from hf_vaswani.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

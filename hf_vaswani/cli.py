@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
+    # Accelerate warns at each checkpoint that a tied matrix is stored once, as it should be.
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -52,9 +54,11 @@ def _train(arguments: list[str]) -> None:
     # Imported once the recipe is right: these take seconds.
     from accelerate import PartialState
     from tqdm.contrib.logging import logging_redirect_tqdm
+    from transformers.utils.logging import disable_progress_bar
 
     from .training import train
 
+    disable_progress_bar()
     with logging_redirect_tqdm():
         result = train(recipe)
     if PartialState().is_main_process:

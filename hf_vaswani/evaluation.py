@@ -65,7 +65,7 @@ def translate_corpus(
     translations = [""] * len(sentences)
     was_training = model.training
     model.eval()
-    with tqdm(total=len(order), desc="Translating", unit=" sentences", disable=not progress) as bar:
+    with tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress) as bar:
         while order:
             rows = max(1, tokens_per_batch // len(ids[order[0]]))
             batch, order = order[:rows], order[rows:]
