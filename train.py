@@ -7,7 +7,7 @@ import sys
 # makes training several times slower. OpenMP reads this when torch is loaded, so it stands before the import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from hf_vaswani.cli import main  # noqa: E402
+from hf_vaswani.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -36,7 +36,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         process_index: int = 0,
     ) -> None:
         if len(lengths) == 0:
-            raise ValueError("The training set is empty: it has no pair with text on both sides.")
+            raise ValueError("There is no pair with text on both sides, so the train set is empty.")
         longest = lengths.max(axis=1)
         self.skipped = int((longest > tokens_per_batch).sum())
         if self.skipped == len(lengths):

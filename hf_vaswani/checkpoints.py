@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from .recipe import Recipe, load_recipe
@@ -58,11 +58,11 @@ def written_whole(folder: Path) -> Iterator[Path]:
             folder.rename(old)
         temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        # safetensors and torch report a full disk as errors of their own.
-        if isinstance(error, OSError) or "os error" in str(error) or "file write" in str(error):
-            raise OSError(f"{folder} could not be written, so it is as it was before: {error}") from error
+        # safetensors and torch report a full disk as errors of their own, in words of their own.
+        if isinstance(error, OSError) or "os error" in str(error) or "file write failed" in str(error):
+            raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
         raise
 
 

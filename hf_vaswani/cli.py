@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("Where it happened:", exc_info=True)
         sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("hf-vaswani: stopped.\n")
+        return 130
 
 
 def _train(arguments: list[str]) -> None:

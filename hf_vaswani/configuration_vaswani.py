@@ -103,12 +103,13 @@ class VaswaniConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = 2
     decoder_start_token_id: int | None = 1
 
-    # transformers 5 turns the class into a keyword-only dataclass; this signature is only for the type checker.
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        # `@strict` calls it as well, and whenever a config is saved, but wraps the ValueError in one of its own kind.
+        self.validate_architecture()
 
     def validate_architecture(self) -> None:
-        """Called by `@strict` once all fields are set: refuses sizes and names that cannot make a model."""
+        """Refuses sizes and names that cannot make a model."""
         for name in ("vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v"):
             size = getattr(self, name)
             if size is not None and size < 1:

@@ -70,10 +70,9 @@ def load_pairs(
     """
     languages = (source_language, target_language)
     columns = (
-        str(source_language if source_column is None else source_column),
-        str(target_language if target_column is None else target_column),
+        source_language if source_column is None else source_column,
+        target_language if target_column is None else target_column,
     )
-    header = not isinstance(source_column, int)
     names = {"train": train_split, "validation": validation_split, "test": test_split}
     files = {"train": train_files, "validation": validation_files, "test": test_files}
     pocket = _pocket_splits(languages, seed) if dataset == "pocket" else {}
@@ -83,7 +82,7 @@ def load_pairs(
         if isinstance(split_files, dict):
             pairs[split] = _aligned_files(split_files, languages)
         elif split_files is not None:
-            pairs[split] = _text_columns(_column_file(Path(split_files), header), languages, columns, split_files)
+            pairs[split] = _text_columns(_column_file(Path(split_files), columns), languages, columns, split_files)
         elif split in pocket:
             pairs[split] = pocket[split]
         elif dataset is not None and name is not None:
@@ -159,7 +158,7 @@ def _aligned_files(files: dict[str, str], languages: tuple[str, str]) -> Dataset
         raise
 
 
-def _column_file(path: Path, header: bool) -> Dataset:
+def _column_file(path: Path, columns: tuple[int | str, int | str]) -> Dataset:
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix
     if suffix not in READERS:
         raise ValueError(
@@ -167,10 +166,10 @@ def _column_file(path: Path, header: bool) -> Dataset:
             "and two line-aligned files as {en: FILE, de: FILE}."
         )
     reader, options = READERS[suffix]
-    if not header:
-        if reader != "csv":
-            raise ValueError(f"{path} names its columns, so they cannot be counted; give their names.")
-        options = options | {"header": None}
+    if reader == "csv":
+        header = "infer" if all(isinstance(column, str) for column in columns) else None
+        # With a converter, a column that looks like numbers stays text.
+        options = options | {"header": header, "converters": dict.fromkeys(columns, str)}
     try:
         return datasets.load_dataset(reader, data_files=str(_existing(path)), split="train", **options)
     except (DatasetGenerationError, datasets.exceptions.DatasetGenerationCastError) as error:
@@ -194,25 +193,26 @@ def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
 
 
 def _text_columns(
-    rows: Dataset, languages: tuple[str, str], columns: tuple[str, str], where: str
+    rows: Dataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
 ) -> Dataset:
     """The columns `source` and `target` of a dataset that has them by other names, or as a `translation` feature."""
+    source, target = (str(column) for column in columns)
     if "translation" in rows.column_names:
         rows = rows.select_columns("translation").flatten()
-        columns = (f"translation.{languages[0]}", f"translation.{languages[1]}")
-    missing = [column for column in columns if column not in rows.column_names]
-    if missing:
-        raise ValueError(
-            f"{where} has no column {missing[0]!r}; it has {rows.column_names}. "
-            "Name the two sides with data.source_column and data.target_column."
-        )
-    rows = rows.select_columns(list(columns)).rename_columns({columns[0]: "source", columns[1]: "target"})
+        source, target = (f"translation.{language}" for language in languages)
+    for column in (source, target):
+        if column not in rows.column_names:
+            raise ValueError(
+                f"{where} has no column {column!r}; it has {rows.column_names}. "
+                "Name the two sides with data.source_column and data.target_column."
+            )
+    rows = rows.select_columns([source, target]).rename_columns({source: "source", target: "target"})
     for side in ("source", "target"):
-        empty = rows.with_format("arrow")[:][side].is_null() if rows.data.column(side).null_count else None
-        if empty is not None:
-            raise ValueError(f"{where}: row {empty.index(True).as_py() + 1} has no {side} text.")
         if rows.features[side].dtype not in ("string", "large_string"):
             raise ValueError(f"{where}: the {side} column must be text, but it is {rows.features[side].dtype}.")
+        if rows.data.column(side).null_count:
+            missing = rows.with_format("arrow")[:][side].is_null().index(True).as_py()
+            raise ValueError(f"{where}: row {missing + 1} has no {side} text.")
     return rows
 
 

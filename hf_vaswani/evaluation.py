@@ -60,7 +60,8 @@ def translate_corpus(
     Returns:
         `list[str]`: translations in the order of `sentences`.
     """
-    ids = tokenizer(list(sentences))["input_ids"]
+    # A tokenizer does not take an empty list.
+    ids = tokenizer(list(sentences))["input_ids"] if sentences else []
     order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(ids[i]), reverse=True)
     translations = [""] * len(sentences)
     was_training = model.training

@@ -242,9 +242,7 @@ class VaswaniAddAndNorm(nn.LayerNorm):
         self.norm_first = config.norm_position == "pre"
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
         if self.norm_first:
             return hidden_states + self.dropout(sublayer(super().forward(hidden_states)))
@@ -487,9 +485,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """The source embedding, which is also the target's where they are shared."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the source embedding, and the target's with it where they are shared."""
         self.encoder.embed_tokens = value
         if self.config.share_embeddings and self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value

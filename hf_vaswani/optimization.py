@@ -39,9 +39,7 @@ def build_optimizer(
     return torch.optim.Adam(parameters, lr=1.0, betas=(beta1, beta2), eps=epsilon, fused=True)
 
 
-def build_schedule(
-    optimizer: torch.optim.Optimizer, d_model: int, warmup_steps: int, factor: float = 1.0
-) -> LambdaLR:
+def build_schedule(optimizer: torch.optim.Optimizer, d_model: int, warmup_steps: int, factor: float = 1.0) -> LambdaLR:
     """
     [`noam`] as a scheduler of torch: its n-th update has the rate of step n. Arguments as there.
 

@@ -1,6 +1,6 @@
 """One YAML file is one experiment: reads it, lays the command line over it, and checks every key and value.
 
-    train.py RECIPE.yaml [--section.key value ...]
+train.py RECIPE.yaml [--section.key value ...]
 """
 
 import difflib
@@ -177,7 +177,7 @@ class Recipe:
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
 
     def flat(self) -> dict[str, Any]:
-        """Every key of the recipe with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
+        """Every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
         return _flat(asdict(self))
 
     def save(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The shared vocabulary of both languages (Section 5.1): byte-pair encoding, as a plain fast tokenizer of transformers.
+"""The shared vocabulary of both languages (Section 5.1): byte-pair encoding, as a plain fast tokenizer.
 
 The pieces are those of bytes (byte-level BPE), so that every text has ids and decodes back to itself, also one with
 letters that the training text did not have; `<unk>` has an id because users of transformers expect one.
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
-# A word with the space before it, or a run of punctuation with the space before it: "red book." -> " red", " book", "."
+# A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
 
 

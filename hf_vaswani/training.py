@@ -7,16 +7,17 @@ import platform
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import asdict
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .batching import PairCollator, TokenBudgetBatchSampler
 from .checkpoints import (
@@ -58,6 +59,21 @@ TRANSLATIONS = "test_translations.txt"
 ENVIRONMENT = "environment.json"
 
 
+@dataclass
+class _Run:
+    """What every part of a run looks at, and none changes."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    tokenizer: PreTrainedTokenizerBase
+    pairs: dict[str, Dataset]
+    encoded: dict[str, Dataset]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.recipe.run_dir)
+
+
 def train(recipe: Recipe) -> dict[str, Any]:
     """
     Trains the model of a recipe, or goes on where an earlier call was stopped.
@@ -76,68 +92,71 @@ def train(recipe: Recipe) -> dict[str, Any]:
         ValueError: the data or the recipe cannot be trained on, or the run folder belongs to another recipe.
         OSError: a file cannot be read or written; checkpoints written before are whole.
     """
-    run_dir = Path(recipe.run_dir)
     checkpoint = checkpoint_to_resume(recipe)
     result = _result_if_complete(recipe, checkpoint)
     accelerator = _build_accelerator(recipe)
     if result is not None:
-        logger.info(f"{run_dir} is complete; delete it or name another --run_dir to train anew")
+        logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
-    logger.info(f"{run_dir} starts anew" if checkpoint is None else f"{run_dir} resumes from {checkpoint.name}")
-
-    set_seed(recipe.seed)
-    pairs = load_pairs(**asdict(recipe.data), seed=recipe.seed)
-    if not len(pairs.get("train", ())):
-        raise ValueError("The training set is empty: the recipe's data section gives no training pairs.")
-    if accelerator.is_main_process:
-        _write_run_files(recipe, accelerator)
-    with accelerator.local_main_process_first():
-        tokenizer = _run_tokenizer(recipe, pairs["train"], accelerator, checkpoint)
-        encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items() if split != "test"}
-    sampler = _build_sampler(recipe, pairs, encoded, accelerator)
-    loader = DataLoader(
-        encoded["train"],
-        batch_sampler=sampler,
-        collate_fn=PairCollator(tokenizer.pad_token_id),
-        # Its own generator: without one, a loader draws from the generator that the dropout uses.
-        generator=torch.Generator(),
-    )
-    model = _build_model(recipe, tokenizer)
-    logger.info(f"{model.num_parameters():,} parameters on {accelerator.device} x {accelerator.num_processes}")
+    logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
+    # A wrong setting of the score is to show now, and not at the first validation.
+    score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
+    set_seed(recipe.seed, device_specific=True)
+    run = _read_data(recipe, accelerator, checkpoint)
+    sampler = _build_sampler(run)
+    model = _build_model(run)
     training = recipe.training
     optimizer = build_optimizer(model.parameters(), training.adam_beta1, training.adam_beta2, training.adam_epsilon)
     schedule = build_schedule(optimizer, recipe.model.d_model, training.warmup_steps, training.learning_rate_factor)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    step = epoch = update = 0
+    position = {"step": 0, "epoch": 0, "update": 0}
     if checkpoint is not None:
         accelerator.load_state(str(checkpoint))
-        step, epoch, update = (read_progress(checkpoint)[key] for key in ("step", "epoch", "update"))
-
-    progress = _Progress(accelerator, step, training.max_steps)
-    while step < training.max_steps:
-        sampler.set_position(epoch, update)
-        batches = iter(loader)
-        for count in sampler.batches_of_updates()[update:]:
-            rate = schedule.get_last_lr()[0]
-            loss, tokens = _update(accelerator, model, optimizer, list(islice(batches, count)), training)
-            schedule.step()
-            step, update = step + 1, update + 1
-            progress.show(step, loss, tokens, rate)
-            is_last = step == training.max_steps
-            if step % training.validate_every == 0 or is_last:
-                _validate(recipe, accelerator, model, tokenizer, pairs, encoded, step)
-            if step % training.save_every == 0 or is_last:
-                _save_checkpoint(accelerator, run_dir, {"step": step, "epoch": epoch, "update": update})
-                if accelerator.is_main_process:
-                    remove_old_checkpoints(run_dir, training.keep_last)
-            if is_last:
-                break
-        else:
-            epoch, update = epoch + 1, 0
-    progress.close()
-    result = _finish(recipe, accelerator, accelerator.unwrap_model(model), tokenizer, pairs, step)
+        position = read_progress(checkpoint)
+    _train_until(training.max_steps, position, run, sampler, model, optimizer, schedule)
+    result = _finish(run, accelerator.unwrap_model(model))
     accelerator.end_training()
     return result
+
+
+def _train_until(
+    max_steps: int,
+    position: dict[str, int],
+    run: _Run,
+    sampler: TokenBudgetBatchSampler,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: LRScheduler,
+) -> None:
+    """The loop: an update after the other, validated and saved every so often."""
+    step, epoch, update = (position[key] for key in ("step", "epoch", "update"))
+    training = run.recipe.training
+    loader = DataLoader(
+        run.encoded["train"],
+        batch_sampler=sampler,
+        collate_fn=PairCollator(run.tokenizer.pad_token_id),
+        # Its own generator: without one, a loader draws from the generator that the dropout uses.
+        generator=torch.Generator(),
+    )
+    with closing(_Progress(run.accelerator, step, max_steps)) as progress:
+        while step < max_steps:
+            sampler.set_position(epoch, update)
+            batches = iter(loader)
+            for count in sampler.batches_of_updates()[update:]:
+                rate = schedule.get_last_lr()[0]
+                loss, tokens = _update(run.accelerator, model, optimizer, list(islice(batches, count)), training)
+                schedule.step()
+                step, update = step + 1, update + 1
+                progress.show(step, loss, tokens, rate)
+                if step % training.validate_every == 0 or step == max_steps:
+                    _validate(run, model, step)
+                if step % training.save_every == 0 or step == max_steps:
+                    _save_checkpoint(run, {"step": step, "epoch": epoch, "update": update})
+                    progress.restart_clock()
+                if step == max_steps:
+                    break
+            else:
+                epoch, update = epoch + 1, 0
 
 
 def _update(
@@ -147,7 +166,7 @@ def _update(
     batches: list[dict[str, torch.Tensor]],
     training: TrainingRecipe,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of Adam. Returns the smoothed loss in nats per target token, and the target tokens, of all processes."""
+    """One step of Adam. Returns the smoothed loss per target token, and the target tokens, of all processes."""
     batches = send_to_device(batches, accelerator.device)
     # The loss is divided by the target tokens of the whole update: in a mean of the batches' means, a token of a small
     # batch would weigh more than one of a large batch.
@@ -171,117 +190,115 @@ class _Progress:
 
     def __init__(self, accelerator: Accelerator, step: int, max_steps: int) -> None:
         self.accelerator = accelerator
+        self.step = step
         self.bar = tqdm(
             total=max_steps, initial=step, desc="Training", unit=" updates", disable=not accelerator.is_main_process
         )
-        self.since, self.tokens = time.monotonic(), torch.zeros((), device=accelerator.device)
-        self.updates_unseen = 0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Forgets the time since the last numbers, so that the speed is that of training alone."""
+        self.since = time.monotonic()
+        self.tokens = torch.zeros((), device=self.accelerator.device)
 
     def show(self, step: int, loss: torch.Tensor, tokens: torch.Tensor, rate: float) -> None:
         """Takes an update's numbers; reads them off the device about once a second, because that waits for it."""
+        self.step = step
         self.tokens += tokens
-        self.updates_unseen += 1
         seconds = time.monotonic() - self.since
         if seconds < 1:
             return
         speed = self.tokens.item() / seconds
         self.bar.set_postfix_str(f"loss {loss.item():.3f}, lr {rate:.2e}, {speed:,.0f} target tokens/s", refresh=False)
-        self.bar.update(self.updates_unseen)
-        self.accelerator.log({"loss": loss.item(), "learning_rate": rate, "target_tokens_per_second": speed}, step=step)
-        self.since, self.updates_unseen = time.monotonic(), 0
-        self.tokens.zero_()
+        self.bar.update(step - self.bar.n)
+        self.accelerator.log(
+            {"loss": loss.item(), "learning_rate": rate, "target_tokens_per_second": speed}, step=step
+        )
+        self.restart_clock()
 
     def close(self) -> None:
-        self.bar.update(self.updates_unseen)
+        """Leaves the bar as it is, on a line of its own."""
+        self.bar.update(self.step - self.bar.n)
         self.bar.close()
 
 
-def _save_checkpoint(accelerator: Accelerator, run_dir: Path, progress: dict[str, int]) -> None:
+def _save_checkpoint(run: _Run, progress: dict[str, int]) -> None:
     """One folder with the state of model, optimizer, schedule and random numbers, and the position in the data."""
-    folder = run_dir / f"checkpoint-{progress['step']}"
+    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{progress['step']}"
     with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
         if accelerator.is_main_process:
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        remove_old_checkpoints(run.folder, run.recipe.training.keep_last)
 
 
 # ---- Validation and test -----------------------------------------------------------------------------------------
 
 
-def _translate(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    model: VaswaniForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    sentences: list[str],
-    num_beams: int,
-) -> list[str]:
+def _translate(run: _Run, model: VaswaniForConditionalGeneration, sentences: list[str], num_beams: int) -> list[str]:
     """Translates a corpus, every process its share of it."""
-    mine = slice(accelerator.process_index, None, accelerator.num_processes)
+    mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
     part = translate_corpus(
         model,
-        tokenizer,
+        run.tokenizer,
         sentences[mine],
-        tokens_per_batch=recipe.evaluation.tokens_per_batch,
-        progress=accelerator.is_main_process,
+        tokens_per_batch=run.recipe.evaluation.tokens_per_batch,
+        progress=run.accelerator.is_main_process,
         num_beams=num_beams,
     )
     translations = dict(gather_object(list(zip(range(len(sentences))[mine], part, strict=True))))
     return [translations[i] for i in range(len(sentences))]
 
 
+def _translate_and_score(
+    run: _Run, model: VaswaniForConditionalGeneration, split: str, num_beams: int
+) -> tuple[list[str], dict[str, Any]]:
+    """Translations of a split, and their BLEU with its signature."""
+    evaluation = run.recipe.evaluation
+    translations = _translate(run, model, list(run.pairs[split]["source"]), num_beams)
+    return translations, score(
+        translations, list(run.pairs[split]["target"]), evaluation.tokenize, evaluation.lowercase
+    )
+
+
 @torch.no_grad()
-def _validation_loss(
-    accelerator: Accelerator, model: torch.nn.Module, encoded: Dataset, pad_token_id: int, tokens_per_batch: int
-) -> float:
+def _validation_loss(run: _Run, model: torch.nn.Module) -> float:
     """Cross-entropy without smoothing, in nats per target token."""
+    encoded, accelerator = run.encoded["validation"], run.accelerator
     lengths = pair_lengths(encoded)
-    # Nothing is left out here: the budget grows to the longest pair.
     sampler = TokenBudgetBatchSampler(
         lengths,
-        max(tokens_per_batch, int(lengths.max())),
+        # Nothing is left out here: the budget grows to the longest pair.
+        max(run.recipe.training.tokens_per_batch, int(lengths.max())),
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
     )
-    total = torch.zeros(2, device=accelerator.device, dtype=torch.float64)
+    collator = PairCollator(run.tokenizer.pad_token_id)
+    total = torch.zeros(2, device=accelerator.device)
     model.eval()
-    for batch in DataLoader(
-        encoded, batch_sampler=sampler, collate_fn=PairCollator(pad_token_id), generator=torch.Generator()
-    ):
+    for batch in DataLoader(encoded, batch_sampler=sampler, collate_fn=collator, generator=torch.Generator()):
         batch = send_to_device(batch, accelerator.device)
         tokens = (batch["labels"] != -100).sum()
-        total += torch.stack([model(**batch, num_items_in_batch=1).loss.double(), tokens.double()])
+        total += torch.stack([model(**batch, num_items_in_batch=1).loss, tokens])
     model.train()
-    total = accelerator.reduce(total.float() if accelerator.device.type == "mps" else total, "sum")
-    return float(total[0] / total[1])
+    loss, tokens = accelerator.reduce(total, "sum").tolist()
+    return loss / tokens
 
 
-def _validate(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: dict[str, Dataset],
-    encoded: dict[str, Dataset],
-    step: int,
-) -> None:
+def _validate(run: _Run, model: torch.nn.Module, step: int) -> None:
     """Loss and BLEU on the validation set: a line in the log, a line in validations.jsonl."""
-    if "validation" not in pairs:
+    if "validation" not in run.pairs:
         return
-    loss = _validation_loss(
-        accelerator, model, encoded["validation"], tokenizer.pad_token_id, recipe.training.tokens_per_batch
-    )
-    bare = accelerator.unwrap_model(model)
-    sources, references = list(pairs["validation"]["source"]), list(pairs["validation"]["target"])
-    beams = recipe.evaluation.validation_num_beams
-    translations = _translate(recipe, accelerator, bare, tokenizer, sources, beams)
-    scored = score(translations, references, recipe.evaluation.tokenize, recipe.evaluation.lowercase)
+    loss = _validation_loss(run, model)
+    bare = run.accelerator.unwrap_model(model)
+    _, scored = _translate_and_score(run, bare, "validation", run.recipe.evaluation.validation_num_beams)
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f} ({scored['signature']})")
-    accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
-    if accelerator.is_main_process:
-        path = Path(recipe.run_dir) / VALIDATIONS
+    run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
+    if run.accelerator.is_main_process:
+        path = run.folder / VALIDATIONS
         lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
         # A resumed run comes again through updates that it had already validated.
         lines = [line for line in lines if line["step"] < step] + [{"step": step, "loss": loss, **scored}]
@@ -289,35 +306,29 @@ def _validate(
         write_text(path, "".join(json.dumps(line | {"best": line["bleu"] == best}) + "\n" for line in lines))
 
 
-def _finish(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    model: VaswaniForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: dict[str, Dataset],
-    step: int,
-) -> dict[str, Any]:
+def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
     """Averages the last checkpoints, scores the mean on the test set, and only then writes the model folder."""
-    run_dir = Path(recipe.run_dir)
-    last = list_checkpoints(run_dir)[-recipe.training.average_last :]
+    last = list_checkpoints(run.folder)[-run.recipe.training.average_last :]
     # Tied weights are stored once, so the other names of that matrix are missing.
     model.load_state_dict(average_checkpoints(last), strict=False)
-    result: dict[str, Any] = {"step": step, "averaged": [path.name for path in last], "model": str(run_dir / MODEL)}
+    result: dict[str, Any] = {
+        "step": read_progress(last[-1])["step"],
+        "averaged": [checkpoint.name for checkpoint in last],
+        "model": str(run.folder / MODEL),
+    }
     translations: list[str] = []
-    if "test" in pairs:
-        sources, references = list(pairs["test"]["source"]), list(pairs["test"]["target"])
-        translations = _translate(recipe, accelerator, model, tokenizer, sources, recipe.evaluation.num_beams)
-        result |= score(translations, references, recipe.evaluation.tokenize, recipe.evaluation.lowercase)
-        rows = zip(sources, translations, references, strict=True)
-        result["samples"] = [dict(zip(("source", "translation", "reference"), row, strict=True)) for row in islice(rows, 5)]
-    if accelerator.is_main_process:
-        with written_whole(run_dir / MODEL) as folder:
+    if "test" in run.pairs:
+        translations, scored = _translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
+        rows = zip(run.pairs["test"]["source"], translations, run.pairs["test"]["target"], strict=True)
+        names = ("source", "translation", "reference")
+        result |= scored | {"samples": [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]}
+    if run.accelerator.is_main_process:
+        with written_whole(run.folder / MODEL) as folder:
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        if translations:
-            write_text(run_dir / TRANSLATIONS, "".join(line + "\n" for line in translations))
-        write_text(run_dir / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    accelerator.wait_for_everyone()
+            run.tokenizer.save_pretrained(folder)
+        write_text(run.folder / TRANSLATIONS, "".join(line + "\n" for line in translations))
+        write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    run.accelerator.wait_for_everyone()
     return result
 
 
@@ -327,10 +338,11 @@ def _finish(
 def _build_accelerator(recipe: Recipe) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
+    trackers = recipe.training.trackers
     accelerator = Accelerator(
         cpu=on_cpu,
         mixed_precision=recipe.training.mixed_precision,
-        log_with=recipe.training.trackers or None,
+        log_with=trackers or None,
         project_config=ProjectConfiguration(project_dir=recipe.run_dir),
         step_scheduler_with_optimizer=False,
     )
@@ -339,6 +351,10 @@ def _build_accelerator(recipe: Recipe) -> Accelerator:
             f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
             "each would train a model of its own."
         )
+    available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
+    if set(trackers) - set(available):
+        raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
+    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
     if accelerator.device.type == "cpu":
         # `accelerate launch` gives a process a single thread unless it is told otherwise.
         share = max(1, len(os.sched_getaffinity(0)) // launched) if hasattr(os, "sched_getaffinity") else None
@@ -370,39 +386,43 @@ def _result_if_complete(recipe: Recipe, checkpoint: Path | None) -> dict[str, An
     return result if result["step"] == step >= recipe.training.max_steps else None
 
 
-def _run_tokenizer(
-    recipe: Recipe, rows: Dataset, accelerator: Accelerator, checkpoint: Path | None
-) -> PreTrainedTokenizerBase:
-    """The run's own tokenizer: made once by the first process, read back from the run folder by all of them."""
-    run_dir = Path(recipe.run_dir)
-    if checkpoint is None and accelerator.is_local_main_process:
-        if recipe.tokenizer.path is None:
-            texts = (text for batch in rows.iter(1000) for text in (*batch["source"], *batch["target"]))
-            tokenizer = train_tokenizer(texts, recipe.tokenizer.vocab_size)
-        else:
-            tokenizer = load_tokenizer(recipe.tokenizer.path)
-        tokenizer.save_pretrained(run_dir)
-    return load_tokenizer(str(run_dir))
+def _read_data(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> _Run:
+    """Text, tokenizer and ids. The run folder is made once the text is known to be readable."""
+    pairs = load_pairs(**asdict(recipe.data), seed=recipe.seed)
+    for split in ("train", *pairs):
+        if not len(pairs.get(split, ())):
+            raise ValueError(f"The {split} set is empty: the recipe's data section gives no pairs for it.")
+    if accelerator.is_main_process:
+        _write_run_files(recipe, accelerator)
+    with accelerator.local_main_process_first():
+        if checkpoint is None and accelerator.is_local_main_process:
+            _make_tokenizer(recipe, pairs["train"]).save_pretrained(recipe.run_dir)
+        tokenizer = load_tokenizer(recipe.run_dir)
+        encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items() if split != "test"}
+    return _Run(recipe, accelerator, tokenizer, pairs, encoded)
 
 
-def _build_sampler(
-    recipe: Recipe, pairs: dict[str, Dataset], encoded: dict[str, Dataset], accelerator: Accelerator
-) -> TokenBudgetBatchSampler:
-    lengths = pair_lengths(encoded["train"])
-    budget = recipe.training.tokens_per_batch
+def _make_tokenizer(recipe: Recipe, rows: Dataset) -> PreTrainedTokenizerBase:
+    if recipe.tokenizer.path is not None:
+        return load_tokenizer(recipe.tokenizer.path)
+    texts = (text for batch in rows.iter(1000) for text in (*batch["source"], *batch["target"]))
+    return train_tokenizer(texts, recipe.tokenizer.vocab_size)
+
+
+def _build_sampler(run: _Run) -> TokenBudgetBatchSampler:
+    lengths = pair_lengths(run.encoded["train"])
+    budget = run.recipe.training.tokens_per_batch
     sampler = TokenBudgetBatchSampler(
         lengths,
         budget,
-        seed=recipe.seed,
-        batches_per_update=recipe.training.accumulation_steps,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
+        seed=run.recipe.seed,
+        batches_per_update=run.recipe.training.accumulation_steps,
+        num_processes=run.accelerator.num_processes,
+        process_index=run.accelerator.process_index,
     )
-    empty = len(pairs["train"]) - len(lengths)
-    logger.info(
-        f"{len(lengths) - sampler.skipped} training pairs, {lengths.sum(0)[0]} source and {lengths.sum(0)[1]} target "
-        "tokens"
-    )
+    source_tokens, target_tokens = lengths.sum(axis=0)
+    logger.info(f"{len(lengths):,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
+    empty = len(run.pairs["train"]) - len(lengths)
     if empty or sampler.skipped:
         logger.warning(
             f"Left out: {empty} pairs with an empty side, {sampler.skipped} with a side above {budget} tokens "
@@ -411,22 +431,23 @@ def _build_sampler(
     return sampler
 
 
-def _build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VaswaniForConditionalGeneration:
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.pad_token_id
+def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
+    tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
+    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     config = VaswaniConfig(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=bos,
-        **asdict(recipe.model),
+        decoder_start_token_id=start,
+        **asdict(run.recipe.model),
     )
     model = VaswaniForConditionalGeneration(config)
-    model.generation_config = GenerationConfig.from_model_config(config)
     model.generation_config.update(
-        num_beams=recipe.evaluation.num_beams,
-        length_penalty=recipe.evaluation.length_penalty,
-        max_length=recipe.evaluation.max_length,
+        num_beams=evaluation.num_beams, length_penalty=evaluation.length_penalty, max_length=evaluation.max_length
+    )
+    logger.info(
+        f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"
     )
     return model
 

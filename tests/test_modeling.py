@@ -80,7 +80,12 @@ def test_attention_is_softmax_of_qk_over_root_dk(implementation) -> None:
 def test_the_paper_has_no_biases_in_attention_and_two_in_feed_forward() -> None:
     biases = {name.split(".", 2)[2] for name, _ in VaswaniModel(tiny_config()).encoder.layers.named_parameters("l")
               if name.endswith("bias")}  # fmt: skip
-    assert biases == {"self_attn_norm.bias", "feed_forward.fc1.bias", "feed_forward.fc2.bias", "feed_forward_norm.bias"}
+    assert biases == {
+        "self_attn_norm.bias",
+        "feed_forward.fc1.bias",
+        "feed_forward.fc2.bias",
+        "feed_forward_norm.bias",
+    }
     assert VaswaniAttention(tiny_config(attention_bias=True)).q_proj.bias is not None
 
 

@@ -1,0 +1,113 @@
+"""Nothing is half-written, nothing good is lost, and the mean is the mean."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_vaswani.checkpoints import (
+    average_checkpoints,
+    checkpoint_to_resume,
+    list_checkpoints,
+    remove_old_checkpoints,
+    write_text,
+    written_whole,
+)
+from hf_vaswani.recipe import Recipe, TrainingRecipe
+
+
+def checkpoint(run: Path, step: int, complete: bool = True) -> Path:
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.full((2,), float(step))}, folder / "model.safetensors")
+    if complete:
+        (folder / "progress.json").write_text(json.dumps({"step": step}))
+    return folder
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path) -> None:
+    with written_whole(tmp_path / "new") as folder:
+        (folder / "a").write_text("1")
+        assert not (tmp_path / "new").exists()
+    assert (tmp_path / "new" / "a").read_text() == "1"
+    with (
+        pytest.raises(OSError, match=r"new could not be written.*No space"),
+        written_whole(tmp_path / "new") as folder,
+    ):
+        (folder / "a").write_text("2")
+        raise OSError(28, "No space left on device")
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert (tmp_path / "new" / "a").read_text() == "1"
+
+
+def test_an_existing_folder_is_replaced(tmp_path) -> None:
+    for text in ("1", "2"):
+        with written_whole(tmp_path / "new") as folder:
+            (folder / text).write_text(text)
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "2"]
+
+
+def test_other_errors_come_through_and_leave_nothing(tmp_path) -> None:
+    with pytest.raises(KeyError), written_whole(tmp_path / "new"):
+        raise KeyError("a bug")
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_is_replaced_in_one_act(tmp_path) -> None:
+    write_text(tmp_path / "a.txt", "ä")
+    write_text(tmp_path / "a.txt", "ö")
+    assert (tmp_path / "a.txt").read_text("utf-8") == "ö"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> None:
+    for step in (5, 100, 20):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 300, complete=False)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
+    remove_old_checkpoints(tmp_path, 2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_the_average_is_the_mean(tmp_path) -> None:
+    folders = [checkpoint(tmp_path, step) for step in (1, 2, 6)]
+    assert average_checkpoints(folders)["w"].tolist() == [3, 3]
+    assert average_checkpoints(folders)["w"].dtype == torch.float32
+    assert average_checkpoints(folders[:1])["w"].tolist() == [1, 1]
+
+
+def test_what_cannot_be_averaged_is_named(tmp_path) -> None:
+    one, two = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+    save_file({"w": torch.zeros(3)}, two / "model.safetensors")
+    with pytest.raises(ValueError, match=r"w has the shape \(3,\).*\(2,\)"):
+        average_checkpoints([one, two])
+    save_file({"v": torch.zeros(2)}, two / "model.safetensors")
+    with pytest.raises(ValueError, match="same weights: v"):
+        average_checkpoints([one, two])
+    with pytest.raises(ValueError, match="no checkpoint"):
+        average_checkpoints([])
+
+
+def test_which_run_is_resumed(tmp_path) -> None:
+    recipe = Recipe(run_dir=str(tmp_path / "run"))
+    assert checkpoint_to_resume(recipe) is None
+    (tmp_path / "run").mkdir()
+    recipe.save(tmp_path / "run" / "recipe.yaml")
+    assert checkpoint_to_resume(Recipe(run_dir=recipe.run_dir, seed=9)) is None
+    newest = checkpoint(tmp_path / "run", 7)
+    assert checkpoint_to_resume(recipe) == newest
+    longer = Recipe(run_dir=recipe.run_dir, training=TrainingRecipe(max_steps=200_000))
+    assert checkpoint_to_resume(longer) == newest
+    other = Recipe(run_dir=recipe.run_dir, seed=9, training=TrainingRecipe(warmup_steps=5))
+    with pytest.raises(
+        ValueError, match=r"another recipe: seed is 1 there and 9 here, training\.warmup_steps is 4000"
+    ):
+        checkpoint_to_resume(other)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        checkpoint_to_resume(Recipe(run_dir=str(tmp_path)))

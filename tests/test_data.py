@@ -1,0 +1,178 @@
+"""Every way to name sentence pairs gives the same pairs; every slip gives a sentence with file and line."""
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from hf_vaswani.data import encode_pairs, load_pairs, pair_lengths
+from hf_vaswani.tokenizer import train_tokenizer
+
+# What readers of tables stumble over: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
+PAIRS = [
+    ('He said "yes".', 'Er sagte "ja".'),
+    ('"Quoted', '"Zitiert'),
+    ("null", "NA"),
+    ("a, b", "ä, b"),
+    ("line\u2028separator", "Zeilen\u2028trenner"),
+    ("  spaces ", "Leerzeichen"),
+]
+
+
+def rows(dataset: datasets.Dataset) -> list[tuple[str, str]]:
+    return list(zip(dataset["source"], dataset["target"], strict=True))
+
+
+def aligned(folder: Path, pairs=PAIRS, ending: str = "\n") -> dict[str, str]:
+    files = {"en": folder / "text.en", "de": folder / "text.de"}
+    for side, path in enumerate(files.values()):
+        path.write_bytes("".join(pair[side] + ending for pair in pairs).encode())
+    return {language: str(path) for language, path in files.items()}
+
+
+def test_two_line_aligned_files(tmp_path) -> None:
+    pairs = load_pairs("en", "de", train_files=aligned(tmp_path))
+    assert rows(pairs["train"]) == PAIRS
+    assert list(pairs) == ["train"]
+
+
+def test_the_direction_is_the_recipes(tmp_path) -> None:
+    pairs = load_pairs("de", "en", train_files=aligned(tmp_path))
+    assert rows(pairs["train"]) == [(de, en) for en, de in PAIRS]
+
+
+def test_line_ends_of_windows_and_a_byte_order_mark_are_no_text(tmp_path) -> None:
+    files = aligned(tmp_path, ending="\r\n")
+    Path(files["en"]).write_bytes(b"\xef\xbb\xbf" + Path(files["en"]).read_bytes())
+    assert rows(load_pairs("en", "de", train_files=files)["train"]) == PAIRS
+
+
+def test_a_changed_file_is_not_answered_from_the_cache(tmp_path) -> None:
+    first = load_pairs("en", "de", train_files=aligned(tmp_path))
+    second = load_pairs("en", "de", train_files=aligned(tmp_path, [("new", "neu")]))
+    assert (len(first["train"]), rows(second["train"])) == (len(PAIRS), [("new", "neu")])
+
+
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "csv", "jsonl", "translation.jsonl", "parquet"])
+def test_one_file_of_columns(tmp_path, kind) -> None:
+    path = tmp_path / f"text.{kind}"
+    if kind.startswith("tsv"):
+        text = "en\tde\n" + "".join(f"{en}\t{de}\n" for en, de in PAIRS)
+        path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+    elif kind == "csv":
+        quoted = ['"' + text.replace('"', '""') + '"' for pair in PAIRS for text in pair]
+        path.write_text("en,de\n" + "".join(f"{a},{b}\n" for a, b in zip(quoted[::2], quoted[1::2], strict=True)))
+    elif kind == "parquet":
+        datasets.Dataset.from_dict({"en": [en for en, _ in PAIRS], "de": [de for _, de in PAIRS]}).to_parquet(path)
+    else:
+        lines = [{"en": en, "de": de} for en, de in PAIRS]
+        lines = [{"translation": line} for line in lines] if kind.startswith("translation") else lines
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == PAIRS
+
+
+def test_columns_by_name_and_by_number(tmp_path) -> None:
+    named = tmp_path / "named.tsv"
+    named.write_text("id\tGerman\tEnglish\n1\tHund\tdog\n")
+    columns = {"source_column": "English", "target_column": "German"}
+    assert rows(load_pairs("en", "de", train_files=str(named), **columns)["train"]) == [("dog", "Hund")]
+    bare = tmp_path / "bare.tsv"
+    bare.write_text("1\tHund\tdog\n2\tKatze\tcat\n")
+    numbers = {"source_column": 2, "target_column": 1}
+    assert rows(load_pairs("en", "de", train_files=str(bare), **numbers)["train"]) == [
+        ("dog", "Hund"),
+        ("cat", "Katze"),
+    ]
+
+
+@pytest.mark.parametrize("as_translation", [False, True])
+def test_a_local_dataset_folder(tmp_path, as_translation) -> None:
+    table = [{"en": en, "de": de} for en, de in PAIRS]
+    if as_translation:
+        features = datasets.Features({"translation": datasets.Translation(languages=["de", "en"])})
+        dataset = datasets.Dataset.from_list([{"translation": row} for row in table], features=features)
+    else:
+        dataset = datasets.Dataset.from_list(table)
+    datasets.DatasetDict({"train": dataset, "val": dataset.select([0])}).save_to_disk(tmp_path / "saved")
+    pairs = load_pairs("en", "de", dataset=str(tmp_path / "saved"), validation_split="val", test_split=None)
+    assert rows(pairs["train"]) == PAIRS
+    assert rows(pairs["validation"]) == PAIRS[:1]
+    assert "test" not in pairs
+
+
+def test_a_folder_in_the_hubs_layout(tmp_path) -> None:
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps({"en": e, "de": d}) + "\n" for e, d in PAIRS))
+    pairs = load_pairs("en", "de", dataset=str(tmp_path))
+    assert [rows(pairs[split]) for split in ("train", "validation", "test")] == [PAIRS] * 3
+
+
+def test_files_take_the_place_of_the_datasets_split(tmp_path) -> None:
+    pairs = load_pairs("de", "en", dataset="pocket", train_files=aligned(tmp_path))
+    assert len(pairs["train"]) == len(PAIRS)
+    assert len(pairs["test"]) == 500
+    german, english = rows(pairs["test"])[0]
+    assert english.isascii()
+    assert german != english
+
+
+@pytest.mark.parametrize(
+    ("source_lines", "target_lines", "words"),
+    [
+        ("a\nb\nc\n", "x\ny\n", ["text.en has 3", "text.de has 2"]),
+        ("a\n", "x\ny\nz\n", ["text.en has 1", "text.de has 3"]),
+        (b"a\nb\xff\n", "x\ny\n", ["text.en, line 2", "UTF-8"]),
+    ],
+)
+def test_bad_aligned_files(tmp_path, source_lines, target_lines, words) -> None:
+    files = {"en": tmp_path / "text.en", "de": tmp_path / "text.de"}
+    for path, lines in zip(files.values(), (source_lines, target_lines), strict=True):
+        path.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    with pytest.raises(ValueError) as error:
+        load_pairs("en", "de", train_files={language: str(path) for language, path in files.items()})
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_missing_files_languages_columns_and_values(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.en"):
+        load_pairs("en", "de", train_files={"en": "nowhere.en", "de": "nowhere.de"})
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.tsv"):
+        load_pairs("en", "de", train_files="nowhere.tsv")
+    with pytest.raises(ValueError, match="'en' and 'fr'.*'de', 'en'"):
+        load_pairs("en", "fr", train_files=aligned(tmp_path))
+    (tmp_path / "text.xml").write_text("<a/>")
+    with pytest.raises(ValueError, match=r"text\.xml.*\.tsv"):
+        load_pairs("en", "de", train_files=str(tmp_path / "text.xml"))
+    (tmp_path / "text.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
+    with pytest.raises(ValueError, match=r"text\.jsonl: row 2 has no target"):
+        load_pairs("en", "de", train_files=str(tmp_path / "text.jsonl"))
+    with pytest.raises(ValueError, match="no column 'fr'.*'en', 'de'"):
+        load_pairs("en", "fr", train_files=str(tmp_path / "text.jsonl"))
+    (tmp_path / "bad.tsv").write_bytes(b"en\tde\na\tb\nc\t\xff\n")
+    with pytest.raises(ValueError, match=r"bad\.tsv, line 3, is not UTF-8"):
+        load_pairs("en", "de", train_files=str(tmp_path / "bad.tsv"))
+    with pytest.raises(FileNotFoundError, match="someone/nothing"):
+        load_pairs("en", "de", dataset="someone/nothing")
+    with pytest.raises(ValueError, match="English and German"):
+        load_pairs("en", "fr", dataset="pocket")
+
+
+def test_encoding_ends_sentences_drops_empty_pairs_and_is_cached(tmp_path) -> None:
+    pairs = load_pairs("en", "de", train_files=aligned(tmp_path, [("a b", "c"), ("", "x"), ("y", "  "), ("d", "e f")]))
+    tokenizer = train_tokenizer(["a b c d e f"], 270)
+    encoded = encode_pairs(pairs["train"], tokenizer)
+    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded["source_ids"]] == ["a b", "d"]
+    assert all(ids[-1] == 2 for side in ("source_ids", "target_ids") for ids in encoded[side])
+    assert encode_pairs(pairs["train"], tokenizer).cache_files == encoded.cache_files != []
+    assert encode_pairs(pairs["train"], train_tokenizer(["a b"], 264)).cache_files != encoded.cache_files
+    expected = [[len(a), len(b)] for a, b in zip(encoded["source_ids"], encoded["target_ids"], strict=True)]
+    np.testing.assert_array_equal(pair_lengths(encoded), expected)
+
+
+@pytest.mark.real_data
+def test_multi30k_has_its_size(multi30k) -> None:
+    files = {"en": str(multi30k / "val.en"), "fr": str(multi30k / "val.fr")}
+    assert len(load_pairs("en", "fr", train_files=files)["train"]) == 1014

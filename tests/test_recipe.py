@@ -1,0 +1,130 @@
+"""One YAML, one checked Recipe: defaults, overrides, and a sentence for every slip."""
+
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+
+from hf_vaswani import VaswaniConfig
+from hf_vaswani.recipe import ModelRecipe, Recipe, load_recipe
+
+from .conftest import ROOT
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_recipe_states_only_what_differs(tmp_path) -> None:
+    recipe = load_recipe([write(tmp_path, "model: {d_model: 64}\n")])
+    assert recipe.model.d_model == 64
+    assert recipe.model.d_ff == Recipe().model.d_ff
+    assert recipe.run_dir == "runs/mine"
+
+
+def test_overrides_win_and_are_typed(tmp_path) -> None:
+    path = write(tmp_path, "training: {max_steps: 7}\n")
+    recipe = load_recipe(
+        [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, de: a.de}", "--data.source_column=0",
+         "--training.clip_norm=1", "--run_dir", "elsewhere"]
+    )  # fmt: skip
+    assert recipe.training.max_steps == 500
+    assert recipe.data.train_files == {"en": "a.en", "de": "a.de"}
+    assert recipe.data.source_column == 0
+    assert recipe.training.clip_norm == 1.0
+    assert recipe.run_dir == "elsewhere"
+
+
+def test_saved_recipe_is_complete_and_loads_equal(tmp_path) -> None:
+    recipe = load_recipe([write(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
+    recipe.save(tmp_path / "saved.yaml")
+    assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+
+
+def test_flat_names_every_key_as_the_command_line_does() -> None:
+    flat = Recipe().flat()
+    assert flat["training.max_steps"] == 100_000
+    assert flat["seed"] == 1
+    assert sum(len(v) if isinstance(v, dict) else 1 for v in asdict(Recipe()).values()) == len(flat)
+
+
+def test_the_model_section_is_the_configuration() -> None:
+    """Same names, same defaults; what the tokenizer or transformers decides is left out."""
+    decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder"}
+    config = VaswaniConfig()
+    own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
+    section = {field.name: field.default for field in fields(ModelRecipe)}
+    assert set(section) == own
+    assert section == {name: getattr(config, name) for name in section}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
+        ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
+        ("model: {dropuot: 0.3}\n", ["'model.dropuot'", "'model.dropout'"]),
+        ("training: {max_steps: three}\n", ["training.max_steps", "three"]),
+        ("training: {max_steps: 0}\n", ["training.max_steps", "0"]),
+        ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "1.0"]),
+        ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
+        ("model: {norm_position: middle}\n", ["model.norm_position", "middle", "post"]),
+        ("training: 5\n", ["'training'", "5"]),
+        ("- a\n", ["key: value", "['a']"]),
+        ("", ["key: value"]),
+        ("training: {max_steps: [}\n", ["YAML", "line 1"]),
+    ],
+)
+def test_a_slip_in_the_file_is_named(tmp_path, text, words) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write(tmp_path, text)])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_slip_on_the_command_line_is_named(tmp_path) -> None:
+    path = write(tmp_path, "seed: 1\n")
+    with pytest.raises(ValueError, match="training.max_step'.*'training.max_steps'"):
+        load_recipe([path, "--training.max_step", "5"])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
+        load_recipe(["nowhere.yaml"])
+
+
+def test_help_lists_every_key_with_type_and_default(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load_recipe(["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for key in Recipe().flat():
+        assert f"--{key} " in text, key
+    assert "Updates of the parameters in all (Section 5.2). (type: int, default: 100000)" in text
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_preset_loads_and_builds_its_model(path) -> None:
+    import torch
+
+    from hf_vaswani import VaswaniForConditionalGeneration
+
+    recipe = load_recipe([str(path)])
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(
+            VaswaniConfig(vocab_size=recipe.tokenizer.vocab_size, **asdict(recipe.model))
+        )
+    assert model.num_parameters() > 0
+
+
+def test_transformer_tiny_has_the_published_size() -> None:
+    import torch
+
+    from hf_vaswani import VaswaniForConditionalGeneration
+
+    recipe = load_recipe([str(ROOT / "configs" / "multi30k_en_de.yaml")])
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=9700, **asdict(recipe.model)))
+    # Published: 2.57 M, in an implementation with biases in its attention (4 * 128 in each of 12).
+    assert model.num_parameters() + 12 * 4 * 128 == pytest.approx(2.57e6, rel=0.01)

@@ -1,0 +1,228 @@
+"""A run: its folder, going on after a stop, exact updates, and what it refuses."""
+
+import json
+import math
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.recipe import TrainingRecipe
+
+from .conftest import ROOT, tiny_recipe, write_pairs
+
+
+def train(folder: Path, run: Path, **training: object) -> int:
+    return main(["train", *tiny_recipe(folder, **training), "--run_dir", str(run)])
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
+
+
+def test_a_run_folder_is_complete(tiny_run) -> None:
+    names = {path.name for path in tiny_run.iterdir()}
+    assert names == {
+        "recipe.yaml", "environment.json", "tokenizer.json", "tokenizer_config.json", "checkpoint-8", "checkpoint-12",
+        "validations.jsonl", "model", "test.json", "test_translations.txt",
+    }  # fmt: skip
+    model = {path.name for path in (tiny_run / "model").iterdir()}
+    assert model >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    environment = json.loads((tiny_run / "environment.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+    result = json.loads((tiny_run / "test.json").read_text())
+    assert result["averaged"] == ["checkpoint-8", "checkpoint-12"]
+    assert result["signature"].startswith("nrefs:1|")
+    assert len(result["samples"]) == 5
+    translations = (tiny_run / "test_translations.txt").read_text("utf-8").splitlines()
+    assert len(translations) == 120
+    assert translations[0] == result["samples"][0]["translation"]
+    (validation,) = [json.loads(line) for line in (tiny_run / "validations.jsonl").read_text().splitlines()]
+    assert validation["step"] == 12
+    assert validation["best"] is True
+
+
+def test_the_model_is_the_average_of_the_last_checkpoints(tiny_run) -> None:
+    first, second, final = (weights(tiny_run / name) for name in ("checkpoint-8", "checkpoint-12", "model"))
+    for name, weight in final.items():
+        if name in first:
+            torch.testing.assert_close(weight, (first[name] + second[name]) / 2)
+    assert len(set(final) & set(first)) >= len(final) - 1
+
+
+def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
+    """Recomputed pair by pair, without batches and padding."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model")
+    # The validation was made with the last checkpoint, not with the average.
+    model.load_state_dict(weights(tiny_run / "checkpoint-12"), strict=False)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run)
+    recipe = json.loads(json.dumps((tiny_run / "recipe.yaml").read_text()))
+    folder = Path(recipe.split("en: ")[1].split("\n")[0]).parent
+    lines = [(folder / f"text.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
+    total, tokens = 0.0, 0
+    for source, target in zip(*lines, strict=True):
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            total += model(**tokenizer(source, return_tensors="pt"), labels=labels).loss.item() * labels.numel()
+        tokens += labels.numel()
+    (validation,) = [json.loads(line) for line in (tiny_run / "validations.jsonl").read_text().splitlines()]
+    assert validation["loss"] == pytest.approx(total / tokens, rel=1e-4)
+
+
+def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, capsys) -> None:
+    folder = tiny_run.parent
+    run = tmp_path / "run"
+    assert train(folder, run, max_steps=8) == 0
+    assert train(folder, run, max_steps=12) == 0
+    ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    results = [json.loads((path / "test.json").read_text()) for path in (run, tiny_run)]
+    assert results[0]["bleu"] == results[1]["bleu"]
+
+
+def test_a_stop_inside_an_epoch_resumes_inside_it(tiny_run, tmp_path) -> None:
+    """The checkpoints of the tiny run are not at the ends of epochs."""
+    progress = json.loads((tiny_run / "checkpoint-8" / "progress.json").read_text())
+    assert progress["step"] == 8
+    assert progress["update"] > 0
+
+
+def test_a_complete_run_shows_its_result_again(tiny_run, capsys) -> None:
+    before = (tiny_run / "model" / "model.safetensors").stat().st_mtime_ns
+    assert train(tiny_run.parent, tiny_run) == 0
+    assert "Test BLEU" in capsys.readouterr().out
+    assert (tiny_run / "model" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_run_of_another_recipe_is_refused(tiny_run, capsys) -> None:
+    assert train(tiny_run.parent, tiny_run, warmup_steps=3) == 2
+    error = capsys.readouterr().err
+    assert "training.warmup_steps is 10 there and 3 here" in error
+    assert (tiny_run / "checkpoint-12").is_dir()
+
+
+def test_an_update_does_not_depend_on_how_it_is_split() -> None:
+    """Two uneven batches added up are one batch: the loss is per token of the update, not a mean of means."""
+    from accelerate import Accelerator
+
+    from hf_vaswani.training import _update
+
+    long = {"input_ids": torch.randint(4, 30, (3, 6)), "labels": torch.randint(4, 30, (3, 7))}
+    short = {"input_ids": torch.randint(4, 30, (1, 6)), "labels": torch.full((1, 7), -100)}
+    short["labels"][0, :2] = 5
+    both = {name: torch.cat([long[name], short[name]]) for name in long}
+    results = []
+    for batches in ([both], [long, short]):
+        torch.manual_seed(0)
+        config = VaswaniConfig(
+            vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, dropout=0
+        )
+        model = VaswaniForConditionalGeneration(config).double().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        batches = [batch | {"attention_mask": torch.ones_like(batch["input_ids"])} for batch in batches]
+        loss, tokens = _update(Accelerator(), model, optimizer, batches, TrainingRecipe())
+        results.append((loss.item(), tokens.item(), torch.cat([p.detach().flatten() for p in model.parameters()])))
+    assert results[0][1] == results[1][1] == 23
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
+    torch.testing.assert_close(results[0][2], results[1][2], atol=1e-7, rtol=0)
+
+
+def test_two_processes_equal_one(tmp_path) -> None:
+    """Two processes that take turns at the batches of one make the same model (dropout off)."""
+    folder = tmp_path
+    arguments = [*tiny_recipe(folder, max_steps=4, save_every=4, average_last=1), "--model.dropout=0"]
+    one = [*arguments, "--training.accumulation_steps=2", "--run_dir", str(folder / "one")]
+    two = [*arguments, "--training.accumulation_steps=1", "--run_dir", str(folder / "two")]
+    assert main(["train", *one]) == 0
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "--standalone",
+        str(ROOT / "train.py"),
+    ]
+    done = subprocess.run([*launch, *two], capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours, theirs = weights(folder / "one" / "checkpoint-4"), weights(folder / "two" / "checkpoint-4")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=0)
+    translations = [(folder / run / "test_translations.txt").read_text() for run in ("one", "two")]
+    assert translations[0] == translations[1]
+    validations = [json.loads((folder / run / "validations.jsonl").read_text()) for run in ("one", "two")]
+    assert validations[0]["loss"] == pytest.approx(validations[1]["loss"], rel=1e-5)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_path) -> None:
+    folder, run = tiny_run.parent, tmp_path / "run"
+    assert train(folder, run, max_steps=4) == 0
+    shutil.rmtree(run / "model")
+    command = [sys.executable, str(ROOT / "train.py"), *tiny_recipe(folder, max_steps=8), "--run_dir", str(run)]
+    # No file may become larger than 10 000 bytes, which a checkpoint's are.
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # noqa: E731
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr[-3000:]
+    sentence = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
+    assert sentence.startswith("hf-vaswani: ")
+    assert "checkpoint-8 could not be written" in sentence
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in run.glob("*checkpoint*")] + [path.name for path in run.glob(".*")] == [
+        "checkpoint-4"
+    ]
+    assert train(folder, run, max_steps=8) == 0
+    assert (run / "checkpoint-8").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--data.train_files={en: nowhere.en, de: nowhere.de}"], ["nowhere.en"]),
+        (["--data.train_files=null"], ["train set is empty"]),
+        (["--model.num_heads=3"], ["d_model (16)", "num_heads (3)"]),
+        (["--training.tokens_per_batch=1"], ["training.tokens_per_batch 1", "has 2 tokens"]),
+        (["--tokenizer.vocab_size=100"], ["260", "100"]),
+        (["--tokenizer.path=/"], ["no tokenizer"]),
+        (["--evaluation.tokenize=14a"], ["14a", "13a"]),
+        (["--training.trackers=[comet_ml]"], ["training.trackers", "comet_ml"]),
+        (["--training.mixed_precision=fp8"], ["training.mixed_precision", "fp8"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, changes, words) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *tiny_recipe(tmp_path), "--run_dir", str(run), *changes]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("hf-vaswani: ")
+    assert all(word in error for word in words), error
+    # Put right, the same folder starts anew.
+    assert train(tmp_path, run, max_steps=1) == 0
+
+
+def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog) -> None:
+    source, target = write_pairs(tmp_path)
+    arguments = tiny_recipe(tmp_path, max_steps=2)
+    for path, extra in ((source, "\nword\n" + "one " * 300), (target, "leer\n\n" + "eins " * 300)):
+        path.write_text(path.read_text("utf-8") + extra + "\n", encoding="utf-8")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([w for w in warnings if "2 pairs with an empty side, 1 with a side above 256 tokens" in w]) == 1
+
+
+def test_training_learns(tmp_path) -> None:
+    run = tmp_path / "run"
+    arguments = tiny_recipe(tmp_path, max_steps=400, warmup_steps=100, save_every=50, tokens_per_batch=512)
+    assert main(["train", *arguments, "--model.d_model=64", "--model.d_ff=128", "--run_dir", str(run)]) == 0
+    assert json.loads((run / "test.json").read_text())["bleu"] > 60
+    loss = json.loads((run / "validations.jsonl").read_text().splitlines()[-1])["loss"]
+    assert math.isfinite(loss)
+    assert loss < 1.0
