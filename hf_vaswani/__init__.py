@@ -40,7 +40,7 @@ def _register_translation_task() -> None:
         "translation", pipeline_class=VaswaniTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
     )
     # By this mark a pipeline writes itself into any model that it saves: a Marian would then need trust_remote_code.
-    del VaswaniTranslationPipeline._registered_impl  # type: ignore[attr-defined]
+    del VaswaniTranslationPipeline._registered_impl
     registry.task_aliases = _TranslationAliases(registry.task_aliases)
 
 

@@ -82,10 +82,11 @@ def _translate(model_name: str, num_beams: int | None) -> None:
     disable_progress_bar()
     tokenizer = load_tokenizer(model_name)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
-    beams = {} if num_beams is None else {"num_beams": num_beams}
+    if num_beams is not None:
+        model.generation_config.num_beams = num_beams
     lines = _lines(sys.stdin.buffer)
     while chunk := list(islice(lines, LINES_AT_A_TIME)):
-        for translation in translate_corpus(model, tokenizer, chunk, **beams):
+        for translation in translate_corpus(model, tokenizer, chunk):
             # One line in is one line out, whatever the model says.
             sys.stdout.write(" ".join(translation.splitlines()) + "\n")
         sys.stdout.flush()

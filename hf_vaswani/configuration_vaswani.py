@@ -101,7 +101,7 @@ class VaswaniConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
-    decoder_start_token_id: int | None = 1
+    decoder_start_token_id: int = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)

@@ -148,14 +148,14 @@ class VaswaniAttention(nn.Module):
         else:
             cache = getattr(past_key_values, "cross_attention_cache", None)
             # The source does not change while its translation grows: its keys and values are computed once.
-            if cache is not None and past_key_values.is_updated.get(self.layer_idx):
+            if cache is not None and past_key_values.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
                 return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
         states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
             if encoder_hidden_states is not None:
-                past_key_values.is_updated[self.layer_idx] = True
+                past_key_values.is_updated[self.layer_idx] = True  # type: ignore[union-attr]
         return key, value
 
 
@@ -231,22 +231,23 @@ class VaswaniPositions(nn.Module):
 # ---- 3.1 Encoder and Decoder Stacks ------------------------------------------------------------------------------
 
 
-class VaswaniAddAndNorm(nn.LayerNorm):
+class VaswaniAddAndNorm(nn.Module):
     """
     "Add & Norm" of Figure 1 around one sub-layer: LayerNorm(x + Dropout(Sublayer(x))) (Sections 3.1 and 5.4), or
     x + Dropout(Sublayer(LayerNorm(x))) with `norm_position="pre"`.
     """
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(config.d_model, eps=config.layer_norm_eps)
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.norm_first = config.norm_position == "pre"
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
         if self.norm_first:
-            return hidden_states + self.dropout(sublayer(super().forward(hidden_states)))
-        return super().forward(hidden_states + self.dropout(sublayer(hidden_states)))
+            return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
+        return self.layer_norm(hidden_states + self.dropout(sublayer(hidden_states)))
 
 
 class VaswaniEncoderLayer(GradientCheckpointingLayer):
@@ -336,7 +337,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
 def final_norm(config: VaswaniConfig) -> nn.Module:
     """The LayerNorm on top of a stack of pre-norm layers; post-norm stacks have none (Section 3.1)."""
-    return nn.LayerNorm(config.d_model, config.layer_norm_eps) if config.norm_position == "pre" else nn.Identity()
+    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.norm_position == "pre" else nn.Identity()
 
 
 class VaswaniEncoder(VaswaniPreTrainedModel):
@@ -484,11 +485,11 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self.decoder = VaswaniDecoder(config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         """The source embedding, which is also the target's where they are shared."""
         return self.encoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the source embedding, and the target's with it where they are shared."""
         self.encoder.embed_tokens = value
         if self.config.share_embeddings and self.config.tie_word_embeddings:
@@ -499,9 +500,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
@@ -579,16 +580,17 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         """
         shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
         shifted[:, 1:] = labels[:, :-1]
-        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+        # What stands behind a target is never looked at.
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id or 0)
 
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[torch.Tensor, ...] | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,

@@ -4,7 +4,7 @@ The answers have the shapes that they had in transformers 4.
 """
 
 import copy
-from collections.abc import Sequence, Sized
+from collections.abc import Generator, Sequence, Sized
 from types import GeneratorType
 from typing import Any
 
@@ -44,8 +44,8 @@ class VaswaniTranslationPipeline(Pipeline):
 
     # None and not True: what is missing then reaches __init__, which says so in one sentence.
     _load_tokenizer = None
-    _load_processor = _load_image_processor = _load_video_processor = False  # type: ignore[assignment]
-    _load_feature_extractor = False  # type: ignore[assignment]
+    _load_processor = _load_image_processor = _load_video_processor = False
+    _load_feature_extractor = False
     _pipeline_calls_generate = True
     # Fills in only what neither the model's generation config nor the caller sets.
     _default_generation_config = GenerationConfig(num_beams=4, max_new_tokens=256)
@@ -113,7 +113,7 @@ class VaswaniTranslationPipeline(Pipeline):
 
     def __call__(
         self,
-        inputs: str | Sequence[str] | GeneratorType | Dataset,
+        inputs: str | Sequence[str] | Generator[str, None, None] | Dataset[str],
         *args: Any,
         num_workers: int | None = None,
         batch_size: int | None = None,
@@ -163,7 +163,7 @@ class VaswaniTranslationPipeline(Pipeline):
         return super().__call__(inputs, *args, **kwargs)
 
     # The base class annotates each parameter of these three steps as a dict.
-    def preprocess(  # type: ignore[override]
+    def preprocess(
         self,
         input_: str,
         truncation: bool | str = False,
@@ -201,9 +201,7 @@ class VaswaniTranslationPipeline(Pipeline):
         encoding.pop("token_type_ids", None)
         return encoding
 
-    def _forward(  # type: ignore[override]
-        self, model_inputs: dict[str, Any], **generate_kwargs: Any
-    ) -> dict[str, torch.Tensor]:
+    def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, torch.Tensor]:
         """Translates one batch.
 
         Returns:
@@ -244,7 +242,7 @@ class VaswaniTranslationPipeline(Pipeline):
                 return {**generate_kwargs, **limits}
         return generate_kwargs
 
-    def postprocess(  # type: ignore[override]
+    def postprocess(
         self,
         model_outputs: dict[str, torch.Tensor],
         return_tensors: bool = False,

@@ -143,7 +143,7 @@ def _train_until(
             sampler.set_position(epoch, update)
             batches = iter(loader)
             for count in sampler.batches_of_updates()[update:]:
-                rate = schedule.get_last_lr()[0]
+                rate = float(schedule.get_last_lr()[0])
                 loss, tokens = _update(run.accelerator, model, optimizer, list(islice(batches, count)), training)
                 schedule.step()
                 step, update = step + 1, update + 1
