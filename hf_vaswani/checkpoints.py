@@ -93,7 +93,13 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: `step`, `epoch`, and `update` within the epoch, all finished ones."""
-    progress: dict[str, Any] = json.loads((checkpoint / PROGRESS).read_text(encoding="utf-8"))
+    path = checkpoint / PROGRESS
+    try:
+        progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read; delete {checkpoint} to go on from the one before: {error}"
+        ) from error
     return progress
 
 

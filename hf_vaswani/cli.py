@@ -73,6 +73,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _translate(model_name: str, num_beams: int | None) -> None:
+    import torch
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -82,6 +83,8 @@ def _translate(model_name: str, num_beams: int | None) -> None:
     disable_progress_bar()
     tokenizer = load_tokenizer(model_name)
     model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
     if num_beams is not None:
         model.generation_config.num_beams = num_beams
     lines = _lines(sys.stdin.buffer)

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
@@ -103,6 +105,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     set_seed(recipe.seed, device_specific=True)
     run = _read_data(recipe, accelerator, checkpoint)
+    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
     sampler = _build_sampler(run)
     model = _build_model(run)
     training = recipe.training
@@ -111,8 +114,8 @@ def train(recipe: Recipe) -> dict[str, Any]:
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     position = {"step": 0, "epoch": 0, "update": 0}
     if checkpoint is not None:
-        accelerator.load_state(str(checkpoint))
         position = read_progress(checkpoint)
+        _load_checkpoint(accelerator, checkpoint)
     _train_until(training.max_steps, position, run, sampler, model, optimizer, schedule)
     result = _finish(run, accelerator.unwrap_model(model))
     accelerator.end_training()
@@ -233,6 +236,18 @@ def _save_checkpoint(run: _Run, progress: dict[str, int]) -> None:
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         remove_old_checkpoints(run.folder, run.recipe.training.keep_last)
+    # Nobody goes on to read a folder that the first process has not renamed yet.
+    accelerator.wait_for_everyone()
+
+
+def _load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> None:
+    try:
+        accelerator.load_state(str(checkpoint))
+    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
+        raise ValueError(
+            f"{checkpoint} cannot be read, so it was damaged after it was written; delete it to go on from the one "
+            f"before: {error}"
+        ) from error
 
 
 # ---- Validation and test -----------------------------------------------------------------------------------------
@@ -354,7 +369,6 @@ def _build_accelerator(recipe: Recipe) -> Accelerator:
     available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
     if set(trackers) - set(available):
         raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
-    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
     if accelerator.device.type == "cpu":
         # `accelerate launch` gives a process a single thread unless it is told otherwise.
         share = max(1, len(os.sched_getaffinity(0)) // launched) if hasattr(os, "sched_getaffinity") else None

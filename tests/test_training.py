@@ -184,6 +184,18 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     assert (run / "checkpoint-8").is_dir()
 
 
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    assert train(tmp_path, run, max_steps=8) == 0
+    file = run / "checkpoint-8" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    assert train(tmp_path, run, max_steps=12) == 2
+    assert "checkpoint-8 cannot be read" in capsys.readouterr().err.strip().splitlines()[-1]
+    shutil.rmtree(run / "checkpoint-8")
+    assert train(tmp_path, run, max_steps=12) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.log_with=")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
