@@ -185,9 +185,13 @@ def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             saved = datasets.load_from_disk(dataset)
-            return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+            # What was saved without a split is a training set; it must not stand in for the others as well.
+            splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+            if split not in splits:
+                raise ValueError(f"it has the splits {list(splits)}.")
+            return splits[split]
         return datasets.load_dataset(dataset, config, split=split)
-    except (OSError, KeyError, ValueError, DatasetGenerationError) as error:
+    except (OSError, ValueError, DatasetGenerationError) as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {error}") from error
 

@@ -103,6 +103,14 @@ def test_a_local_dataset_folder(tmp_path, as_translation) -> None:
     assert "test" not in pairs
 
 
+def test_a_dataset_saved_without_splits_is_a_training_set_and_nothing_else(tmp_path) -> None:
+    datasets.Dataset.from_list([{"en": en, "de": de} for en, de in PAIRS]).save_to_disk(tmp_path / "saved")
+    alone = {"dataset": str(tmp_path / "saved"), "test_split": None}
+    assert rows(load_pairs("en", "de", **alone, validation_split=None)["train"]) == PAIRS
+    with pytest.raises(ValueError, match="split 'validation'.*'train'"):
+        load_pairs("en", "de", **alone)
+
+
 def test_a_folder_in_the_hubs_layout(tmp_path) -> None:
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps({"en": e, "de": d}) + "\n" for e, d in PAIRS))
