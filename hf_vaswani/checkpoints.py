@@ -136,13 +136,14 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
 
 def remove_old_checkpoints(run_dir: Path, keep_last: int) -> None:
     """
-    Deletes all checkpoints but the newest.
+    Deletes all checkpoints but the newest, and what is left of one that was killed while it was written.
 
     Args:
         run_dir (`Path`): the run's folder.
         keep_last (`int`): how many stay.
     """
-    for checkpoint in list_checkpoints(run_dir)[:-keep_last]:
+    leftovers = run_dir.glob(temporary_name(Path("checkpoint-*")).name)
+    for checkpoint in (*list_checkpoints(run_dir)[:-keep_last], *leftovers):
         shutil.rmtree(checkpoint)
 
 

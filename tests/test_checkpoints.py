@@ -12,6 +12,7 @@ from hf_vaswani.checkpoints import (
     checkpoint_to_resume,
     list_checkpoints,
     remove_old_checkpoints,
+    temporary_name,
     write_text,
     written_whole,
 )
@@ -66,8 +67,10 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     for step in (5, 100, 20):
         checkpoint(tmp_path, step)
     checkpoint(tmp_path, 300, complete=False)
+    temporary_name(tmp_path / "checkpoint-400").mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
     remove_old_checkpoints(tmp_path, 2)
+    assert not temporary_name(tmp_path / "checkpoint-400").exists()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
 
 
