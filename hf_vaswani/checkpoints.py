@@ -47,18 +47,19 @@ def written_whole(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    temporary = temporary_name(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary, old = temporary_name(folder), folder.with_name(f".{folder.name}.old")
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
-        old = folder.with_name(f".{folder.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         # safetensors and torch report a full disk as errors of their own, in words of their own.
         if isinstance(error, OSError) or "os error" in str(error) or "file write failed" in str(error):

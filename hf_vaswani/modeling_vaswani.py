@@ -596,7 +596,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
-        label_smoothing: float = 0.0,
+        epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
@@ -606,8 +606,9 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, -100 where
                 there is nothing to predict. Makes `decoder_input_ids` where those are not given.
-            label_smoothing (`float`): epsilon_ls (Section 5.4): the true token keeps 1 - epsilon, the others share
-                epsilon.
+            epsilon_ls (`float`): label smoothing (Section 5.4): the true token keeps 1 - epsilon, the others share
+                epsilon. The paper's letters, because transformers' Trainer takes every argument with "label" in its
+                name for a column of the data.
             num_items_in_batch (`int`, *optional*): the summed loss is divided by this number, and without it by the
                 number of labels here. Given the labels of a whole update, micro-batches add up exactly.
 
@@ -637,7 +638,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             logits[..., self.config.pad_token_id] = logits[..., self.config.pad_token_id].detach()
         loss = None
         if labels is not None:
-            loss = smoothed_cross_entropy(logits, labels, label_smoothing, num_items_in_batch)
+            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -654,7 +655,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
 def smoothed_cross_entropy(
     logits: torch.Tensor,
     labels: torch.LongTensor,
-    label_smoothing: float = 0.0,
+    epsilon_ls: float = 0.0,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """
@@ -664,7 +665,7 @@ def smoothed_cross_entropy(
     Args:
         logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): before the softmax.
         labels (`torch.LongTensor` of shape `(batch, target)`): true tokens; -100 counts for nothing.
-        label_smoothing (`float`): epsilon.
+        epsilon_ls (`float`): epsilon.
         num_items_in_batch (`int`, *optional*): divisor of the sum; without it, the number of labels.
 
     Returns:
@@ -672,7 +673,7 @@ def smoothed_cross_entropy(
     """
     vocab_size = logits.shape[-1]
     # torch spreads its epsilon over all V tokens, the true one included; this factor takes that share out again.
-    spread = label_smoothing * vocab_size / (vocab_size - 1)
+    spread = epsilon_ls * vocab_size / (vocab_size - 1)
     loss = nn.functional.cross_entropy(
         logits.float().view(-1, vocab_size),
         labels.to(logits.device).view(-1),

@@ -177,7 +177,7 @@ def _update(
     loss = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else nullcontext():
-            share = model(**batch, label_smoothing=training.label_smoothing, num_items_in_batch=tokens).loss
+            share = model(**batch, epsilon_ls=training.label_smoothing, num_items_in_batch=tokens).loss
             # Gradients are averaged over the processes, but each process has only its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()

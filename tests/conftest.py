@@ -58,8 +58,8 @@ def tiny_recipe(folder: Path, **training: object) -> list[str]:
         "tokenizer: {vocab_size: 300}\n"
         "model: {d_model: 16, d_ff: 32, num_heads: 2, encoder_layers: 1, decoder_layers: 1}\n"
         "training: {max_steps: 12, tokens_per_batch: 256, warmup_steps: 10, validate_every: 100, save_every: 4,\n"
-        "           keep_last: 2, average_last: 2}\n"
-        "evaluation: {max_length: 12, num_beams: 2}\n",
+        "           keep_last: 3, average_last: 2}\n"
+        "evaluation: {max_length: 12, num_beams: 2, length_penalty: 0.8}\n",
         encoding="utf-8",
     )
     overrides = [f"--training.{key}={value}" for key, value in training.items()]

@@ -50,6 +50,22 @@ def test_an_existing_folder_is_replaced(tmp_path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["new", "2"]
 
 
+def test_a_folder_that_cannot_be_replaced_is_still_there(tmp_path, monkeypatch) -> None:
+    with written_whole(tmp_path / "new") as folder:
+        (folder / "1").write_text("1")
+    rename = Path.rename
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.name.endswith(".writing"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="could not be written"), written_whole(tmp_path / "new") as folder:
+        (folder / "2").write_text("2")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "1"]
+
+
 def test_other_errors_come_through_and_leave_nothing(tmp_path) -> None:
     with pytest.raises(KeyError), written_whole(tmp_path / "new"):
         raise KeyError("a bug")

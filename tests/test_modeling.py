@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
 from hf_vaswani.modeling_vaswani import (
+    VaswaniAddAndNorm,
     VaswaniAttention,
     VaswaniEncoderLayer,
     VaswaniPositions,
@@ -117,9 +118,10 @@ def test_embedding_is_scaled_and_position_added_in_float32() -> None:
     positions = VaswaniPositions(tiny_config(dropout=0.0))
     embeds = torch.randn(1, 3, 16)
     torch.testing.assert_close(positions(embeds, 5)[0], embeds[0] * 4 + sinusoids(torch.arange(5, 8), 16))
-    half = positions(embeds.bfloat16())
+    embeds = torch.randn(1, 200, 16).bfloat16()
+    half = positions(embeds)
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half, (embeds.bfloat16().float() * 4 + sinusoids(torch.arange(3), 16)).bfloat16())
+    assert torch.equal(half, (embeds.float() * 4 + sinusoids(torch.arange(200), 16)).bfloat16())
 
 
 # ---- 3.1 Layers
@@ -161,6 +163,37 @@ def test_dropout_sites() -> None:
     assert all(rates[name] == 0.25 for name in active)
     assert all(name.endswith(("norm.dropout", "positions.dropout")) for name in active)
     assert len(active) == 2 + 2 * 2 + 2 * 3
+
+
+def test_dropout_on_embedding_and_position() -> None:
+    positions, embeds = VaswaniPositions(tiny_config(dropout=0.25)).train(), torch.ones(1, 500, 16)
+    dropped = positions(embeds) == 0
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.03)
+    assert not (positions.eval()(embeds) == 0).any()
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_dropout_on_a_sublayers_output_before_it_is_added(norm_position) -> None:
+    torch.manual_seed(0)
+    add_and_norm = VaswaniAddAndNorm(tiny_config(dropout=0.25, norm_position=norm_position)).train()
+    x = torch.randn(50, 20, 16)
+    # What the sub-layer says is large, so that the sum shows where it was dropped.
+    if norm_position == "pre":
+        dropped = add_and_norm(x, lambda y: 100 * torch.ones_like(y)) < 50
+    else:
+        add_and_norm.layer_norm = nn.Identity()
+        dropped = add_and_norm(x, lambda y: 100 * torch.ones_like(y)) < 50
+    assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("rate", ["attention_dropout", "activation_dropout"])
+def test_the_other_dropouts_act_in_training_alone(rate, implementation) -> None:
+    model, data = tiny_model(dropout=0.0, **{rate: 0.5}), batch()
+    model.set_attn_implementation(implementation)
+    assert torch.equal(model(**data).logits, model(**data).logits)
+    model.train()
+    assert not torch.equal(model(**data).logits, model(**data).logits)
 
 
 # ---- 3.4 Weights
@@ -213,7 +246,7 @@ def test_padding_row_stays_zero_in_training() -> None:
     data["attention_mask"][0, 3:] = 0
     labels = data.pop("decoder_input_ids")
     for _ in range(2):
-        model(**data, labels=labels, label_smoothing=0.1).loss.backward()
+        model(**data, labels=labels, epsilon_ls=0.1).loss.backward()
         optimizer.step()
     assert not model.get_input_embeddings().weight[0].any()
     assert model.get_input_embeddings().weight[5].any()
@@ -313,6 +346,19 @@ def test_label_smoothing_gives_the_others_an_equal_share() -> None:
         for token in range(7):
             expected -= (0.9 if token == true else 0.1 / 6) * log_probs[position, token].item()
     assert smoothed_cross_entropy(logits, labels, 0.1).item() == pytest.approx(expected / 2, abs=1e-5)
+
+
+def test_the_loss_of_half_precision_logits_is_taken_in_float32() -> None:
+    logits, labels = torch.randn(4, 50, 7).bfloat16(), torch.randint(0, 7, (4, 50))
+    loss = smoothed_cross_entropy(logits, labels, 0.1, num_items_in_batch=3)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, smoothed_cross_entropy(logits.float(), labels, 0.1, num_items_in_batch=3))
+
+
+def test_transformers_finds_the_labels_and_nothing_else_by_that_name() -> None:
+    from transformers.utils.generic import find_labels
+
+    assert find_labels(VaswaniForConditionalGeneration) == ["labels"]
 
 
 def test_giving_embeddings_equals_giving_ids() -> None:

@@ -30,11 +30,14 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 def test_a_run_folder_is_complete(tiny_run) -> None:
     names = {path.name for path in tiny_run.iterdir()}
     assert names == {
-        "recipe.yaml", "environment.json", "tokenizer.json", "tokenizer_config.json", "checkpoint-8", "checkpoint-12",
+        "recipe.yaml", "environment.json", "tokenizer.json", "tokenizer_config.json",
+        "checkpoint-4", "checkpoint-8", "checkpoint-12",
         "validations.jsonl", "model", "test.json", "test_translations.txt",
     }  # fmt: skip
     model = {path.name for path in (tiny_run / "model").iterdir()}
     assert model >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    generation = json.loads((tiny_run / "model" / "generation_config.json").read_text())
+    assert (generation["num_beams"], generation["max_length"], generation["length_penalty"]) == (2, 12, 0.8)
     environment = json.loads((tiny_run / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     result = json.loads((tiny_run / "test.json").read_text())
@@ -96,6 +99,76 @@ def test_a_stop_inside_an_epoch_resumes_inside_it(tiny_run, tmp_path) -> None:
     progress = json.loads((tiny_run / "checkpoint-8" / "progress.json").read_text())
     assert progress["step"] == 8
     assert progress["update"] > 0
+
+
+def test_epochs_are_counted_and_each_has_its_own_order(tiny_run) -> None:
+    progress = json.loads((tiny_run / "checkpoint-12" / "progress.json").read_text())
+    assert progress["step"] == 12
+    assert progress["epoch"] >= 1
+    assert 0 < progress["update"] < 12
+
+
+def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
+    run = tmp_path / "run"
+    assert train(tiny_run.parent, run, validate_every=2) == 0
+    ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
+    run = tmp_path / "run"
+    assert train(tmp_path, run, max_steps=8, validate_every=4) == 0
+    # As if it had been killed after it validated update 12, and before it saved it.
+    with open(run / "validations.jsonl", "a") as file:
+        file.write(json.dumps({"step": 12, "loss": 1.0, "bleu": 99.0, "signature": "", "best": True}) + "\n")
+    assert train(tmp_path, run, max_steps=12, validate_every=4) == 0
+    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert lines[-1]["bleu"] < 99
+
+
+def test_a_seed_is_a_run(tiny_run, tmp_path) -> None:
+    arguments = [*tiny_recipe(tiny_run.parent, max_steps=4), "--seed=2", "--training.cpu_threads=1"]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    ours, theirs = weights(tmp_path / "run" / "checkpoint-4"), weights(tiny_run / "checkpoint-4")
+    assert not any(torch.equal(ours[name], theirs[name]) for name in ours if "q_proj" in name)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["cpu_threads"] == 1
+
+
+def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, monkeypatch) -> None:
+    from hf_vaswani import training
+
+    beams, translate = [], training.translate_corpus
+
+    def spy(*args, num_beams: int, **kwargs):
+        beams.append(num_beams)
+        return translate(*args, num_beams=num_beams, **kwargs)
+
+    monkeypatch.setattr(training, "translate_corpus", spy)
+    assert train(tiny_run.parent, tmp_path / "run", max_steps=1) == 0
+    assert beams == [1, 2]
+
+
+def test_gradients_are_clipped_only_on_request() -> None:
+    from accelerate import Accelerator
+
+    from hf_vaswani.training import _update
+
+    moved = []
+    for clip_norm in (None, 0.01):
+        torch.manual_seed(0)
+        config = VaswaniConfig(vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+        model = VaswaniForConditionalGeneration(config).train()
+        before = [p.detach().clone() for p in model.parameters()]
+        ids = torch.arange(4, 10)[None]
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        recipe = TrainingRecipe(clip_norm=clip_norm)
+        _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
+        moved.append(
+            sum((p - b).square().sum() for p, b in zip(model.parameters(), before, strict=True)).sqrt().item()
+        )
+    assert moved[0] > 0.1
+    assert moved[1] == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_complete_run_shows_its_result_again(tiny_run, capsys) -> None:
@@ -232,9 +305,14 @@ def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog
 
 def test_training_learns(tmp_path) -> None:
     run = tmp_path / "run"
-    arguments = tiny_recipe(tmp_path, max_steps=400, warmup_steps=100, save_every=50, tokens_per_batch=512)
+    arguments = tiny_recipe(
+        tmp_path, max_steps=400, warmup_steps=100, save_every=50, tokens_per_batch=512, validate_every=100
+    )
     assert main(["train", *arguments, "--model.d_model=64", "--model.d_ff=128", "--run_dir", str(run)]) == 0
     assert json.loads((run / "test.json").read_text())["bleu"] > 60
-    loss = json.loads((run / "validations.jsonl").read_text().splitlines()[-1])["loss"]
-    assert math.isfinite(loss)
-    assert loss < 1.0
+    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [100, 200, 300, 400]
+    assert math.isfinite(lines[-1]["loss"])
+    assert lines[-1]["loss"] < 1.0
+    assert [line["best"] for line in lines] == [line["bleu"] == max(o["bleu"] for o in lines) for line in lines]
+    assert not lines[0]["best"]
