@@ -1,11 +1,10 @@
 PYTHON ?= python3
 BIN = .venv/bin
-LAUNCH = $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
 
 .PHONY: quickstart test lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
-	$(LAUNCH) train.py configs/quickstart.yaml
+	$(BIN)/python train.py configs/quickstart.yaml
 
 test: .venv/installed  ## run the tests
 	$(BIN)/pytest

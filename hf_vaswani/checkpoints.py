@@ -1,6 +1,7 @@
 """The folder of a run and its checkpoints: written whole or not at all, found again, averaged (Section 6.1)."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from .recipe import Recipe, load_recipe
@@ -62,7 +63,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
             old.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         # safetensors and torch report a full disk as errors of their own, in words of their own.
-        if isinstance(error, OSError) or "os error" in str(error) or "file write failed" in str(error):
+        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
             raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
         raise
 
@@ -88,20 +89,19 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    found = [path for path in run_dir.glob("checkpoint-*") if (path / PROGRESS).is_file()]
+    named = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    found = [path for path in named if (path / PROGRESS).is_file()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `epoch`, and `update` within the epoch, all finished ones."""
+    """What a checkpoint says of itself: `step`, `epoch`, `update` within the epoch (all finished ones), `data`."""
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read; delete {checkpoint} to go on from the one before: {error}"
-        ) from error
-    return progress
+        return {key: progress[key] for key in ("step", "epoch", "update", "data")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; delete {checkpoint} to go on from the one before.") from error
 
 
 def checkpoint_to_resume(recipe: Recipe) -> Path | None:
@@ -164,19 +164,25 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
     """
     if not checkpoints:
         raise ValueError("There is no checkpoint to average.")
-    first = load_file(checkpoints[0] / WEIGHTS)
+    first = _load_weights(checkpoints[0])
     total = {name: weight.double() for name, weight in first.items()}
     for checkpoint in checkpoints[1:]:
-        with safe_open(checkpoint / WEIGHTS, framework="pt") as weights:
-            if set(weights.keys()) != set(total):
-                different = sorted(set(weights.keys()) ^ set(total))
-                raise ValueError(f"{checkpoint} and {checkpoints[0]} do not have the same weights: {different[0]}.")
-            for name in total:
-                weight = weights.get_tensor(name)
-                if weight.shape != total[name].shape:
-                    raise ValueError(
-                        f"{name} has the shape {tuple(weight.shape)} in {checkpoint}, "
-                        f"but {tuple(total[name].shape)} in {checkpoints[0]}."
-                    )
-                total[name] += weight.double()
+        weights = _load_weights(checkpoint)
+        if set(weights) != set(total):
+            different = sorted(set(weights) ^ set(total))
+            raise ValueError(f"{checkpoint} and {checkpoints[0]} do not have the same weights: {different[0]}.")
+        for name, weight in weights.items():
+            if weight.shape != total[name].shape:
+                raise ValueError(
+                    f"{name} has the shape {tuple(weight.shape)} in {checkpoint}, "
+                    f"but {tuple(total[name].shape)} in {checkpoints[0]}."
+                )
+            total[name] += weight.double()
     return {name: (weight / len(checkpoints)).to(first[name].dtype) for name, weight in total.items()}
+
+
+def _load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(checkpoint / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{checkpoint / WEIGHTS} cannot be read: {error}") from error

@@ -2,9 +2,11 @@
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
 # Lines that are read, sorted by length and translated together: enough for full batches, little to wait for.
 LINES_AT_A_TIME = 1024
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
     translate = verbs.add_parser("translate", help="translate standard input to standard output, line by line")
     translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
-    translate.add_argument("--num-beams", type=int, help="beam size; default: the model's own")
+    translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
     try:
         # A recipe has a command line of its own, in which every key is an option.
         if arguments[:1] == ["train"]:
@@ -40,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             options = parser.parse_args(arguments)
             _translate(options.model, options.num_beams)
+        return 0
+    except BrokenPipeError:
+        # Whoever reads the output has enough, as `head` has.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError, ImportError) as error:
         logger.debug("Where it happened:", exc_info=True)
@@ -74,15 +80,28 @@ def _train(arguments: list[str]) -> None:
 
 def _translate(model_name: str, num_beams: int | None) -> None:
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
     from .evaluation import translate_corpus
     from .tokenizer import load_tokenizer
 
+    if num_beams is not None and num_beams < 1:
+        raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
+    folder = Path(model_name)
+    if (folder / "model" / "config.json").is_file():
+        raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
+    if not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2):
+        raise ValueError(
+            f"There is no model folder {model_name!r}, and an id on the Hub would be of the form user/name."
+        )
     disable_progress_bar()
     tokenizer = load_tokenizer(model_name)
-    model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"The model {model_name!r} cannot be loaded: {error}") from error
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     if num_beams is not None:
@@ -98,6 +117,6 @@ def _translate(model_name: str, num_beams: int | None) -> None:
 def _lines(file: Iterable[bytes]) -> Iterator[str]:
     for number, line in enumerate(file, start=1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"Line {number} of the input is not UTF-8: {error.reason}.") from error

@@ -123,6 +123,8 @@ class VaswaniConfig(PreTrainedConfig):
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
                 "change one of them, or give both d_k and d_v."
             )
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps must be above 0, but it is {self.layer_norm_eps}.")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")

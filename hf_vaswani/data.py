@@ -68,6 +68,8 @@ def load_pairs(
             the line and what was expected.
         FileNotFoundError: a file or dataset that does not exist.
     """
+    if source_language == target_language:
+        raise ValueError(f"Source and target are to be different languages, but both are {source_language!r}.")
     languages = (source_language, target_language)
     columns = (
         source_language if source_column is None else source_column,
@@ -153,31 +155,35 @@ def _aligned_files(files: dict[str, str], languages: tuple[str, str]) -> Dataset
     try:
         return Dataset.from_generator(_aligned_lines, features=features, gen_kwargs=arguments)
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, ValueError):
+        if isinstance(error.__cause__, (ValueError, OSError)):
             raise error.__cause__ from None
         raise
 
 
 def _column_file(path: Path, columns: tuple[int | str, int | str]) -> Dataset:
-    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix
+    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
     if suffix not in READERS:
         raise ValueError(
             f"{path} is of a kind that cannot be read by its name; known are {', '.join(READERS)} (also .gz), "
             "and two line-aligned files as {en: FILE, de: FILE}."
         )
+    if columns[0] == columns[1]:
+        raise ValueError(f"Source and target are to be different columns of {path}, but both are {columns[0]!r}.")
     reader, options = READERS[suffix]
+    _existing(path)
     if reader == "csv":
         header = "infer" if all(isinstance(column, str) for column in columns) else None
         # With a converter, a column that looks like numbers stays text.
         options = options | {"header": header, "converters": dict.fromkeys(columns, str)}
     try:
-        return datasets.load_dataset(reader, data_files=str(_existing(path)), split="train", **options)
-    except (DatasetGenerationError, datasets.exceptions.DatasetGenerationCastError) as error:
+        return datasets.load_dataset(reader, data_files=str(path), split="train", **options)
+    # The readers of `datasets` have an error class for everything; for the person it is one thing: this file.
+    except Exception as error:
         if path.suffix != ".gz" and reader != "parquet":
             with open(path, "rb") as file:
                 for number, line in enumerate(file, start=1):
                     _decode(line, str(path), number)
-        raise ValueError(f"{path} cannot be read as {suffix[1:]}: {error.__cause__}") from error
+        raise ValueError(f"{path} cannot be read as {suffix[1:]}: {error.__cause__ or error}") from error
 
 
 def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
@@ -201,19 +207,19 @@ def _text_columns(
 ) -> Dataset:
     """The columns `source` and `target` of a dataset that has them by other names, or as a `translation` feature."""
     source, target = (str(column) for column in columns)
+    advice = "Name the two sides with data.source_column and data.target_column."
     if "translation" in rows.column_names:
         rows = rows.select_columns("translation").flatten()
         source, target = (f"translation.{language}" for language in languages)
+        advice = "A `translation` holds the text of each language under its code."
     for column in (source, target):
         if column not in rows.column_names:
-            raise ValueError(
-                f"{where} has no column {column!r}; it has {rows.column_names}. "
-                "Name the two sides with data.source_column and data.target_column."
-            )
+            raise ValueError(f"{where} has no column {column!r}; it has {rows.column_names}. {advice}")
     rows = rows.select_columns([source, target]).rename_columns({source: "source", target: "target"})
     for side in ("source", "target"):
-        if rows.features[side].dtype not in ("string", "large_string"):
-            raise ValueError(f"{where}: the {side} column must be text, but it is {rows.features[side].dtype}.")
+        kind = getattr(rows.features[side], "dtype", rows.features[side])
+        if kind not in ("string", "large_string"):
+            raise ValueError(f"{where}: the {side} column must be text, but it is {kind}.")
         if rows.data.column(side).null_count:
             missing = rows.with_format("arrow")[:][side].is_null().index(True).as_py()
             raise ValueError(f"{where}: row {missing + 1} has no {side} text.")

@@ -31,9 +31,13 @@ def score(
     # Imported here, because translating does without it, and without what it needs.
     from .metric import SacreBleu
 
-    scored: dict[str, Any] = SacreBleu(keep_in_memory=True).compute(
-        predictions=list(hypotheses), references=list(references), tokenize=tokenize, lowercase=lowercase
-    )
+    try:
+        scored: dict[str, Any] = SacreBleu(keep_in_memory=True).compute(
+            predictions=list(hypotheses), references=list(references), tokenize=tokenize, lowercase=lowercase
+        )
+    # What sacreBLEU raises where a language's own tokenizer is not installed.
+    except RuntimeError as error:
+        raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
     return scored
 
 

@@ -223,8 +223,9 @@ class VaswaniPositions(nn.Module):
         """
         length, d_model = inputs_embeds.shape[1:]
         positions = torch.arange(length, device=inputs_embeds.device) + first_position
-        # The sum is made in float32: in bfloat16 neighbouring positions are hard to tell apart.
-        hidden_states = inputs_embeds * self.scale + sinusoids(positions, d_model)
+        # In float32, and rounded once: a sum made in bfloat16 can hardly tell neighbouring positions apart.
+        embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
+        hidden_states = embeddings * self.scale + sinusoids(positions, d_model)
         return self.dropout(hidden_states.to(inputs_embeds.dtype))
 
 
@@ -442,6 +443,7 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        # 3.2.3: a target position sees itself and those before it, and every position of the source.
         causal_mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,

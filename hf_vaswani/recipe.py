@@ -4,6 +4,8 @@ train.py RECIPE.yaml [--section.key value ...]
 """
 
 import difflib
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +20,8 @@ except ImportError as error:
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 Files = dict[str, str] | str | None
+# Stands for "not 0", or 1 less it for "not 1", in a range.
+TINY = 1e-15
 SECTIONS = ("data", "tokenizer", "model", "training", "evaluation")
 
 
@@ -204,10 +208,25 @@ def _check_keys(keys: Iterable[str], where: str) -> None:
             raise ValueError(f"{where} has the key {key!r}, which no recipe has; the nearest one is {nearest!r}.")
 
 
+def _check_repetitions(node: yaml.Node | None, path: Path) -> None:
+    """YAML's reader would take the last of two equal keys, and drop what stands below the first."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen = set()
+    for key, value in node.value:
+        if key.value in seen:
+            line = key.start_mark.line + 1
+            raise ValueError(f"The recipe {str(path)!r} has the key {key.value!r} a second time in line {line}.")
+        seen.add(key.value)
+        _check_repetitions(value, path)
+
+
 def _check_file(path: Path) -> None:
     """Refuses a file that is no mapping of known keys, before its values are looked at."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        _check_repetitions(yaml.compose(text), path)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {str(path)!r} is not readable YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
@@ -249,7 +268,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     path = Path(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     if path is not None:
         if not path.is_file():
-            raise FileNotFoundError(f"There is no recipe {str(path)!r}.")
+            raise FileNotFoundError(f"There is no recipe file {str(path)!r}.")
         _check_file(path)
         arguments[:1] = ["--recipe", str(path)]
     options = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
@@ -257,34 +276,58 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
     try:
         namespace = parser.parse_args(arguments)
     except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(re.sub(r"<class '(\w+)'>", r"\1", " ".join(str(error).split()))) from error
     values = parser.instantiate(namespace).as_dict()
     recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
     _check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:
-            raise ValueError("Without a recipe file, --run_dir must name the folder of the run.")
+            raise ValueError("Name a recipe file first, or at least the folder of the run with --run_dir.")
         recipe.run_dir = str(Path("runs") / path.stem)
     return recipe
 
 
+# The least value of each number, and for some the greatest.
+RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 1),
+    "tokenizer.vocab_size": (1, 1_000_000),
+    "training.max_steps": (1, math.inf),
+    "training.tokens_per_batch": (1, math.inf),
+    "training.accumulation_steps": (1, math.inf),
+    "training.warmup_steps": (1, math.inf),
+    "training.learning_rate_factor": (TINY, math.inf),
+    "training.adam_beta1": (0, 1 - TINY),
+    "training.adam_beta2": (0, 1 - TINY),
+    "training.adam_epsilon": (TINY, math.inf),
+    "training.label_smoothing": (0, 1 - TINY),
+    "training.clip_norm": (TINY, math.inf),
+    "training.validate_every": (1, math.inf),
+    "training.save_every": (1, math.inf),
+    "training.keep_last": (1, math.inf),
+    "training.average_last": (1, math.inf),
+    "training.cpu_threads": (1, math.inf),
+    "evaluation.num_beams": (1, math.inf),
+    "evaluation.validation_num_beams": (1, math.inf),
+    "evaluation.tokens_per_batch": (1, math.inf),
+    # The first symbol counts, and one more is needed to say anything.
+    "evaluation.max_length": (2, math.inf),
+}
+
+
 def _check_ranges(recipe: Recipe) -> None:
-    least = {
-        "training": ["max_steps", "tokens_per_batch", "accumulation_steps", "warmup_steps", "validate_every",
-                     "save_every", "keep_last", "average_last"],
-        "evaluation": ["num_beams", "validation_num_beams", "tokens_per_batch", "max_length"],
-    }  # fmt: skip
-    for section, names in least.items():
-        for name in names:
-            value = getattr(getattr(recipe, section), name)
-            if value < 1:
-                raise ValueError(f"{section}.{name} must be at least 1, but it is {value}.")
+    values, defaults = recipe.flat(), Recipe().flat()
+    optional = {"data.validation_split", "data.test_split"}
+    for key, value in values.items():
+        if value is None and defaults[key] is not None and key not in optional:
+            raise ValueError(f"{key} must have a value, for example its default {defaults[key]!r}, but it is null.")
+        least, greatest = RANGES.get(key, (-math.inf, math.inf))
+        if key in RANGES and value is not None and not least <= value <= greatest:
+            bounds = {TINY: "above 0", 1 - TINY: "below 1"}
+            low = bounds.get(least, f"at least {least:,.0f}")
+            high = "" if greatest == math.inf else f" and {bounds.get(greatest, f'at most {greatest:,.0f}')}"
+            raise ValueError(f"{key} must be {low}{high}, but it is {value}.")
     if recipe.training.average_last > recipe.training.keep_last:
         raise ValueError(
             f"training.average_last ({recipe.training.average_last}) must not be above training.keep_last "
             f"({recipe.training.keep_last}): a deleted checkpoint cannot be averaged."
-        )
-    if not 0 <= recipe.training.label_smoothing < 1:
-        raise ValueError(
-            f"training.label_smoothing must be at least 0 and below 1, but it is {recipe.training.label_smoothing}."
         )

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -44,19 +45,19 @@ from .tokenizer import load_tokenizer, train_tokenizer
 
 try:
     from accelerate import Accelerator
-    from accelerate.logging import get_logger
-    from accelerate.utils import ProjectConfiguration, gather_object, send_to_device, set_seed
+    from accelerate.utils import ProjectConfiguration, gather_object, load, send_to_device, set_seed
     from datasets import Dataset
     from tqdm.auto import tqdm
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 RESULT = "test.json"
 VALIDATIONS = "validations.jsonl"
 MODEL = "model"
+TOKENIZER = "tokenizer"
 TRANSLATIONS = "test_translations.txt"
 ENVIRONMENT = "environment.json"
 
@@ -94,17 +95,18 @@ def train(recipe: Recipe) -> dict[str, Any]:
         ValueError: the data or the recipe cannot be trained on, or the run folder belongs to another recipe.
         OSError: a file cannot be read or written; checkpoints written before are whole.
     """
+    # Wrong settings of the model and of the score are to show now, and not after the data, or at the first validation.
+    VaswaniConfig(**asdict(recipe.model))
+    score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     checkpoint = checkpoint_to_resume(recipe)
-    result = _result_if_complete(recipe, checkpoint)
+    result = _result_if_complete(recipe)
     accelerator = _build_accelerator(recipe)
     if result is not None:
         logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
-    logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
-    # A wrong setting of the score is to show now, and not at the first validation.
-    score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     set_seed(recipe.seed, device_specific=True)
     run = _read_data(recipe, accelerator, checkpoint)
+    logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
     accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
     sampler = _build_sampler(run)
     model = _build_model(run)
@@ -112,10 +114,9 @@ def train(recipe: Recipe) -> dict[str, Any]:
     optimizer = build_optimizer(model.parameters(), training.adam_beta1, training.adam_beta2, training.adam_epsilon)
     schedule = build_schedule(optimizer, recipe.model.d_model, training.warmup_steps, training.learning_rate_factor)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    position = {"step": 0, "epoch": 0, "update": 0}
+    position = {"step": 0, "epoch": 0, "update": 0, "data": sampler.lengths.sum(axis=0).tolist()}
     if checkpoint is not None:
-        position = read_progress(checkpoint)
-        _load_checkpoint(accelerator, checkpoint)
+        position = _load_checkpoint(accelerator, checkpoint, position["data"])
     _train_until(training.max_steps, position, run, sampler, model, optimizer, schedule)
     result = _finish(run, accelerator.unwrap_model(model))
     accelerator.end_training()
@@ -124,7 +125,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
 
 def _train_until(
     max_steps: int,
-    position: dict[str, int],
+    position: dict[str, Any],
     run: _Run,
     sampler: TokenBudgetBatchSampler,
     model: torch.nn.Module,
@@ -154,7 +155,7 @@ def _train_until(
                 if step % training.validate_every == 0 or step == max_steps:
                     _validate(run, model, step)
                 if step % training.save_every == 0 or step == max_steps:
-                    _save_checkpoint(run, {"step": step, "epoch": epoch, "update": update})
+                    _save_checkpoint(run, position | {"step": step, "epoch": epoch, "update": update})
                     progress.restart_clock()
                 if step == max_steps:
                     break
@@ -225,7 +226,7 @@ class _Progress:
         self.bar.close()
 
 
-def _save_checkpoint(run: _Run, progress: dict[str, int]) -> None:
+def _save_checkpoint(run: _Run, progress: dict[str, Any]) -> None:
     """One folder with the state of model, optimizer, schedule and random numbers, and the position in the data."""
     accelerator, folder = run.accelerator, run.folder / f"checkpoint-{progress['step']}"
     with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
@@ -240,14 +241,23 @@ def _save_checkpoint(run: _Run, progress: dict[str, int]) -> None:
     accelerator.wait_for_everyone()
 
 
-def _load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> None:
+def _load_checkpoint(accelerator: Accelerator, checkpoint: Path, data: list[int]) -> dict[str, Any]:
+    """Everything as it was, and the position in the data, which must be the data of then."""
+    progress = read_progress(checkpoint)
+    if progress["data"] != data:
+        raise ValueError(
+            f"The training text is not that of {checkpoint}, which had {progress['data'][0]} source and "
+            f"{progress['data'][1]} target tokens; now there are {data[0]} and {data[1]}."
+        )
     try:
+        # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
+        load(checkpoint / f"random_states_{accelerator.process_index}.pkl")
         accelerator.load_state(str(checkpoint))
     except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
         raise ValueError(
-            f"{checkpoint} cannot be read, so it was damaged after it was written; delete it to go on from the one "
-            f"before: {error}"
+            f"{checkpoint} was damaged after it was written; delete it to go on from the one before: {error}"
         ) from error
+    return progress
 
 
 # ---- Validation and test -----------------------------------------------------------------------------------------
@@ -314,7 +324,10 @@ def _validate(run: _Run, model: torch.nn.Module, step: int) -> None:
     run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
     if run.accelerator.is_main_process:
         path = run.folder / VALIDATIONS
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+        try:
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}. Delete it to go on without the earlier lines.") from error
         # A resumed run comes again through updates that it had already validated.
         lines = [line for line in lines if line["step"] < step] + [{"step": step, "loss": loss, **scored}]
         best = max(line["bleu"] for line in lines)
@@ -353,6 +366,9 @@ def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]
 def _build_accelerator(recipe: Recipe) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
+    precision = recipe.training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
     trackers = recipe.training.trackers
     accelerator = Accelerator(
         cpu=on_cpu,
@@ -366,6 +382,8 @@ def _build_accelerator(recipe: Recipe) -> Accelerator:
             f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
             "each would train a model of its own."
         )
+    # Every process has the same to say, so one of them says it.
+    logger.setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
     if set(trackers) - set(available):
         raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
@@ -391,28 +409,38 @@ def _keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-def _result_if_complete(recipe: Recipe, checkpoint: Path | None) -> dict[str, Any] | None:
-    path = Path(recipe.run_dir) / RESULT
-    if checkpoint is None or not path.is_file():
+def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
+    """What `test.json` says, if nothing is left to train, to average or to score."""
+    folder = Path(recipe.run_dir)
+    last = [checkpoint.name for checkpoint in list_checkpoints(folder)[-recipe.training.average_last :]]
+    try:
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        complete = result["averaged"] == last and result["step"] >= recipe.training.max_steps
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    step = read_progress(checkpoint)["step"]
-    return result if result["step"] == step >= recipe.training.max_steps else None
+    return result if complete and (folder / MODEL).is_dir() else None
 
 
 def _read_data(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> _Run:
     """Text, tokenizer and ids. The run folder is made once the text is known to be readable."""
     pairs = load_pairs(**asdict(recipe.data), seed=recipe.seed)
     for split in ("train", *pairs):
-        if not len(pairs.get(split, ())):
-            raise ValueError(f"The {split} set is empty: the recipe's data section gives no pairs for it.")
+        sides = [pairs[split]["source"], pairs[split]["target"]] if split in pairs else [[], []]
+        if not any(source.strip() and target.strip() for source, target in zip(*sides, strict=True)):
+            raise ValueError(f"The {split} set is empty: the recipe's data section gives no pairs of text for it.")
     if accelerator.is_main_process:
-        _write_run_files(recipe, accelerator)
+        _write_run_files(recipe, accelerator, checkpoint)
+    folder = Path(recipe.run_dir) / TOKENIZER
     with accelerator.local_main_process_first():
         if checkpoint is None and accelerator.is_local_main_process:
-            _make_tokenizer(recipe, pairs["train"]).save_pretrained(recipe.run_dir)
-        tokenizer = load_tokenizer(recipe.run_dir)
-        encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items() if split != "test"}
+            tokenizer = _make_tokenizer(recipe, pairs["train"])
+            with written_whole(folder) as temporary:
+                tokenizer.save_pretrained(temporary)
+        tokenizer = load_tokenizer(str(folder))
+        encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items()}
+    for split in set(encoded) - {"train"}:
+        if empty := len(pairs[split]) - len(encoded[split]):
+            logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
     return _Run(recipe, accelerator, tokenizer, pairs, encoded)
 
 
@@ -466,17 +494,22 @@ def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
     return model
 
 
-def _write_run_files(recipe: Recipe, accelerator: Accelerator) -> None:
+def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> None:
     """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
     run_dir = Path(recipe.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     recipe.save(run_dir / RECIPE)
-    here = Path(__file__).parent
-    git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if checkpoint is not None:
+        return
+    # Of this package's own repository: an installed one may lie inside somebody else's.
+    root, revision = Path(__file__).parent.parent, ""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     environment = {
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "git_revision": git.stdout.strip() or None,
+        "git_revision": revision or None,
         "machine": platform.platform(),
         "device": str(accelerator.device),
         "processes": accelerator.num_processes,

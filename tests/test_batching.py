@@ -1,5 +1,7 @@
 """No pair lost or doubled, no batch above its budget, the same order for the same seed, and each process its share."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,12 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert order(1, 0) != order(2, 0)
     # Not only the batches' order differs between epochs, but also who is in them.
     assert {tuple(sorted(batch)) for batch in order(1, 0)} != {tuple(sorted(batch)) for batch in order(1, 1)}
+
+
+def test_batches_do_not_come_in_the_order_of_their_lengths() -> None:
+    widths = [LENGTHS[batch].max() for batch in TokenBudgetBatchSampler(LENGTHS, 200).batches()]
+    steps_up = sum(a <= b for a, b in itertools.pairwise(widths)) / (len(widths) - 1)
+    assert 0.3 < steps_up < 0.7
 
 
 def test_a_position_continues_where_the_epoch_was_left() -> None:

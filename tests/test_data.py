@@ -162,6 +162,14 @@ def test_missing_files_languages_columns_and_values(tmp_path) -> None:
     (tmp_path / "bad.tsv").write_bytes(b"en\tde\na\tb\nc\t\xff\n")
     with pytest.raises(ValueError, match=r"bad\.tsv, line 3, is not UTF-8"):
         load_pairs("en", "de", train_files=str(tmp_path / "bad.tsv"))
+    for name, content in (("broken.jsonl", b'{"en": "a"\n'), ("bytes.jsonl", b'{"en": "\xff", "de": "b"}\n'),
+                          ("empty.jsonl", b""), ("empty.tsv", b""),
+                          ("number.jsonl", b'{"en": 1, "de": "b"}\n'), ("bad.parquet", b"PAR1")):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name):
+            load_pairs("en", "de", train_files=str(tmp_path / name))
+    with pytest.raises(ValueError, match="different languages"):
+        load_pairs("en", "en", train_files=aligned(tmp_path))
     with pytest.raises(FileNotFoundError, match="someone/nothing"):
         load_pairs("en", "de", dataset="someone/nothing")
     with pytest.raises(ValueError, match="English and German"):

@@ -30,7 +30,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 def test_a_run_folder_is_complete(tiny_run) -> None:
     names = {path.name for path in tiny_run.iterdir()}
     assert names == {
-        "recipe.yaml", "environment.json", "tokenizer.json", "tokenizer_config.json",
+        "recipe.yaml", "environment.json", "tokenizer",
         "checkpoint-4", "checkpoint-8", "checkpoint-12",
         "validations.jsonl", "model", "test.json", "test_translations.txt",
     }  # fmt: skip
@@ -68,7 +68,7 @@ def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
     # The validation was made with the last checkpoint, not with the average.
     model.load_state_dict(weights(tiny_run / "checkpoint-12"), strict=False)
     model.eval()
-    tokenizer = AutoTokenizer.from_pretrained(tiny_run)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run / "tokenizer")
     recipe = json.loads(json.dumps((tiny_run / "recipe.yaml").read_text()))
     folder = Path(recipe.split("en: ")[1].split("\n")[0]).parent
     lines = [(folder / f"text.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
@@ -257,13 +257,14 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     assert (run / "checkpoint-8").is_dir()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "progress.json"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, capsys, damaged) -> None:
     run = tmp_path / "run"
     assert train(tmp_path, run, max_steps=8) == 0
-    file = run / "checkpoint-8" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
+    file = run / "checkpoint-8" / damaged
+    file.write_bytes(file.read_bytes()[:20])
     assert train(tmp_path, run, max_steps=12) == 2
-    assert "checkpoint-8 cannot be read" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert "damaged" in capsys.readouterr().err.strip().splitlines()[-1]
     shutil.rmtree(run / "checkpoint-8")
     assert train(tmp_path, run, max_steps=12) == 0
 
@@ -279,6 +280,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, c
         (["--tokenizer.vocab_size=100"], ["260", "100"]),
         (["--tokenizer.path=/"], ["no tokenizer"]),
         (["--evaluation.tokenize=14a"], ["14a", "13a"]),
+        (["--training.mixed_precision=fp16"], ["fp16", "GPU"]),
+        (["--evaluation.tokenize=ja-mecab"], ["ja-mecab"]),
+        (["--data.target_language=en"], ["different languages", "'en'"]),
         (["--training.trackers=[comet_ml]"], ["training.trackers", "comet_ml"]),
         (["--training.mixed_precision=fp8"], ["training.mixed_precision", "fp8"]),
     ],
@@ -291,6 +295,25 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, changes, wo
     assert all(word in error for word in words), error
     # Put right, the same folder starts anew.
     assert train(tmp_path, run, max_steps=1) == 0
+
+
+def test_empty_validation_set_changed_text_and_lost_models(tmp_path, capsys) -> None:
+    run, arguments = tmp_path / "run", tiny_recipe(tmp_path, max_steps=4)
+    for name in ("v.en", "v.de"):
+        (tmp_path / name).write_text("\n")
+    blank = f"--data.validation_files={{en: {tmp_path / 'v.en'}, de: {tmp_path / 'v.de'}}}"
+    assert main(["train", *arguments, blank, "--run_dir", str(run)]) == 2
+    assert "The validation set is empty" in capsys.readouterr().err
+    assert not run.exists()
+    assert train(tmp_path, run, max_steps=4) == 0
+    shutil.rmtree(run / "model")
+    assert train(tmp_path, run, max_steps=4) == 0
+    assert (run / "model" / "config.json").is_file()
+    write_pairs(tmp_path, count=60)
+    # `tiny_recipe` writes the text of before again, so the command line is made by hand.
+    longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
+    assert main(["train", *longer, "--run_dir", str(run)]) == 2
+    assert "training text is not that of" in capsys.readouterr().err
 
 
 def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog) -> None:
