@@ -1,5 +1,6 @@
 """Where sentence pairs come from, and how they become ids: everything is read, mapped and cached by `datasets`."""
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,11 @@ def _column_file(path: Path, columns: tuple[int | str, int | str]) -> Dataset:
     if columns[0] == columns[1]:
         raise ValueError(f"Source and target are to be different columns of {path}, but both are {columns[0]!r}.")
     reader, options = READERS[suffix]
-    _existing(path)
+    if _existing(path).stat().st_size == 0:
+        raise ValueError(f"{path} is empty.")
+    if reader == "json":
+        # Its reader lets any bytes pass, and they would come to light far from here.
+        _check_utf8(path)
     if reader == "csv":
         header = "infer" if all(isinstance(column, str) for column in columns) else None
         # With a converter, a column that looks like numbers stays text.
@@ -179,11 +184,15 @@ def _column_file(path: Path, columns: tuple[int | str, int | str]) -> Dataset:
         return datasets.load_dataset(reader, data_files=str(path), split="train", **options)
     # The readers of `datasets` have an error class for everything; for the person it is one thing: this file.
     except Exception as error:
-        if path.suffix != ".gz" and reader != "parquet":
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, start=1):
-                    _decode(line, str(path), number)
+        if reader == "csv":
+            _check_utf8(path)
         raise ValueError(f"{path} cannot be read as {suffix[1:]}: {error.__cause__ or error}") from error
+
+
+def _check_utf8(path: Path) -> None:
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            _decode(line, str(path), number)
 
 
 def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
