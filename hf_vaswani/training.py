@@ -154,6 +154,7 @@ def _train_until(
                 progress.show(step, loss, tokens, rate)
                 if step % training.validate_every == 0 or step == max_steps:
                     _validate(run, model, step)
+                    progress.restart_clock()
                 if step % training.save_every == 0 or step == max_steps:
                     _save_checkpoint(run, position | {"step": step, "epoch": epoch, "update": update})
                     progress.restart_clock()
