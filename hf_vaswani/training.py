@@ -390,10 +390,9 @@ def _build_accelerator(recipe: Recipe) -> Accelerator:
         raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
     if accelerator.device.type == "cpu":
         # `accelerate launch` gives a process a single thread unless it is told otherwise.
-        share = max(1, len(os.sched_getaffinity(0)) // launched) if hasattr(os, "sched_getaffinity") else None
-        threads = recipe.training.cpu_threads or share
-        if threads is not None:
-            torch.set_num_threads(threads)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        torch.set_num_threads(recipe.training.cpu_threads or share)
         _keep_freed_memory()
     return accelerator
 
