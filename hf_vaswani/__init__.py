@@ -2,18 +2,31 @@
 
 import re
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, pipelines
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
 
 from .configuration_vaswani import VaswaniConfig
-from .modeling_vaswani import VaswaniForConditionalGeneration, VaswaniModel
+from .modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
 from .pipeline_vaswani import VaswaniTranslationPipeline
 
 __version__ = "0.1.0"
-__all__ = ["VaswaniConfig", "VaswaniForConditionalGeneration", "VaswaniModel", "VaswaniTranslationPipeline"]
+__all__ = [
+    "VaswaniConfig",
+    "VaswaniEncoderModel",
+    "VaswaniForConditionalGeneration",
+    "VaswaniModel",
+    "VaswaniTranslationPipeline",
+]
 
 AutoConfig.register("vaswani", VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
+AutoModelForTextEncoding.register(VaswaniConfig, VaswaniEncoderModel, exist_ok=True)
+
+# With these marks, saving a model puts the files that end in _vaswani.py beside its weights.
+VaswaniConfig.register_for_auto_class()
+VaswaniModel.register_for_auto_class("AutoModel")
+VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+VaswaniEncoderModel.register_for_auto_class("AutoModelForTextEncoding")
 
 
 class _TranslationAliases(dict[str, str]):

@@ -4,23 +4,65 @@ The field names are the letters of "Attention Is All You Need" (Vaswani et al., 
 (Table 3), and those of the authors' own code (tensor2tensor) where the paper is silent.
 """
 
+import copy
+import os
+import re
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+# What a saved folder says about its code. The files lie beside the weights, so that the folder also loads where this
+# package is not installed, given trust_remote_code=True.
+AUTO_MAP = {
+    "AutoConfig": "configuration_vaswani.VaswaniConfig",
+    "AutoModel": "modeling_vaswani.VaswaniModel",
+    "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
+    "AutoModelForTextEncoding": "modeling_vaswani.VaswaniEncoderModel",
+}
+CHOICES = {
+    "norm_position": ("post", "pre"),
+    "position_encoding": ("sinusoidal", "learned"),
+    "sinusoid_layout": ("interleaved", "concatenated", "tensor2tensor"),
+}
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": "pipeline_vaswani.VaswaniTranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+        "type": "text",
+    }
+}
+
+
+class _CustomPipelines(dict[str, Any]):
+    """
+    The `custom_pipelines` of a config, which answer to `translation_xx_to_yy` as well. They hand out copies, because
+    transformers replaces the names in them by the classes.
+    """
+
+    def __contains__(self, task: object) -> bool:
+        return super().__contains__(self._task(task))
+
+    def __getitem__(self, task: str) -> Any:
+        return copy.deepcopy(super().__getitem__(self._task(task)))
+
+    @staticmethod
+    def _task(task: Any) -> Any:
+        return "translation" if re.fullmatch(r"translation_[^_]+_to_[^_]+", str(task)) else task
+
 
 @strict
 class VaswaniConfig(PreTrainedConfig):
     r"""
-    Configuration of a [`VaswaniModel`] or [`VaswaniForConditionalGeneration`].
+    Configuration of a [`VaswaniModel`], [`VaswaniForConditionalGeneration`] or [`VaswaniEncoderModel`].
 
     Args:
         vocab_size (`int`, defaults to 37000):
             Entries of the vocabulary that source and target share (Section 5.1).
         d_model (`int`, defaults to 512):
-            Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even.
+            Width of the embeddings and of every sub-layer's output (Section 3.1). Even, where positions are
+            sinusoids.
         d_ff (`int`, defaults to 2048):
             Width of the hidden layer of the feed-forward networks (Section 3.3).
         num_heads (`int`, defaults to 8):
@@ -45,10 +87,21 @@ class VaswaniConfig(PreTrainedConfig):
         norm_position (`str`, defaults to `"post"`):
             `"post"`: LayerNorm(x + Sublayer(x)), as Section 3.1; `"pre"`: x + Sublayer(LayerNorm(x)) and one
             LayerNorm on top of each stack, as tensor2tensor's later versions.
+        position_encoding (`str`, defaults to `"sinusoidal"`):
+            `"sinusoidal"`: computed, for any length (Section 3.5); `"learned"`: a table of `max_position_embeddings`
+            rows for each stack (Table 3 row E).
+        sinusoid_layout (`str`, defaults to `"interleaved"`):
+            `"interleaved"`: sine and cosine in turn, as Section 3.5; `"concatenated"`: the same sines, then the same
+            cosines (Marian); `"tensor2tensor"`: concatenated, the exponents from 0 to 1 inclusive (tensor2tensor,
+            fairseq).
+        max_position_embeddings (`int`, defaults to 1024):
+            Rows of a learned table. It is no limit for sinusoids.
         layer_norm_eps (`float`, defaults to 1e-6):
             Added to the variance in LayerNorm (tensor2tensor's value).
         attention_bias (`bool`, defaults to `False`):
             Whether the four projections of an attention have biases; the paper's have none (Section 3.2.2).
+        lm_head_bias (`bool`, defaults to `False`):
+            Whether the pre-softmax linear transformation has a bias; the paper's has none (Section 3.4).
         scale_embedding (`bool`, defaults to `True`):
             Whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
         share_embeddings (`bool`, defaults to `True`):
@@ -90,8 +143,12 @@ class VaswaniConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
     norm_position: str = "post"
+    position_encoding: str = "sinusoidal"
+    sinusoid_layout: str = "interleaved"
+    max_position_embeddings: int = 1024
     layer_norm_eps: float = 1e-6
     attention_bias: bool = False
+    lm_head_bias: bool = False
     scale_embedding: bool = True
     share_embeddings: bool = True
     tie_word_embeddings: bool = True
@@ -104,17 +161,27 @@ class VaswaniConfig(PreTrainedConfig):
     decoder_start_token_id: int = 1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        custom_pipelines = kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
+        # transformers asks a config for pipelines before its own registry, and then for trust_remote_code. So they are
+        # an attribute only where this file itself came with the weights; elsewhere the task is registered.
+        if custom_pipelines and __name__.startswith("transformers_modules."):
+            self.custom_pipelines = _CustomPipelines(custom_pipelines)
         # `@strict` calls it as well, and whenever a config is saved, but wraps the ValueError in one of its own kind.
         self.validate_architecture()
 
     def validate_architecture(self) -> None:
         """Refuses sizes and names that cannot make a model."""
-        for name in ("vocab_size", "d_model", "d_ff", "num_heads", "encoder_layers", "decoder_layers", "d_k", "d_v"):
+        sizes = "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings"
+        for name in sizes.split():
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {size}.")
-        if self.d_model % 2:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                expected = " or ".join(f'"{choice}"' for choice in choices)
+                raise ValueError(f"{name} must be {expected}, but it is {getattr(self, name)!r}.")
+        if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
             )
@@ -128,10 +195,21 @@ class VaswaniConfig(PreTrainedConfig):
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
-        if self.norm_position not in ("post", "pre"):
-            raise ValueError(f'norm_position must be "post" or "pre", but it is {self.norm_position!r}.')
         if self.activation_function not in ACT2FN:
             raise ValueError(
                 f"activation_function {self.activation_function!r} is not one that transformers knows: "
                 f"{', '.join(sorted(ACT2FN))}."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as it is written to config.json."""
+        return super().to_dict() | {
+            "custom_pipelines": copy.deepcopy(CUSTOM_PIPELINES if self.is_encoder_decoder else {})
+        }
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
+    ) -> None:
+        """Writes config.json, with the classes of every Auto class: transformers names only the one that is saved."""
+        self.auto_map = AUTO_MAP | (getattr(self, "auto_map", None) or {})
+        super().save_pretrained(save_directory, push_to_hub, **kwargs)

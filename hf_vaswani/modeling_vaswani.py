@@ -1,9 +1,11 @@
 """The network of "Attention Is All You Need" (Vaswani et al., 2017), in the order of its Section 3.
 
 3.2 attention, 3.3 feed-forward, 3.4 embeddings, 3.5 positions; then the layers and stacks of 3.1 that they make
-up (Figure 1), and on top the two models that transformers' users know: the bare network, and the one that translates.
+up (Figure 1), and on top the three models that transformers' users know: the bare network, the one that translates,
+and the encoder alone.
 """
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -28,6 +30,9 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
+
+# Not used here: transformers copies the files that the model's file imports, and the pipeline travels with the model.
+from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
 # ---- 3.2 Attention -----------------------------------------------------------------------------------------------
 
@@ -180,52 +185,106 @@ class VaswaniFeedForward(nn.Module):
 # ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
 
 
-def sinusoids(positions: torch.Tensor, d_model: int, base: float = 10000.0) -> torch.Tensor:
+def sinusoids(
+    positions: torch.Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0
+) -> torch.Tensor:
     """
     PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
 
     Args:
-        positions (`torch.LongTensor` of shape `(length,)`): positions, counted from 0; any number.
+        positions (`torch.LongTensor` of shape `(...)`): positions, counted from 0; any number.
         d_model (`int`): width, even.
+        layout (`str`): `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; `"tensor2tensor"`:
+            concatenated, with i / (d_model/2 - 1) in place of 2i / d_model.
         base (`float`): the wavelengths go from 2 pi to `base` * 2 pi.
 
     Returns:
-        `torch.FloatTensor` of shape `(length, d_model)`, in float32 whatever the model's own type.
+        `torch.FloatTensor` of shape `(..., d_model)`, in float32 whatever the model's own type.
     """
     # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Some devices have no
     # float64; the few numbers of a table are then computed on the CPU.
     where = torch.device("cpu") if positions.device.type == "mps" else positions.device
-    two_i = torch.arange(0, d_model, 2, device=where, dtype=torch.float64)
-    angles = positions.to(where, torch.float64)[:, None] / base ** (two_i / d_model)  # [length, d_model / 2]
-    interleaved = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)  # [length, d_model]
-    return interleaved.to(positions.device, torch.float32)
+    i = torch.arange(d_model // 2, device=where, dtype=torch.float64)
+    exponents = i / max(d_model // 2 - 1, 1) if layout == "tensor2tensor" else 2 * i / d_model
+    angles = positions.to(where, torch.float64)[..., None] / base**exponents  # [..., d_model / 2]
+    if layout == "interleaved":
+        encoding = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # [..., d_model]
+    else:
+        encoding = torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return encoding.to(positions.device, torch.float32)
+
+
+def position_ids(
+    inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None = None, past_length: torch.Tensor | int = 0
+) -> torch.Tensor:
+    """
+    Positions counted from 0 at a sentence's first token: padding moves none of them, on whichever side it is.
+
+    Args:
+        inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): the tokens; gives length and device.
+        attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
+            Without it every column counts.
+        past_length (`int`): columns that a cache holds already.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, length)`, or `(1, length)` without a mask.
+    """
+    columns = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_length  # [length]
+    if attention_mask is None:
+        return columns[None]
+    counted = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)  # [batch, past + length]
+    return counted[:, columns]
 
 
 class VaswaniPositions(nn.Module):
     """
     The bottom of both stacks in Figure 1: embedding times sqrt(d_model), plus position, then dropout (Sections 3.4,
-    3.5 and 5.4). It holds no numbers: the sinusoids are computed when asked for, so there is nothing to save.
+    3.5 and 5.4). Sinusoids are computed when asked for: there is nothing to save, and no longest sentence. Learned
+    positions (Table 3 row E) are a table of `max_position_embeddings` rows.
     """
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__()
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.layout = config.sinusoid_layout
+        learned = config.position_encoding == "learned"
+        self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, inputs_embeds: torch.Tensor, first_position: int = 0) -> torch.Tensor:
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_length: torch.Tensor | int = 0,
+    ) -> torch.Tensor:
         """
         Args:
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): rows of the embedding matrix.
-            first_position (`int`): position of the first column; above 0 when a cache holds those before it.
+            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for
+                padding. A ready mask of four dimensions says nothing about positions: then every column counts.
+            past_length (`int`): columns that a cache holds already.
 
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
+
+        Raises:
+            ValueError: a learned table has no row for a position.
         """
-        length, d_model = inputs_embeds.shape[1:]
-        positions = torch.arange(length, device=inputs_embeds.device) + first_position
+        if attention_mask is not None and attention_mask.dim() != 2:
+            attention_mask = None
+        positions = position_ids(inputs_embeds, attention_mask, past_length)
+        if self.table is not None:
+            check_ids("positions", positions, self.table.num_embeddings, "max_position_embeddings")
+            encoding = self.table(positions)
+        elif attention_mask is None:
+            encoding = sinusoids(positions, inputs_embeds.shape[2], self.layout)
+        else:
+            # All sentences count through the same positions: each is computed once.
+            columns = torch.arange(attention_mask.shape[1], device=positions.device)
+            encoding = nn.functional.embedding(positions, sinusoids(columns, inputs_embeds.shape[2], self.layout))
         # In float32, and rounded once: a sum made in bfloat16 can hardly tell neighbouring positions apart.
         embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
-        hidden_states = embeddings * self.scale + sinusoids(positions, d_model)
+        hidden_states = embeddings * self.scale + encoding
         return self.dropout(hidden_states.to(inputs_embeds.dtype))
 
 
@@ -268,7 +327,9 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """`(batch, source, d_model)` and the padding mask -> the same shape."""
+        # Multi-Head Attention, Add & Norm
         hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
+        # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, self.feed_forward)
 
 
@@ -294,14 +355,17 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
+        # Masked Multi-Head Attention, Add & Norm
         hidden_states = self.self_attn_norm(
             hidden_states,
             lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
         )
+        # Multi-Head Attention from the target to the source, Add & Norm
         hidden_states = self.cross_attn_norm(
             hidden_states,
             lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs)[0],
         )
+        # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, self.feed_forward)
 
 
@@ -334,6 +398,70 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        # transformers knows of the source embedding and the head; a target embedding of its own grows with them.
+        target = getattr(getattr(self.base_model, "decoder", None), "embed_tokens", resized)
+        if target.num_embeddings != resized.num_embeddings:
+            requires_grad = target.weight.requires_grad
+            target = self._get_resized_embeddings(target, resized.num_embeddings, mean_resizing=mean_resizing)
+            self.base_model.decoder.embed_tokens = target.requires_grad_(requires_grad)
+        return resized
+
+    def embed(self, side: str, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """
+        The rows of this stack's embedding matrix (Section 3.4), unless they are given.
+
+        Args:
+            side (`str`): what the arguments' names start with for the caller: `""` or `"decoder_"`.
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): tokens.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): instead.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`.
+
+        Raises:
+            ValueError: neither or both were given, or an id is not in the vocabulary.
+        """
+        if input_ids is not None and inputs_embeds is None:
+            check_ids(f"{side}input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
+            return self.embed_tokens(input_ids)
+        if inputs_embeds is None or input_ids is not None:
+            given = "neither" if inputs_embeds is None else "both"
+            raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds: {given} came.")
+        return inputs_embeds
+
+
+def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str) -> None:
+    """
+    Refuses an id that its table has no row for, on the CPU; elsewhere looking would make the device wait.
+
+    Raises:
+        ValueError: with the id and the size of the table.
+    """
+    if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+        return
+    for id_ in (int(ids.min()), int(ids.max())):
+        if not 0 <= id_ < size:
+            raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids go from 0 to {size - 1}.")
+
+
+def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int | None = None) -> None:
+    """
+    Refuses states or a mask of another number of sentences or tokens; a mask of four dimensions is the caller's own.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if given is None or given.dim() > 3:
+        return
+    if given.shape[0] != batch:
+        raise ValueError(f"{name} is of {given.shape[0]} sentences, but the tokens are of {batch}.")
+    if length is not None and given.shape[1] != length:
+        raise ValueError(f"{name} is {given.shape[1]} tokens wide, but there are {length}.")
 
 
 def final_norm(config: VaswaniConfig) -> nn.Module:
@@ -374,18 +502,17 @@ class VaswaniEncoder(VaswaniPreTrainedModel):
             [`BaseModelOutput`] with `last_hidden_state` of shape `(batch, source, d_model)`.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds` were given.
+            ValueError: neither or both of `input_ids` and `inputs_embeds` were given, the mask is of other sentences,
+                an id is not in the vocabulary, or a position not in the table of learned ones.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        attention_mask = create_bidirectional_mask(
+        inputs_embeds = self.embed("", input_ids, inputs_embeds)
+        check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
+        padding_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
         )
-        hidden_states = self.positions(inputs_embeds)
+        hidden_states = self.positions(inputs_embeds, attention_mask)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+            hidden_states = layer(hidden_states, padding_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
 
@@ -435,14 +562,20 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             `(batch, target, d_model)`.
 
         Raises:
-            ValueError: neither or both of `input_ids` and `inputs_embeds` were given.
+            ValueError: as in [`VaswaniEncoder`], and where the encoder's states are of another number of sentences.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of decoder_input_ids and decoder_inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+        inputs_embeds = self.embed("decoder_", input_ids, inputs_embeds)
+        if encoder_hidden_states is None:
+            raise ValueError("The decoder needs the encoder's output: give encoder_hidden_states.")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        batch, target = inputs_embeds.shape[:2]
+        check_shape("the encoder's output", encoder_hidden_states, batch)
+        check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
+        # A static cache counts on the device, and takes masks of its own width.
+        length = past_length + target if isinstance(past_length, int) else None
+        check_shape("decoder_attention_mask", attention_mask, batch, length)
         # 3.2.3: a target position sees itself and those before it, and every position of the source.
         causal_mask = create_causal_mask(
             config=self.config,
@@ -456,8 +589,7 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             attention_mask=encoder_attention_mask,
             encoder_hidden_states=encoder_hidden_states,
         )
-        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
-        hidden_states = self.positions(inputs_embeds, first_position=past_length)
+        hidden_states = self.positions(inputs_embeds, attention_mask, past_length)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
@@ -472,7 +604,7 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
         )
 
 
-# ---- The two models ----------------------------------------------------------------------------------------------
+# ---- The three models --------------------------------------------------------------------------------------------
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
@@ -567,7 +699,7 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
         else:
             self._tied_weights_keys = {"lm_head.weight": target}
         self.model = VaswaniModel(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
@@ -652,6 +784,38 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+
+class VaswaniEncoderModel(VaswaniPreTrainedModel):
+    """The left half of Figure 1 alone: the encoder's states, as features of the source. Loads from any Vaswani."""
+
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", r"^lm_head\."]
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        config = copy.deepcopy(config)
+        config.is_encoder_decoder = False
+        super().__init__(config)
+        self.encoder = VaswaniEncoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source embedding."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replaces the source embedding."""
+        self.encoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Arguments, result and errors of [`VaswaniEncoder.forward`]."""
+        return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
 
 
 def smoothed_cross_entropy(

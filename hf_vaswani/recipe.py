@@ -94,10 +94,18 @@ class ModelRecipe:
     """Activation of the feed-forward networks, by transformers' name."""
     norm_position: Literal["post", "pre"] = "post"
     """LayerNorm after the residual sum, as in the paper, or before the sub-layer."""
+    position_encoding: Literal["sinusoidal", "learned"] = "sinusoidal"
+    """Sinusoids (Section 3.5), or a table of max_position_embeddings rows that is learned (Table 3 row E)."""
+    sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
+    """Sines and cosines in turn, as in the paper; or first the sines; or tensor2tensor's wavelengths as well."""
+    max_position_embeddings: int = 1024
+    """Rows of a learned table of positions; no limit for sinusoids."""
     layer_norm_eps: float = 1e-6
     """Added to the variance in LayerNorm."""
     attention_bias: bool = False
     """Whether the projections of an attention have biases."""
+    lm_head_bias: bool = False
+    """Whether the pre-softmax linear transformation has a bias."""
     scale_embedding: bool = True
     """Whether embeddings are multiplied by sqrt(d_model) (Section 3.4)."""
     share_embeddings: bool = True

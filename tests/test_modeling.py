@@ -117,7 +117,7 @@ def test_sinusoids_are_neither_parameter_nor_buffer_nor_saved() -> None:
 def test_embedding_is_scaled_and_position_added_in_float32() -> None:
     positions = VaswaniPositions(tiny_config(dropout=0.0))
     embeds = torch.randn(1, 3, 16)
-    torch.testing.assert_close(positions(embeds, 5)[0], embeds[0] * 4 + sinusoids(torch.arange(5, 8), 16))
+    torch.testing.assert_close(positions(embeds, past_length=5)[0], embeds[0] * 4 + sinusoids(torch.arange(5, 8), 16))
     embeds = torch.randn(1, 200, 16).bfloat16()
     half = positions(embeds)
     assert half.dtype == torch.bfloat16
