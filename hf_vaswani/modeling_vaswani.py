@@ -233,7 +233,8 @@ def position_ids(
     if attention_mask is None:
         return columns[None]
     counted = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)  # [batch, past + length]
-    return counted[:, columns]
+    # Columns that a mask does not reach are padding, as in the masks that transformers makes of it.
+    return counted[:, columns.clamp(max=attention_mask.shape[1] - 1)]
 
 
 class VaswaniPositions(nn.Module):
@@ -573,8 +574,9 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
         batch, target = inputs_embeds.shape[:2]
         check_shape("the encoder's output", encoder_hidden_states, batch)
         check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
-        # A static cache counts on the device, and takes masks of its own width.
-        length = past_length + target if isinstance(past_length, int) else None
+        # Of the first call transformers' masks take any width. With a cache, a mask of the new tokens alone is a mistake
+        # that they would not notice. (A static cache counts on the device, and takes masks of its own width.)
+        length = past_length + target if isinstance(past_length, int) and past_length else None
         check_shape("decoder_attention_mask", attention_mask, batch, length)
         # 3.2.3: a target position sees itself and those before it, and every position of the source.
         causal_mask = create_causal_mask(
