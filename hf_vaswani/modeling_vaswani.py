@@ -574,8 +574,8 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
         batch, target = inputs_embeds.shape[:2]
         check_shape("the encoder's output", encoder_hidden_states, batch)
         check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
-        # Of the first call transformers' masks take any width. With a cache, a mask of the new tokens alone is a mistake
-        # that they would not notice. (A static cache counts on the device, and takes masks of its own width.)
+        # transformers' masks take any width. With a cache, a mask of the new tokens alone is a mistake that they would
+        # not notice. (A static cache counts on the device, and takes masks of its own width.)
         length = past_length + target if isinstance(past_length, int) and past_length else None
         check_shape("decoder_attention_mask", attention_mask, batch, length)
         # 3.2.3: a target position sees itself and those before it, and every position of the source.
