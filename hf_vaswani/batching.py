@@ -21,6 +21,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         seed (`int`): of the order.
         batches_per_update (`int`): batches that each process adds up for one update.
         num_processes (`int`), process_index (`int`): who shares the batches, and which of them asks.
+        max_length (`int`, *optional*): longest side that the model takes; pairs with a longer one are left out too.
 
     Raises:
         ValueError: there is no pair at all, or none within the budget.
@@ -34,14 +35,17 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         batches_per_update: int = 1,
         num_processes: int = 1,
         process_index: int = 0,
+        max_length: int | None = None,
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("There is no pair with text on both sides, so the train set is empty.")
         longest = lengths.max(axis=1)
-        self.skipped = int((longest > tokens_per_batch).sum())
+        self.limit = tokens_per_batch if max_length is None else min(tokens_per_batch, max_length)
+        self.skipped = int((longest > self.limit).sum())
         if self.skipped == len(lengths):
+            key = "training.tokens_per_batch" if self.limit == tokens_per_batch else "model.max_position_embeddings"
             raise ValueError(
-                f"No training pair fits training.tokens_per_batch {tokens_per_batch}: "
+                f"No training pair fits {key} {self.limit}: "
                 f"the shortest has {longest.min()} tokens on its longer side."
             )
         self.lengths = lengths
@@ -62,7 +66,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def batches(self) -> list[np.ndarray]:
         """All batches of the current epoch, as arrays of pair indices, in the order in which they are trained on."""
         random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(np.flatnonzero(self.longest <= self.tokens_per_batch))
+        order = random.permutation(np.flatnonzero(self.longest <= self.limit))
         # The shuffle before a stable sort decides among pairs of equal lengths, so that batches differ by epoch.
         source, target = self.lengths[order].T
         order = order[np.lexsort((source, target, self.longest[order]))]

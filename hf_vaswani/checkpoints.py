@@ -17,6 +17,7 @@ from .recipe import Recipe, load_recipe
 WEIGHTS = "model.safetensors"
 PROGRESS = "progress.json"
 RECIPE = "recipe.yaml"
+VALIDATIONS = "validations.jsonl"
 
 # What a run may change when it is resumed: nothing that its results so far depend on.
 CHANGEABLE = {
@@ -104,6 +105,33 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged; delete {checkpoint} to go on from the one before.") from error
 
 
+def read_validations(run_dir: Path) -> list[dict[str, Any]]:
+    """What a run has validated so far, oldest first: `step`, `loss`, `bleu`, `signature`, `best`."""
+    path = run_dir / VALIDATIONS
+    try:
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. Delete it to go on without the earlier lines.") from error
+
+
+def best_checkpoints(run_dir: Path, count: int) -> list[Path]:
+    """
+    The complete checkpoints of the highest validation BLEU. One that was not validated has no rank.
+
+    Args:
+        run_dir (`Path`): the run's folder.
+        count (`int`): how many at most; of equals, the later ones.
+
+    Returns:
+        `list[Path]`: the folders `checkpoint-N`, oldest first.
+    """
+    bleu = {f"checkpoint-{line['step']}": line["bleu"] for line in read_validations(run_dir)}
+    validated = [checkpoint for checkpoint in list_checkpoints(run_dir) if checkpoint.name in bleu]
+    ranked = sorted(validated, key=lambda checkpoint: bleu[checkpoint.name])
+    best = ranked[::-1][:count]
+    return [checkpoint for checkpoint in validated if checkpoint in best]
+
+
 def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     """
     The newest checkpoint of a recipe's run folder, once it is clear that the folder is this recipe's.
@@ -126,7 +154,9 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     if not checkpoints:
         return None
     here, there = recipe.flat(), load_recipe([str(run_dir / RECIPE)]).flat()
-    different = [key for key in here if here[key] != there[key] and key not in CHANGEABLE]
+    # A cosine has come down by then as far as its end demands.
+    changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
+    different = [key for key in here if here[key] != there[key] and key not in changeable]
     if different:
         keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different)
         raise ValueError(
@@ -135,17 +165,20 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     return checkpoints[-1]
 
 
-def remove_old_checkpoints(run_dir: Path, keep_last: int) -> None:
+def remove_old_checkpoints(run_dir: Path, keep_last: int, keep_best: int = 0) -> None:
     """
-    Deletes all checkpoints but the newest, and what is left of one that was killed while it was written.
+    Deletes all checkpoints but the newest and the best, and what is left of one that was killed while it was written.
 
     Args:
         run_dir (`Path`): the run's folder.
-        keep_last (`int`): how many stay.
+        keep_last (`int`): how many of the newest stay.
+        keep_best (`int`): how many of the best stay, as [`best_checkpoints`] ranks them.
     """
+    checkpoints = list_checkpoints(run_dir)
+    kept = {*checkpoints[-keep_last:], *best_checkpoints(run_dir, keep_best)}
     leftovers = run_dir.glob(temporary_name(Path("checkpoint-*")).name)
-    for checkpoint in (*list_checkpoints(run_dir)[:-keep_last], *leftovers):
-        shutil.rmtree(checkpoint)
+    for folder in (*(checkpoint for checkpoint in checkpoints if checkpoint not in kept), *leftovers):
+        shutil.rmtree(folder)
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ CUSTOM_PIPELINES = {
 }
 
 
-class _CustomPipelines(dict[str, Any]):
+class CustomPipelines(dict[str, Any]):
     """
     The `custom_pipelines` of a config, which answer to `translation_xx_to_yy` as well. They hand out copies, because
     transformers replaces the names in them by the classes.
@@ -166,7 +166,7 @@ class VaswaniConfig(PreTrainedConfig):
         # transformers asks a config for pipelines before its own registry, and then for trust_remote_code. So they are
         # an attribute only where this file itself came with the weights; elsewhere the task is registered.
         if custom_pipelines and __name__.startswith("transformers_modules."):
-            self.custom_pipelines = _CustomPipelines(custom_pipelines)
+            self.custom_pipelines = CustomPipelines(custom_pipelines)
         # `@strict` calls it as well, and whenever a config is saved, but wraps the ValueError in one of its own kind.
         self.validate_architecture()
 
@@ -185,6 +185,8 @@ class VaswaniConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
             )
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id {self.pad_token_id} has no row: vocab_size is {self.vocab_size}.")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
@@ -203,9 +205,10 @@ class VaswaniConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """The config as it is written to config.json."""
-        return super().to_dict() | {
-            "custom_pipelines": copy.deepcopy(CUSTOM_PIPELINES if self.is_encoder_decoder else {})
-        }
+        fields = super().to_dict()
+        if self.is_encoder_decoder:
+            fields["custom_pipelines"] = copy.deepcopy(CUSTOM_PIPELINES)
+        return fields
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any

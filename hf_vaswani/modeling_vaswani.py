@@ -30,6 +30,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import VaswaniGenerationMixin
 
 # Not used here: transformers copies the files that the model's file imports, and the pipeline travels with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
@@ -688,7 +689,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
+class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedModel, GenerationMixin):
     """The whole of Figure 1: a [`VaswaniModel`] and the pre-softmax linear transformation. It translates."""
 
     def __init__(self, config: VaswaniConfig) -> None:
@@ -774,6 +775,8 @@ class VaswaniForConditionalGeneration(VaswaniPreTrainedModel, GenerationMixin):
             logits[..., self.config.pad_token_id] = logits[..., self.config.pad_token_id].detach()
         loss = None
         if labels is not None:
+            check_shape("labels", labels, *logits.shape[:2])
+            check_ids("labels", labels.clamp(min=0), logits.shape[2], "vocab_size")
             loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,

@@ -1,9 +1,15 @@
 """Section 5.3: Adam, and the learning rate that rises for the first updates and then falls with their square root."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    get_constant_schedule_with_warmup,
+    get_cosine_schedule_with_warmup,
+    get_inverse_sqrt_schedule,
+)
 
 
 def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -23,31 +29,73 @@ def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> flo
 
 
 def build_optimizer(
-    parameters: Iterable[torch.nn.Parameter], beta1: float = 0.9, beta2: float = 0.98, epsilon: float = 1e-9
+    parameters: Iterable[torch.nn.Parameter],
+    beta1: float = 0.9,
+    beta2: float = 0.98,
+    epsilon: float = 1e-9,
+    weight_decay: float = 0.0,
+    learning_rate: float = 1.0,
 ) -> torch.optim.Adam:
     """
-    Adam with the paper's constants (Section 5.3) and no weight decay.
+    Adam with the paper's constants (Section 5.3), or AdamW.
 
     Args:
         parameters (`Iterable[torch.nn.Parameter]`): what to train.
         beta1 (`float`), beta2 (`float`): decay of the running means of the gradient and of its square.
         epsilon (`float`): added to the root of the second.
+        weight_decay (`float`): above 0, AdamW: each update also multiplies every matrix by 1 - learning rate *
+            weight_decay, whatever its gradient. Embeddings are matrices, and one of them is the softmax's; vectors,
+            which are the biases and LayerNorms, stay as they are.
+        learning_rate (`float`): what a schedule multiplies: 1 for [`noam`], or the peak of another.
 
     Returns:
-        `torch.optim.Adam` with learning rate 1, which a schedule multiplies.
+        `torch.optim.Adam`, of which `torch.optim.AdamW` is a kind.
     """
-    return torch.optim.Adam(parameters, lr=1.0, betas=(beta1, beta2), eps=epsilon, fused=True)
+    if weight_decay == 0:
+        return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
+    matrices: list[torch.nn.Parameter] = []
+    vectors: list[torch.nn.Parameter] = []
+    for parameter in parameters:
+        (matrices if parameter.dim() > 1 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
 
 
-def build_schedule(optimizer: torch.optim.Optimizer, d_model: int, warmup_steps: int, factor: float = 1.0) -> LambdaLR:
+def build_schedule(
+    optimizer: torch.optim.Optimizer,
+    kind: Literal["noam", "inverse_sqrt", "constant", "cosine"],
+    d_model: int,
+    warmup_steps: int,
+    max_steps: int,
+    factor: float = 1.0,
+) -> LambdaLR:
     """
-    [`noam`] as a scheduler of torch: its n-th update has the rate of step n. Arguments as there.
+    The learning rate as a scheduler of torch: its n-th update has the rate of step n, so that none has rate 0.
 
     Args:
-        optimizer (`torch.optim.Optimizer`): with learning rate 1.
+        optimizer (`torch.optim.Optimizer`): with learning rate 1 for `"noam"`, and the peak for the others.
+        kind (`str`): after the warm-up, the rate of step n is
+
+            - `"noam"`: equation 3, as [`noam`] says,
+            - `"inverse_sqrt"`: peak * sqrt(warmup_steps / n), as in fairseq,
+            - `"constant"`: the peak,
+            - `"cosine"`: half a cosine from the peak to 0, which the step after `max_steps` would have.
+        d_model (`int`): the model's width, for `"noam"`.
+        warmup_steps (`int`): updates during which the rate rises in a straight line from 0.
+        max_steps (`int`): updates in all, for `"cosine"`.
+        factor (`float`): multiplies `"noam"`.
 
     Returns:
         `LambdaLR`; call `step()` after each update.
     """
-    # torch counts updates from 0.
-    return LambdaLR(optimizer, lambda update: noam(update + 1, d_model, warmup_steps, factor))
+    if kind == "noam":
+        # torch counts updates from 0.
+        return LambdaLR(optimizer, lambda update: noam(update + 1, d_model, warmup_steps, factor))
+    # So does transformers, whose first rate is 0. Told that one step is behind it, it starts with step 1.
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    if kind == "inverse_sqrt":
+        return get_inverse_sqrt_schedule(optimizer, warmup_steps, last_epoch=0)
+    if kind == "constant":
+        return get_constant_schedule_with_warmup(optimizer, warmup_steps, last_epoch=0)
+    return get_cosine_schedule_with_warmup(optimizer, warmup_steps, max_steps + 1, last_epoch=0)

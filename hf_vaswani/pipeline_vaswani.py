@@ -70,7 +70,9 @@ class VaswaniTranslationPipeline(Pipeline):
         prefix = task_settings.pop("prefix", None)
         defaults = copy.deepcopy(self._default_generation_config)
         positions = getattr(model.config, "max_position_embeddings", None)
-        if "max_length" in task_settings:
+        offset = getattr(model.generation_config, "max_length_offset", None)
+        if "max_length" in task_settings or offset is not None:
+            # The model knows better: a limit for this pair of languages, or one for each sentence.
             defaults.max_new_tokens = None
         elif positions is not None:
             # A short model would run out of positions before it has made 256 tokens.

@@ -60,10 +60,13 @@ class DataRecipe:
 class TokenizerRecipe:
     """The vocabulary (Section 5.1)."""
 
+    kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe"
+    """What its entries are: byte-pair encoding over bytes, pieces of a unigram language model (as SentencePiece's),
+    word-pieces (the paper's for English-French), whole words, characters, or the bytes of UTF-8."""
     vocab_size: int = 37000
-    """Entries of the joint byte-pair encoding to train on both sides of the training text."""
+    """Entries, at most, of the joint vocabulary to train on both sides of the training text; bytes have always 260."""
     path: str | None = None
-    """Folder or Hub id of a tokenizer to use instead of training one."""
+    """Folder or Hub id of a tokenizer to use instead of training one; then the two keys above say nothing."""
 
 
 @dataclass
@@ -124,18 +127,28 @@ class TrainingRecipe:
     """Budget of a batch: rows times its longest side, padding counted (Section 5.1)."""
     accumulation_steps: int = 1
     """Batches that every process adds up for one update."""
+    schedule: Literal["noam", "inverse_sqrt", "constant", "cosine"] = "noam"
+    """The learning rate after the warm-up: equation 3; peak * sqrt(warmup_steps / step), as fairseq's; the peak; or
+    half a cosine from the peak to 0, just after max_steps."""
     warmup_steps: int = 4000
-    """Updates during which the learning rate rises (Section 5.3, equation 3)."""
+    """Updates during which the learning rate rises in a straight line from 0 (Section 5.3)."""
     learning_rate_factor: float = 1.0
-    """Multiplies the schedule of equation 3."""
+    """Multiplies the schedule of equation 3; for noam only."""
+    peak_learning_rate: float | None = None
+    """Learning rate at the end of the warm-up: for every schedule but noam, whose peak equation 3 gives."""
     adam_beta1: float = 0.9
     """Adam's decay of the gradient's mean (Section 5.3)."""
     adam_beta2: float = 0.98
     """Adam's decay of the gradient's square (Section 5.3)."""
     adam_epsilon: float = 1e-9
     """Adam's epsilon (Section 5.3)."""
+    weight_decay: float = 0.0
+    """AdamW's: every update also multiplies each matrix, embeddings included, by 1 - learning rate * weight_decay;
+    biases and LayerNorms are spared. 0 is the paper's Adam."""
     label_smoothing: float = 0.1
     """Epsilon_ls (Section 5.4)."""
+    label_smoothing_over: Literal["others", "all"] = "others"
+    """Who shares epsilon_ls: all tokens but the true one, as in the paper's code; or all V, the true one as well."""
     clip_norm: float | None = None
     """Longest gradient, as a Euclidean norm; null does not clip, as the paper."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
@@ -148,6 +161,8 @@ class TrainingRecipe:
     """Checkpoints that stay on disk."""
     average_last: int = 5
     """Checkpoints whose mean is the final model (Section 6.1); 1 takes the last as it is."""
+    average_best: int | None = None
+    """Average this many checkpoints of the highest validation BLEU instead; they stay on disk beside the last."""
     cpu_threads: int | None = None
     """Threads of each process when it trains on CPU; null shares the machine's cores among the processes."""
     trackers: list[str] = field(default_factory=list)
@@ -160,14 +175,19 @@ class EvaluationRecipe:
 
     num_beams: int = 4
     """Beam size for the test set, and the model's default from then on."""
-    length_penalty: float = 1.0
-    """Score of a hypothesis: log-probability / length ** length_penalty; the model's default from then on."""
+    length_penalty: float = 0.6
+    """Alpha of the length penalty; the model's default from then on."""
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
+    """A hypothesis of L tokens scores log-probability / ((5 + L) / 6) ** alpha, as in the paper, or / L ** alpha; the
+    model's default from then on."""
     validation_num_beams: int = 1
     """Beam size for validation during training; 1 is greedy."""
     tokens_per_batch: int = 4096
     """Budget of a batch of sentences to translate: rows times the longest source."""
-    max_length: int = 256
-    """Longest output in tokens: the model's default from then on."""
+    max_length_offset: int | None = 50
+    """Longest output of a sentence: the tokens of its source and this many more; the model's default from then on."""
+    max_length: int | None = None
+    """Longest output in tokens, one for all sentences, in the place of max_length_offset."""
     tokenize: str = "13a"
     """sacreBLEU's tokenizer: 13a for plain text, none for text that is tokenised already."""
     lowercase: bool = False
@@ -304,19 +324,23 @@ RANGES: dict[str, tuple[float, float]] = {
     "training.accumulation_steps": (1, math.inf),
     "training.warmup_steps": (1, math.inf),
     "training.learning_rate_factor": (TINY, math.inf),
+    "training.peak_learning_rate": (TINY, math.inf),
     "training.adam_beta1": (0, 1 - TINY),
     "training.adam_beta2": (0, 1 - TINY),
     "training.adam_epsilon": (TINY, math.inf),
+    "training.weight_decay": (0, math.inf),
     "training.label_smoothing": (0, 1 - TINY),
     "training.clip_norm": (TINY, math.inf),
     "training.validate_every": (1, math.inf),
     "training.save_every": (1, math.inf),
     "training.keep_last": (1, math.inf),
     "training.average_last": (1, math.inf),
+    "training.average_best": (1, math.inf),
     "training.cpu_threads": (1, math.inf),
     "evaluation.num_beams": (1, math.inf),
     "evaluation.validation_num_beams": (1, math.inf),
     "evaluation.tokens_per_batch": (1, math.inf),
+    "evaluation.max_length_offset": (0, math.inf),
     # The first symbol counts, and one more is needed to say anything.
     "evaluation.max_length": (2, math.inf),
 }
@@ -324,7 +348,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 def _check_ranges(recipe: Recipe) -> None:
     values, defaults = recipe.flat(), Recipe().flat()
-    optional = {"data.validation_split", "data.test_split"}
+    optional = {"data.validation_split", "data.test_split", "evaluation.max_length_offset"}
     for key, value in values.items():
         if value is None and defaults[key] is not None and key not in optional:
             raise ValueError(f"{key} must have a value, for example its default {defaults[key]!r}, but it is null.")
@@ -334,8 +358,32 @@ def _check_ranges(recipe: Recipe) -> None:
             low = bounds.get(least, f"at least {least:,.0f}")
             high = "" if greatest == math.inf else f" and {bounds.get(greatest, f'at most {greatest:,.0f}')}"
             raise ValueError(f"{key} must be {low}{high}, but it is {value}.")
-    if recipe.training.average_last > recipe.training.keep_last:
+    _check_agreement(recipe.training)
+    if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
+        raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
+
+
+def _check_agreement(training: TrainingRecipe) -> None:
+    """Keys that are right by themselves, and not together."""
+    if training.schedule == "noam" and training.peak_learning_rate is not None:
         raise ValueError(
-            f"training.average_last ({recipe.training.average_last}) must not be above training.keep_last "
-            f"({recipe.training.keep_last}): a deleted checkpoint cannot be averaged."
+            f"training.peak_learning_rate ({training.peak_learning_rate}) says nothing to training.schedule 'noam', "
+            "whose peak is equation 3's; change it by training.learning_rate_factor, or choose another schedule."
+        )
+    if training.schedule != "noam" and training.peak_learning_rate is None:
+        raise ValueError(f"training.schedule {training.schedule!r} needs a training.peak_learning_rate.")
+    if training.schedule != "noam" and training.learning_rate_factor != 1:
+        raise ValueError(
+            f"training.learning_rate_factor ({training.learning_rate_factor}) says nothing to training.schedule "
+            f"{training.schedule!r}, whose height is training.peak_learning_rate."
+        )
+    if training.average_best is None and training.average_last > training.keep_last:
+        raise ValueError(
+            f"training.average_last ({training.average_last}) must not be above training.keep_last "
+            f"({training.keep_last}): a deleted checkpoint cannot be averaged."
+        )
+    if training.average_best is not None and training.save_every % training.validate_every:
+        raise ValueError(
+            f"training.average_best ranks checkpoints by their validation, so training.save_every "
+            f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
         )

@@ -1,11 +1,14 @@
-"""The shared vocabulary of both languages (Section 5.1): byte-pair encoding, as a plain fast tokenizer.
+"""The shared vocabulary of both languages (Section 5.1), as a plain fast tokenizer.
 
-The pieces are those of bytes (byte-level BPE), so that every text has ids and decodes back to itself, also one with
-letters that the training text did not have; `<unk>` has an id because users of transformers expect one.
+The default is byte-pair encoding over the bytes of the text (byte-level BPE), so that every text has ids and decodes
+back to itself, also one with letters that the training text did not have. Other kinds stand beside it, as switches.
+All of them have the same four special tokens, see the same normalised text, and put `</s>` at its end.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -16,49 +19,69 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
 
+# How text is cut and put together again, and what learns the entries, unless there is nothing to learn.
+Untrained = tuple[Tokenizer, trainers.Trainer | None]
 
-def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+
+def train_tokenizer(
+    sentences: Iterable[str],
+    vocab_size: int,
+    kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe",
+) -> PreTrainedTokenizerFast:
     """
-    Learns a joint byte-pair encoding and wraps it as a fast tokenizer.
+    Learns a joint vocabulary and wraps it as a fast tokenizer.
 
     Args:
         sentences (`Iterable[str]`): the training text of both sides.
-        vocab_size (`int`): entries to have at most, the four special tokens and the 256 bytes among them.
+        vocab_size (`int`): entries to have at most, the four special tokens among them. The 260 of `"bytes"` are
+            always the same.
+        kind (`str`): what an entry is:
+
+            - `"bpe"`: byte-pair encoding, the paper's for English-German. Any text has ids.
+            - `"unigram"`: the pieces of a unigram language model, as SentencePiece's.
+            - `"wordpiece"`: word-pieces, the paper's for English-French; here learned by merging, as in byte-pair
+              encoding, and found in a word by longest match.
+            - `"words"`: the most frequent words and runs of punctuation.
+            - `"characters"`: the most frequent characters (Unicode code points).
+            - `"bytes"`: the bytes of UTF-8: byte b has the id b + 4. Any text has ids.
+
+            What the others cannot spell is `<unk>`.
 
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
-        sentence, and decodes to the same sentence up to Unicode normalisation (NFC) and runs of white space.
+        sentence, and decodes to the same sentence up to `<unk>`, Unicode normalisation (NFC) and runs of white space.
 
     Raises:
-        ValueError: `vocab_size` has no room for the special tokens and the bytes.
+        ValueError: `vocab_size` has no room for the special tokens and the bytes or characters of the text.
     """
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
-        raise ValueError(
-            f"The vocabulary needs {len(SPECIAL_TOKENS)} special tokens and {len(alphabet)} bytes, "
-            f"so vocab_size must be at least {len(SPECIAL_TOKENS) + len(alphabet)}, but it is {vocab_size}."
-        )
-    bpe = Tokenizer(models.BPE())
-    # With a space in front, a word is the same piece at the start of a sentence as inside it.
-    bpe.normalizer = normalizers.Sequence(
-        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(), normalizers.Prepend(" ")]
-    )
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    bpe.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(sentences, trainer)
-    bpe.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", bpe.token_to_id("</s>"))]
+    build = {
+        "bpe": _bpe,
+        "unigram": _unigram,
+        "wordpiece": _wordpiece,
+        "words": _words,
+        "characters": _characters,
+        "bytes": _bytes,
+    }
+    tokenizer, trainer = build[kind](vocab_size)
+    too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
+    if trainer is not None:
+        try:
+            tokenizer.train_from_iterator(sentences, trainer)
+        except Exception as error:
+            # This one of the unigram trainer has no class of its own.
+            if "not large enough" in str(error):
+                raise ValueError(f"{too_small}, which has more characters.") from error
+            raise
+        least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1)
+        if vocab_size < least:
+            raise ValueError(f"{too_small}, which needs at least {least} entries.")
+    if kind == "unigram":
+        _settle(tokenizer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -67,6 +90,90 @@ def train_tokenizer(sentences: Iterable[str], vocab_size: int) -> PreTrainedToke
         # A "</s>" that somebody wrote in a sentence is text, not the end of it.
         split_special_tokens=True,
     )
+
+
+# ---- One function a kind ------------------------------------------------------------------------------------------
+
+
+def _bpe(vocab_size: int) -> Untrained:
+    tokenizer = _cut_into_words(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return tokenizer, trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+
+def _unigram(vocab_size: int) -> Untrained:
+    return _cut_into_words(models.Unigram()), trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, unk_token="<unk>", show_progress=False
+    )
+
+
+def _wordpiece(vocab_size: int) -> Untrained:
+    # The space is in the piece that begins a word, so that no other piece needs a mark. Longer words would be <unk>;
+    # in a language that writes no spaces, a word is as long as a sentence.
+    model = models.WordPiece(unk_token="<unk>", continuing_subword_prefix="", max_input_chars_per_word=10_000)
+    return _cut_into_words(model), trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, continuing_subword_prefix="", show_progress=False
+    )
+
+
+def _words(vocab_size: int) -> Untrained:
+    return _cut_into_words(models.WordLevel(unk_token="<unk>")), trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, show_progress=False
+    )
+
+
+def _characters(vocab_size: int) -> Untrained:
+    tokenizer, trainer = _words(vocab_size)
+    tokenizer.normalizer = _clean()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    return tokenizer, trainer
+
+
+def _bytes(_: int) -> Untrained:
+    entries = [*SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]
+    # No character is an entry, and nothing is merged: each falls back to its bytes.
+    tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, [], byte_fallback=True))
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.normalizer = _clean()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer, None
+
+
+def _cut_into_words(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    # With a space in front, a word is the same piece at the start of a sentence as inside it.
+    tokenizer.normalizer = _clean(normalizers.Prepend(" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def _clean(*more: normalizers.Normalizer) -> normalizers.Normalizer:
+    return normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip(), *more]
+    )
+
+
+def _settle(tokenizer: Tokenizer) -> None:
+    """
+    The trainer of unigram models goes through hash maps, whose order is chance. It shows in the last digits of the
+    scores, in the ids of equal scores, and in characters that it has dropped and adds again in the end, each with
+    0.0001 more than the one before. Here all these have one score, and the ids are in the order of score and piece.
+    """
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"][len(SPECIAL_TOKENS) :]
+    lowest = min(score for _, score in pieces)
+    added = lowest + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
+    settled = [(piece, round(lowest if len(piece) == 1 and score <= added else score, 6)) for piece, score in pieces]
+    settled.sort(key=lambda entry: (-entry[1], entry[0]))
+    tokenizer.model = models.Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *settled], unk_id=3)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

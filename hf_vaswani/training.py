@@ -26,10 +26,13 @@ from .batching import PairCollator, TokenBudgetBatchSampler
 from .checkpoints import (
     PROGRESS,
     RECIPE,
+    VALIDATIONS,
     average_checkpoints,
+    best_checkpoints,
     checkpoint_to_resume,
     list_checkpoints,
     read_progress,
+    read_validations,
     remove_old_checkpoints,
     temporary_name,
     write_text,
@@ -55,7 +58,6 @@ logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 RESULT = "test.json"
-VALIDATIONS = "validations.jsonl"
 MODEL = "model"
 TOKENIZER = "tokenizer"
 TRANSLATIONS = "test_translations.txt"
@@ -111,8 +113,22 @@ def train(recipe: Recipe) -> dict[str, Any]:
     sampler = _build_sampler(run)
     model = _build_model(run)
     training = recipe.training
-    optimizer = build_optimizer(model.parameters(), training.adam_beta1, training.adam_beta2, training.adam_epsilon)
-    schedule = build_schedule(optimizer, recipe.model.d_model, training.warmup_steps, training.learning_rate_factor)
+    optimizer = build_optimizer(
+        model.parameters(),
+        training.adam_beta1,
+        training.adam_beta2,
+        training.adam_epsilon,
+        training.weight_decay,
+        training.peak_learning_rate or 1.0,
+    )
+    schedule = build_schedule(
+        optimizer,
+        training.schedule,
+        recipe.model.d_model,
+        training.warmup_steps,
+        training.max_steps,
+        training.learning_rate_factor,
+    )
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     position = {"step": 0, "epoch": 0, "update": 0, "data": sampler.lengths.sum(axis=0).tolist()}
     if checkpoint is not None:
@@ -176,10 +192,13 @@ def _update(
     # The loss is divided by the target tokens of the whole update: in a mean of the batches' means, a token of a small
     # batch would weigh more than one of a large batch.
     tokens = accelerator.reduce(torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum(), "sum")
+    epsilon = training.label_smoothing
+    if training.label_smoothing_over == "all":
+        epsilon = _epsilon_of_the_others(epsilon, accelerator.unwrap_model(model).config.vocab_size)
     loss = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else nullcontext():
-            share = model(**batch, epsilon_ls=training.label_smoothing, num_items_in_batch=tokens).loss
+            share = model(**batch, epsilon_ls=epsilon, num_items_in_batch=tokens).loss
             # Gradients are averaged over the processes, but each process has only its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
@@ -188,6 +207,11 @@ def _update(
     optimizer.step()
     optimizer.zero_grad()
     return accelerator.reduce(loss, "sum"), tokens
+
+
+def _epsilon_of_the_others(epsilon: float, vocab_size: int) -> float:
+    """Spread over all V tokens, epsilon / V of it falls to the true one; the others share this rest."""
+    return epsilon * (vocab_size - 1) / vocab_size
 
 
 class _Progress:
@@ -237,7 +261,8 @@ def _save_checkpoint(run: _Run, progress: dict[str, Any]) -> None:
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        remove_old_checkpoints(run.folder, run.recipe.training.keep_last)
+        training = run.recipe.training
+        remove_old_checkpoints(run.folder, training.keep_last, training.average_best or 0)
     # Nobody goes on to read a folder that the first process has not renamed yet.
     accelerator.wait_for_everyone()
 
@@ -324,25 +349,22 @@ def _validate(run: _Run, model: torch.nn.Module, step: int) -> None:
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f} ({scored['signature']})")
     run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
     if run.accelerator.is_main_process:
-        path = run.folder / VALIDATIONS
-        try:
-            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}. Delete it to go on without the earlier lines.") from error
         # A resumed run comes again through updates that it had already validated.
-        lines = [line for line in lines if line["step"] < step] + [{"step": step, "loss": loss, **scored}]
+        lines = [line for line in read_validations(run.folder) if line["step"] < step]
+        lines.append({"step": step, "loss": loss, **scored})
         best = max(line["bleu"] for line in lines)
-        write_text(path, "".join(json.dumps(line | {"best": line["bleu"] == best}) + "\n" for line in lines))
+        text = "".join(json.dumps(line | {"best": line["bleu"] == best}) + "\n" for line in lines)
+        write_text(run.folder / VALIDATIONS, text)
 
 
 def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
-    """Averages the last checkpoints, scores the mean on the test set, and only then writes the model folder."""
-    last = list_checkpoints(run.folder)[-run.recipe.training.average_last :]
+    """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
+    chosen = _checkpoints_to_average(run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
-    model.load_state_dict(average_checkpoints(last), strict=False)
+    model.load_state_dict(average_checkpoints(chosen), strict=False)
     result: dict[str, Any] = {
-        "step": read_progress(last[-1])["step"],
-        "averaged": [checkpoint.name for checkpoint in last],
+        "step": read_progress(list_checkpoints(run.folder)[-1])["step"],
+        "averaged": [checkpoint.name for checkpoint in chosen],
         "model": str(run.folder / MODEL),
     }
     translations: list[str] = []
@@ -359,6 +381,13 @@ def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]
         write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     run.accelerator.wait_for_everyone()
     return result
+
+
+def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
+    folder, training = Path(recipe.run_dir), recipe.training
+    if training.average_best is not None:
+        return best_checkpoints(folder, training.average_best)
+    return list_checkpoints(folder)[-training.average_last :]
 
 
 # ---- Before the loop ---------------------------------------------------------------------------------------------
@@ -412,10 +441,10 @@ def _keep_freed_memory() -> None:
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     """What `test.json` says, if nothing is left to train, to average or to score."""
     folder = Path(recipe.run_dir)
-    last = [checkpoint.name for checkpoint in list_checkpoints(folder)[-recipe.training.average_last :]]
+    chosen = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
     try:
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        complete = result["averaged"] == last and result["step"] >= recipe.training.max_steps
+        complete = result["averaged"] == chosen and result["step"] >= recipe.training.max_steps
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return result if complete and (folder / MODEL).is_dir() else None
@@ -428,6 +457,10 @@ def _read_data(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None
         sides = [pairs[split]["source"], pairs[split]["target"]] if split in pairs else [[], []]
         if not any(source.strip() and target.strip() for source, target in zip(*sides, strict=True)):
             raise ValueError(f"The {split} set is empty: the recipe's data section gives no pairs of text for it.")
+    if recipe.training.average_best is not None and "validation" not in pairs:
+        raise ValueError(
+            "training.average_best needs a validation set, which the recipe's data section does not give."
+        )
     if accelerator.is_main_process:
         _write_run_files(recipe, accelerator, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
@@ -438,7 +471,12 @@ def _read_data(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None
                 tokenizer.save_pretrained(temporary)
         tokenizer = load_tokenizer(str(folder))
         encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items()}
+    limit = _longest_side(recipe)
     for split in set(encoded) - {"train"}:
+        if limit is not None and len(encoded[split]) and (longest := int(pair_lengths(encoded[split]).max())) > limit:
+            raise ValueError(
+                f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
+            )
         if empty := len(pairs[split]) - len(encoded[split]):
             logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
     return _Run(recipe, accelerator, tokenizer, pairs, encoded)
@@ -448,7 +486,7 @@ def _make_tokenizer(recipe: Recipe, rows: Dataset) -> PreTrainedTokenizerBase:
     if recipe.tokenizer.path is not None:
         return load_tokenizer(recipe.tokenizer.path)
     texts = (text for batch in rows.iter(1000) for text in (*batch["source"], *batch["target"]))
-    return train_tokenizer(texts, recipe.tokenizer.vocab_size)
+    return train_tokenizer(texts, recipe.tokenizer.vocab_size, recipe.tokenizer.kind)
 
 
 def _build_sampler(run: _Run) -> TokenBudgetBatchSampler:
@@ -461,16 +499,22 @@ def _build_sampler(run: _Run) -> TokenBudgetBatchSampler:
         batches_per_update=run.recipe.training.accumulation_steps,
         num_processes=run.accelerator.num_processes,
         process_index=run.accelerator.process_index,
+        max_length=_longest_side(run.recipe),
     )
     source_tokens, target_tokens = lengths.sum(axis=0)
     logger.info(f"{len(lengths):,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
     empty = len(run.pairs["train"]) - len(lengths)
     if empty or sampler.skipped:
         logger.warning(
-            f"Left out: {empty} pairs with an empty side, {sampler.skipped} with a side above {budget} tokens "
-            "(training.tokens_per_batch)"
+            f"Left out: {empty} pairs with an empty side, {sampler.skipped} with a side above {sampler.limit} tokens "
+            f"({'training.tokens_per_batch' if sampler.limit == budget else 'model.max_position_embeddings'})"
         )
     return sampler
+
+
+def _longest_side(recipe: Recipe) -> int | None:
+    """Tokens that the model takes at most: only a learned table of positions has an end."""
+    return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None
 
 
 def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
@@ -486,7 +530,11 @@ def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
     )
     model = VaswaniForConditionalGeneration(config)
     model.generation_config.update(
-        num_beams=evaluation.num_beams, length_penalty=evaluation.length_penalty, max_length=evaluation.max_length
+        num_beams=evaluation.num_beams,
+        length_penalty=evaluation.length_penalty,
+        length_penalty_type=evaluation.length_penalty_type,
+        max_length_offset=evaluation.max_length_offset,
+        max_length=evaluation.max_length,
     )
     logger.info(
         f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"

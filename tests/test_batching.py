@@ -27,6 +27,24 @@ def test_no_batch_is_above_the_budget_and_most_are_nearly_full() -> None:
     assert np.median(cells) > 0.9 * 400
 
 
+def test_pairs_above_the_longest_side_are_left_out() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30)
+    short = np.flatnonzero(LENGTHS.max(axis=1) <= 30)
+    assert sorted(flat(sampler.updates())) == short.tolist()
+    assert sampler.skipped == len(LENGTHS) - len(short)
+    with pytest.raises(ValueError, match="model.max_position_embeddings 1: the shortest has"):
+        TokenBudgetBatchSampler(LENGTHS, 400, max_length=1)
+
+
+def test_source_and_target_are_counted_each_for_itself() -> None:
+    """The paper's "25000 source tokens and 25000 target tokens": not their sum, and padding counts on both sides."""
+    batches = TokenBudgetBatchSampler(LENGTHS, 400).batches()
+    padded = np.array([len(batch) * LENGTHS[batch].max(axis=0) for batch in batches])
+    assert padded.max(axis=0).tolist() == pytest.approx([400, 400], rel=0.02)
+    assert padded.max() <= 400
+    assert padded.sum(axis=1).max() > 1.8 * 400
+
+
 def test_pairs_of_like_length_are_together() -> None:
     sampler = TokenBudgetBatchSampler(LENGTHS, 400)
     longest = LENGTHS.max(axis=1)

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from hf_vaswani.checkpoints import (
     average_checkpoints,
+    best_checkpoints,
     checkpoint_to_resume,
     list_checkpoints,
     remove_old_checkpoints,
@@ -90,6 +91,26 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
 
 
+def test_the_best_checkpoints_stay_beside_the_last(tmp_path) -> None:
+    """By validation BLEU; of equals the later; one without a validation has no rank."""
+    for step in (1, 2, 3, 4, 5, 6):
+        checkpoint(tmp_path, step)
+    assert best_checkpoints(tmp_path, 3) == []
+    bleu = {1: 30.0, 2: 50.0, 3: 30.0, 5: 10.0, 7: 99.0}
+    lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
+    (tmp_path / "validations.jsonl").write_text("".join(lines))
+    names = [path.name for path in best_checkpoints(tmp_path, 2)]
+    assert names == ["checkpoint-2", "checkpoint-3"]
+    assert [path.name for path in best_checkpoints(tmp_path, 9)] == [f"checkpoint-{n}" for n in (1, 2, 3, 5)]
+    remove_old_checkpoints(tmp_path, keep_last=1, keep_best=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [*names, "checkpoint-6"]
+    remove_old_checkpoints(tmp_path, keep_last=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+    (tmp_path / "validations.jsonl").write_text("{")
+    with pytest.raises(ValueError, match="validations.jsonl is damaged"):
+        best_checkpoints(tmp_path, 2)
+
+
 def test_the_average_is_the_mean(tmp_path) -> None:
     folders = [checkpoint(tmp_path, step) for step in (1, 2, 6)]
     assert average_checkpoints(folders)["w"].tolist() == [3, 3]
@@ -124,6 +145,17 @@ def test_which_run_is_resumed(tmp_path) -> None:
         ValueError, match=r"another recipe: seed is 1 there and 9 here, training\.warmup_steps is 4000"
     ):
         checkpoint_to_resume(other)
+
+
+def test_a_cosine_is_not_prolonged(tmp_path) -> None:
+    """What it has done so far depends on its end."""
+    cosine = {"schedule": "cosine", "peak_learning_rate": 0.1}
+    recipe = Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine))
+    recipe.save(tmp_path / "recipe.yaml")
+    newest = checkpoint(tmp_path, 7)
+    assert checkpoint_to_resume(recipe) == newest
+    with pytest.raises(ValueError, match="max_steps is 100000 there and 9 here"):
+        checkpoint_to_resume(Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine, max_steps=9)))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:

@@ -1,10 +1,13 @@
 """What a configuration accepts, refuses, and says again after saving."""
 
+import json
+
 import pytest
 from transformers import AutoConfig
 
 import hf_vaswani  # noqa: F401 (registers the model type)
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.configuration_vaswani import CUSTOM_PIPELINES, CustomPipelines
 
 
 def test_defaults_are_the_papers_base_model() -> None:
@@ -22,7 +25,9 @@ def test_the_names_of_hugging_face_are_synonyms() -> None:
 
 
 def test_saved_and_loaded_config_is_equal(tmp_path) -> None:
-    config = VaswaniConfig(d_model=64, num_heads=2, d_k=5, norm_position="pre")
+    config = VaswaniConfig(
+        d_model=64, num_heads=2, d_k=5, norm_position="pre", position_encoding="learned", lm_head_bias=True
+    )
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is VaswaniConfig
@@ -38,7 +43,12 @@ def test_saved_and_loaded_config_is_equal(tmp_path) -> None:
         ({"d_model": 15, "num_heads": 3}, ["even", "15"]),
         ({"num_heads": 0}, ["num_heads", "0"]),
         ({"dropout": 1.5}, ["dropout", "1.5"]),
-        ({"norm_position": "middle"}, ["norm_position", "middle"]),
+        ({"norm_position": "middle"}, ["norm_position", "middle", '"post" or "pre"']),
+        ({"position_encoding": "rotary"}, ["position_encoding", "rotary", '"sinusoidal" or "learned"']),
+        ({"sinusoid_layout": "mixed"}, ["sinusoid_layout", "mixed", "interleaved", "concatenated", "tensor2tensor"]),
+        ({"max_position_embeddings": 0}, ["max_position_embeddings", "0"]),
+        ({"vocab_size": 10, "pad_token_id": 10}, ["pad_token_id", "10", "vocab_size"]),
+        ({"d_model": 30, "num_heads": 4, "d_k": 8}, ["d_model (30)", "num_heads (4)"]),
         ({"activation_function": "rulo"}, ["activation_function", "rulo", "relu"]),
     ],
 )
@@ -46,6 +56,33 @@ def test_impossible_sizes_are_refused_with_their_numbers(fields, words) -> None:
     with pytest.raises(ValueError) as error:
         VaswaniConfig(**fields)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_only_sinusoids_need_an_even_d_model() -> None:
+    assert VaswaniConfig(d_model=15, num_heads=3, position_encoding="learned").d_model == 15
+
+
+def test_a_config_says_where_its_classes_lie(tmp_path) -> None:
+    """In files that are copied beside it; the names of a config that came with other classes stay."""
+    config = VaswaniConfig()
+    config.auto_map = {"AutoModel": "mine.MyModel"}
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert saved["auto_map"]["AutoModel"] == "mine.MyModel"
+    assert saved["auto_map"]["AutoConfig"] == "configuration_vaswani.VaswaniConfig"
+    assert saved["custom_pipelines"]["translation"]["impl"] == "pipeline_vaswani.VaswaniTranslationPipeline"
+    assert (tmp_path / "configuration_vaswani.py").is_file()
+    assert not hasattr(VaswaniConfig.from_pretrained(tmp_path), "custom_pipelines")
+
+
+def test_a_model_that_travelled_answers_to_every_pair_of_languages() -> None:
+    """transformers puts classes in the place of the names that it is given, so they are copies."""
+    pipelines = CustomPipelines(CUSTOM_PIPELINES)
+    assert "translation" in pipelines and "translation_en_to_de" in pipelines
+    assert "translation_en" not in pipelines and "summarization" not in pipelines
+    pipelines["translation_en_to_de"]["impl"] = None
+    assert pipelines["translation"]["impl"] == "pipeline_vaswani.VaswaniTranslationPipeline"
+    assert list(pipelines) == ["translation"]
 
 
 def test_d_model_need_not_be_divisible_when_both_widths_are_given() -> None:

@@ -1,6 +1,7 @@
 """The network: the paper's details one by one, what padding, the future and the cache may change, and saving."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniMo
 from hf_vaswani.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,
-    VaswaniEncoderLayer,
+    VaswaniFeedForward,
     VaswaniPositions,
     eager_attention_forward,
+    position_ids,
     sinusoids,
     smoothed_cross_entropy,
 )
+from hf_vaswani.recipe import load_recipe
+
+from .conftest import ROOT
 
 
 def tiny_config(**fields) -> VaswaniConfig:
@@ -61,6 +66,33 @@ def test_attention_of_the_worked_example() -> None:
     torch.testing.assert_close(attended[0, :, 0], weights[0, 0])
 
 
+def test_weights_are_normalised_in_float32() -> None:
+    query, key = torch.randn(1, 1, 50, 8).bfloat16() * 8, torch.randn(1, 1, 300, 8).bfloat16()
+    scores = torch.matmul(query, key.transpose(2, 3)) * 0.5
+    _, weights = eager_attention_forward(nn.Module().eval(), query, key, key, None, scaling=0.5)
+    assert torch.equal(weights, torch.softmax(scores.float(), dim=-1).bfloat16())
+    assert not torch.equal(weights, torch.exp(scores) / torch.exp(scores).sum(-1, keepdim=True))
+
+
+def test_one_wide_head_costs_what_eight_narrow_ones_cost() -> None:
+    with torch.device("meta"):
+        eight, one = VaswaniAttention(VaswaniConfig()), VaswaniAttention(VaswaniConfig(num_heads=1))
+        assert eight.split_heads(torch.empty(2, 3, 512)).shape == (2, 8, 3, 64)
+        assert one.split_heads(torch.empty(2, 3, 512)).shape == (2, 1, 3, 512)
+    counts = [sum(weight.numel() for weight in attention.parameters()) for attention in (eight, one)]
+    assert counts == [4 * 512 * 512] * 2
+
+
+def test_attention_without_positions_ignores_the_order_of_keys_and_values() -> None:
+    attention = VaswaniAttention(tiny_config()).eval()
+    x, memory, order = torch.randn(2, 4, 16), torch.randn(2, 6, 16), torch.tensor([4, 2, 0, 5, 1, 3])
+    expected = attention(x, encoder_hidden_states=memory)[0]
+    torch.testing.assert_close(attention(x, encoder_hidden_states=memory[:, order])[0], expected)
+    placed = [states + sinusoids(torch.arange(6), 16) for states in (memory, memory[:, order])]
+    outputs = [attention(x, encoder_hidden_states=states)[0] for states in placed]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_attention_is_softmax_of_qk_over_root_dk(implementation) -> None:
     config = tiny_config(d_k=3, d_v=5)
@@ -90,6 +122,19 @@ def test_the_paper_has_no_biases_in_attention_and_two_in_feed_forward() -> None:
     assert VaswaniAttention(tiny_config(attention_bias=True)).q_proj.bias is not None
 
 
+# ---- 3.3 Feed-forward
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("relu", torch.relu), ("gelu", nn.functional.gelu), ("silu", nn.functional.silu)]
+)
+def test_feed_forward_is_two_transformations_with_an_activation_between(name, function) -> None:
+    feed_forward = VaswaniFeedForward(tiny_config(activation_function=name)).eval()
+    first, second, x = feed_forward.fc1, feed_forward.fc2, torch.randn(2, 3, 16)
+    expected = function(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
+    torch.testing.assert_close(feed_forward(x), expected)
+
+
 # ---- 3.5 Positions
 
 
@@ -108,6 +153,65 @@ def test_sinusoids_are_right_far_out() -> None:
         assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+def test_layouts_of_the_sinusoids(layout) -> None:
+    table = sinusoids(torch.tensor([0, 1, 37]), 8, layout)
+    for row, position in enumerate((0, 1, 37)):
+        exponents = [0, 1 / 3, 2 / 3, 1] if layout == "tensor2tensor" else [0, 1 / 4, 2 / 4, 3 / 4]
+        angles = [position / 10_000**exponent for exponent in exponents]
+        if layout == "interleaved":
+            expected = [wave(angle) for angle in angles for wave in (math.sin, math.cos)]
+        else:
+            expected = [wave(angle) for wave in (math.sin, math.cos) for angle in angles]
+        assert table[row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+def test_the_model_adds_the_layout_of_its_config(layout) -> None:
+    model, tokens = (
+        VaswaniModel(tiny_config(sinusoid_layout=layout, max_position_embeddings=4)).eval(),
+        torch.ones(1, 9),
+    )
+    for stack in (model.encoder, model.decoder):
+        added = stack.positions(torch.zeros(1, 9, 16), tokens)
+        torch.testing.assert_close(added[0], sinusoids(torch.arange(9), 16, layout))
+
+
+def test_learned_positions_are_a_table_for_each_stack(tmp_path) -> None:
+    """Row E of Table 3: drawn like the embeddings, trained, saved; sinusoids are none of this."""
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(tiny_config(position_encoding="learned", max_position_embeddings=500))
+    tables = [model.model.encoder.positions.table.weight, model.model.decoder.positions.table.weight]
+    assert tables[0].data_ptr() != tables[1].data_ptr()
+    for table in tables:
+        assert table.shape == (500, 16) and table.std().item() == pytest.approx(1 / 4, rel=0.05)
+    model(**batch(), labels=batch()["decoder_input_ids"]).loss.backward()
+    assert tables[0].grad[:7].any(-1).all() and not tables[0].grad[7:].any()
+    assert tables[1].grad[:5].any(-1).all() and not tables[1].grad[5:].any()
+    embeds = torch.randn(1, 3, 16)
+    torch.testing.assert_close(
+        model.eval().model.encoder.positions(embeds, past_length=4), embeds * 4 + tables[0][4:7]
+    )
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.decoder.positions.table.weight, tables[1])
+
+
+def test_sinusoids_go_on_where_a_learned_table_ends() -> None:
+    source, target = torch.full((1, 1500), 5), torch.full((1, 1300), 6)
+    model = tiny_model(max_position_embeddings=64)
+    assert torch.isfinite(model(input_ids=source, decoder_input_ids=target).logits).all()
+    assert model.generate(source, max_new_tokens=80, min_new_tokens=80).shape[1] == 81
+
+
+def test_padding_is_not_counted() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
+    counted = position_ids(torch.zeros(4, 4, 16), mask)
+    assert counted.tolist() == [[0, 1, 2, 2], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]
+    assert position_ids(torch.zeros(4, 1, 16), mask, past_length=3).tolist() == [[2], [1], [1], [0]]
+    assert position_ids(torch.zeros(4, 2, 16), None, past_length=3).tolist() == [[3, 4]]
+
+
 def test_sinusoids_are_neither_parameter_nor_buffer_nor_saved() -> None:
     model = tiny_model()
     assert not list(model.buffers())
@@ -124,28 +228,26 @@ def test_embedding_is_scaled_and_position_added_in_float32() -> None:
     assert torch.equal(half, (embeds.float() * 4 + sinusoids(torch.arange(200), 16)).bfloat16())
 
 
+def test_embeddings_may_stay_unscaled() -> None:
+    embeds = torch.randn(1, 3, 16)
+    positions = VaswaniPositions(tiny_config(scale_embedding=False)).eval()
+    torch.testing.assert_close(positions(embeds)[0], embeds[0] + sinusoids(torch.arange(3), 16))
+
+
 # ---- 3.1 Layers
 
 
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_encoder_layer_equals_torchs(norm_position) -> None:
-    config = tiny_config(norm_position=norm_position, attention_bias=True, dropout=0.0)
-    config._attn_implementation = "eager"
-    torch.manual_seed(0)
-    ours = VaswaniEncoderLayer(config).eval()
-    theirs = nn.TransformerEncoderLayer(
-        16, 2, 24, 0.0, layer_norm_eps=1e-6, batch_first=True, norm_first=norm_position == "pre"
-    ).eval()
-    with torch.no_grad():
-        attention = ours.self_attn
-        for name in ("weight", "bias"):
-            parts = [getattr(module, name) for module in (attention.q_proj, attention.k_proj, attention.v_proj)]
-            getattr(theirs.self_attn, f"in_proj_{name}").copy_(torch.cat(parts))
-            getattr(theirs.self_attn.out_proj, name).copy_(getattr(attention.out_proj, name))
-            getattr(theirs.linear1, name).copy_(getattr(ours.feed_forward.fc1, name))
-            getattr(theirs.linear2, name).copy_(getattr(ours.feed_forward.fc2, name))
-    x = torch.randn(2, 5, 16)
-    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=0)
+def test_layer_norm_divides_by_the_biased_deviation() -> None:
+    """Epsilon is added to the variance, under the root."""
+    config = tiny_config(layer_norm_eps=0.3)
+    for norm in (
+        VaswaniAddAndNorm(config).layer_norm,
+        VaswaniModel(tiny_config(layer_norm_eps=0.3, norm_position="pre")).encoder.norm,
+    ):
+        x = torch.randn(5, 16)
+        expected = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 0.3).sqrt()
+        torch.testing.assert_close(norm(x), expected)
+    assert all(module.eps == 1e-6 for module in tiny_model().modules() if isinstance(module, nn.LayerNorm))
 
 
 def test_post_norm_stacks_have_no_norm_on_top_and_pre_norm_stacks_have_one() -> None:
@@ -223,6 +325,40 @@ def test_fewer_ties(fields, matrices, tmp_path) -> None:
     model.save_pretrained(tmp_path)
     loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded.eval()(**batch()).logits, model(**batch()).logits, atol=0, rtol=0)
+
+
+def test_the_output_may_have_a_bias() -> None:
+    model, data = tiny_model(lm_head_bias=True), batch()
+    assert model.lm_head.bias.shape == (40,) and not model.lm_head.bias.any()
+    before = model(**data).logits
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.arange(40.0))
+    torch.testing.assert_close(model(**data).logits, before + torch.arange(40.0))
+    assert tiny_model().lm_head.bias is None
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id", "eos_token_id"])
+def test_the_target_is_shifted_right_behind_a_first_symbol(name) -> None:
+    """`<s>`; `</s>` as in fairseq; `<pad>`, whose embedding is zero, as in Marian and tensor2tensor."""
+    start = getattr(tiny_config(), name)
+    model = tiny_model(decoder_start_token_id=start)
+    shifted = model.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6, 2]]))
+    assert shifted.tolist() == [[start, 5, 6]]
+    assert model.generate(batch()["input_ids"], max_new_tokens=2)[:, 0].tolist() == [start] * 3
+    first = model.model.decoder.positions(model.model.decoder.embed_tokens(shifted))[0, 0]
+    assert torch.equal(first, sinusoids(torch.arange(1), 16)[0]) == (name == "pad_token_id")
+
+
+def test_every_matrix_is_drawn_by_xavier() -> None:
+    torch.manual_seed(0)
+    model = VaswaniModel(tiny_config(d_model=64, d_ff=96, d_k=24, d_v=40, attention_bias=True))
+    matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(matrices) == 2 * (4 + 2) + 2 * (8 + 2)
+    for matrix in matrices:
+        bound = math.sqrt(6 / sum(matrix.weight.shape))
+        assert bound * 0.98 < matrix.weight.abs().max().item() <= bound
+        assert matrix.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert not matrix.bias.any()
 
 
 def test_initial_weights() -> None:
@@ -403,3 +539,146 @@ def test_a_model_learns_to_copy() -> None:
     ids = torch.cat([words, torch.full((20, 1), 2)], dim=1)
     copied = model.eval().generate(input_ids=ids, num_beams=1, max_new_tokens=8)[:, 1:8]
     assert (copied == ids).all(dim=1).float().mean() >= 0.9
+
+
+# ---- Bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_mask": torch.ones(2, 7)}, ["attention_mask", "2 sentences", "3"]),
+        ({"attention_mask": torch.ones(3, 6)}, ["attention_mask", "6 tokens", "7"]),
+        ({"decoder_attention_mask": torch.ones(4, 5)}, ["decoder_attention_mask", "4 sentences", "3"]),
+        ({"decoder_input_ids": torch.ones(4, 5, dtype=torch.long)}, ["encoder's output", "3 sentences", "4"]),
+        ({"input_ids": torch.full((3, 7), 40)}, ["input_ids has 40", "vocab_size is 40"]),
+        ({"decoder_input_ids": torch.full((3, 5), -100)}, ["decoder_input_ids has -100", "vocab_size is 40"]),
+        ({"inputs_embeds": torch.zeros(3, 7, 16)}, ["exactly one of input_ids and inputs_embeds", "both"]),
+        ({"input_ids": None}, ["exactly one of input_ids and inputs_embeds", "neither"]),
+        ({"decoder_inputs_embeds": torch.zeros(3, 5, 16)}, ["exactly one of decoder_input_ids and", "both"]),
+        ({"decoder_input_ids": None}, ["exactly one of decoder_input_ids and", "neither"]),
+        ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
+        ({"labels": torch.full((3, 4), 5)}, ["labels is 4 tokens wide", "5"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(changes, words) -> None:
+    with pytest.raises(ValueError) as error:
+        tiny_model()(**(batch() | changes))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_learned_table_ends_where_it_ends() -> None:
+    model, data = tiny_model(position_encoding="learned", max_position_embeddings=7), batch()
+    assert torch.isfinite(model(**data).logits).all()
+    with pytest.raises(ValueError, match="positions has 7, but max_position_embeddings is 7"):
+        model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": None})
+    padded = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]] * 3)
+    assert torch.isfinite(model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": padded}).logits).all()
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:
+    model, data = tiny_model(), batch()
+    first = model(**data, use_cache=True)
+    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "past_key_values": first.past_key_values}
+    with pytest.raises(ValueError, match="decoder_attention_mask is 1 tokens wide, but there are 6"):
+        model(**step, decoder_attention_mask=torch.ones(3, 1))
+
+
+# ---- Tables 2 and 3
+
+
+def parameters_of(path: str) -> int:
+    """Of the recipe's model with a vocabulary of 37 000, which exists only on the meta device."""
+    recipe = load_recipe([str(ROOT / "configs" / path)])
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=37000, **asdict(recipe.model)))
+    return model.num_parameters()
+
+
+def formula(n=6, d=512, ff=2048, h=8, d_k=64, d_v=64) -> int:
+    """One matrix of the vocabulary; the attentions, networks and norms of n encoder and n decoder layers."""
+    attention, network, norm = h * 2 * d * (d_k + d_v), 2 * d * ff + ff + d, 2 * d
+    return 37000 * d + n * (attention + network + 2 * norm) + n * (2 * attention + network + 3 * norm)
+
+
+TABLE_3 = {
+    "base": (63_045_632, {}),
+    "a_1_heads": (63_045_632, {"h": 1, "d_k": 512, "d_v": 512}),
+    "a_4_heads": (63_045_632, {"h": 4, "d_k": 128, "d_v": 128}),
+    "a_16_heads": (63_045_632, {"h": 16, "d_k": 32, "d_v": 32}),
+    "a_32_heads": (63_045_632, {"h": 32, "d_k": 16, "d_v": 16}),
+    "b_dk_16": (55_967_744, {"d_k": 16}),
+    "b_dk_32": (58_327_040, {"d_k": 32}),
+    "c_2_layers": (33_644_544, {"n": 2}),
+    "c_4_layers": (48_345_088, {"n": 4}),
+    "c_8_layers": (77_746_176, {"n": 8}),
+    "c_d_model_256": (26_816_512, {"d": 256, "d_k": 32, "d_v": 32}),
+    "c_d_model_1024": (163_815_424, {"d": 1024, "d_k": 128, "d_v": 128}),
+    "c_d_ff_1024": (50_450_432, {"ff": 1024}),
+    "c_d_ff_4096": (88_236_032, {"ff": 4096}),
+    "d_dropout_0.0": (63_045_632, {}),
+    "d_dropout_0.2": (63_045_632, {}),
+    "d_label_smoothing_0.0": (63_045_632, {}),
+    "d_label_smoothing_0.2": (63_045_632, {}),
+    "e_learned_positions": (63_045_632 + 2 * 1024 * 512, None),
+    "big": (214_171_648, {"d": 1024, "ff": 4096, "h": 16}),
+}
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_parameters_of_table_3(row) -> None:
+    count, sizes = TABLE_3[row]
+    assert parameters_of(f"table3/{row}.yaml") == count
+    assert sizes is None or count == formula(**sizes)
+
+
+def test_every_row_of_table_3_has_its_recipe_and_changes_what_the_paper_changes() -> None:
+    assert {path.stem for path in (ROOT / "configs" / "table3").glob("*.yaml")} == set(TABLE_3)
+    base = load_recipe([str(ROOT / "configs/table3/base.yaml")]).flat()
+    changes = {}
+    for row in TABLE_3:
+        flat = load_recipe([str(ROOT / f"configs/table3/{row}.yaml")]).flat()
+        changes[row] = {key: flat[key] for key in flat if flat[key] != base[key] and key != "run_dir"}
+    assert changes["d_dropout_0.0"] == {"model.dropout": 0.0} and changes["d_dropout_0.2"] == {"model.dropout": 0.2}
+    assert changes["d_label_smoothing_0.0"] == {"training.label_smoothing": 0.0}
+    assert changes["d_label_smoothing_0.2"] == {"training.label_smoothing": 0.2}
+    assert changes["e_learned_positions"] == {"model.position_encoding": "learned"}
+    assert changes["big"].pop("training.max_steps") == 300_000
+    assert changes["big"] == {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "model.dropout": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "millions"),
+    [
+        ("c_8_layers", "base", 80 - 65),
+        ("base", "c_4_layers", 65 - 50),
+        ("c_4_layers", "c_2_layers", 50 - 36),
+        ("c_d_ff_4096", "base", 90 - 65),
+        ("base", "c_d_ff_1024", 65 - 53),
+        ("base", "b_dk_16", 65 - 58),
+        ("b_dk_32", "b_dk_16", 60 - 58),
+    ],
+)
+def test_differences_between_the_rows_are_those_of_the_paper(row, other, millions) -> None:
+    """In millions, each of the paper's two numbers being rounded to one."""
+    assert (TABLE_3[row][0] - TABLE_3[other][0]) / 1e6 == pytest.approx(millions, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "dropout", "steps", "averaged"),
+    [
+        ("en_de_base", 63_045_632, 0.1, 100_000, 5),
+        ("en_de_big", 214_171_648, 0.3, 300_000, 20),
+        ("en_fr_base", 63_045_632, 0.1, 100_000, 5),
+        ("en_fr_big", 214_171_648, 0.1, 300_000, 20),
+    ],
+)
+def test_models_of_table_2(name, count, dropout, steps, averaged) -> None:
+    recipe = load_recipe([str(ROOT / f"configs/wmt14_{name}.yaml")])
+    assert parameters_of(f"wmt14_{name}.yaml") == count
+    assert recipe.model.dropout == dropout
+    assert (recipe.training.max_steps, recipe.training.average_last) == (steps, averaged)
+    assert recipe.training.keep_last == averaged
+    assert (recipe.training.tokens_per_batch, recipe.training.label_smoothing) == (25_000, 0.1)
+    assert (recipe.evaluation.num_beams, recipe.evaluation.length_penalty) == (4, 0.6)
+    assert recipe.tokenizer.vocab_size == (37_000 if "de" in name.split("_") else 32_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.recipe import ModelRecipe, Recipe, load_recipe
+from hf_vaswani.recipe import ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe, load_recipe
 
 from .conftest import ROOT
 
@@ -62,6 +62,36 @@ def test_the_model_section_is_the_configuration() -> None:
     assert section == {name: getattr(config, name) for name in section}
 
 
+def test_training_is_by_default_the_papers() -> None:
+    """Sections 5.1 to 5.4 and 6.1, base model."""
+    assert TrainingRecipe() == TrainingRecipe(
+        max_steps=100_000,
+        tokens_per_batch=25_000,
+        accumulation_steps=1,
+        schedule="noam",
+        warmup_steps=4000,
+        learning_rate_factor=1.0,
+        peak_learning_rate=None,
+        adam_beta1=0.9,
+        adam_beta2=0.98,
+        adam_epsilon=1e-9,
+        weight_decay=0.0,
+        label_smoothing=0.1,
+        label_smoothing_over="others",
+        clip_norm=None,
+        average_last=5,
+        average_best=None,
+    )
+    assert TokenizerRecipe() == TokenizerRecipe(kind="bpe", vocab_size=37_000, path=None)
+
+
+def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
+    text = "training: {schedule: cosine, peak_learning_rate: 0.001, average_best: 9, validate_every: 50}\n"
+    training = load_recipe([write(tmp_path, text)]).training
+    assert (training.schedule, training.peak_learning_rate, training.average_best) == ("cosine", 0.001, 9)
+    assert load_recipe([write(tmp_path, "training: {average_best: 9, average_last: 9, keep_last: 1}\n")])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -72,6 +102,18 @@ def test_the_model_section_is_the_configuration() -> None:
         ("training: {max_steps: 0}\n", ["training.max_steps", "0"]),
         ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "below 1", "1.0"]),
         ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
+        ("training: {average_best: 2, save_every: 500}\n", ["average_best", "save_every (500)", "every (1000)"]),
+        ("training: {schedule: linear}\n", ["training.schedule", "linear", "inverse_sqrt"]),
+        ("training: {schedule: cosine}\n", ["training.schedule 'cosine'", "training.peak_learning_rate"]),
+        ("training: {peak_learning_rate: 0.1}\n", ["peak_learning_rate (0.1)", "'noam'", "learning_rate_factor"]),
+        (
+            "training: {schedule: constant, peak_learning_rate: 0.1, learning_rate_factor: 2}\n",
+            ["learning_rate_factor (2.0)", "'constant'", "training.peak_learning_rate"],
+        ),
+        ("training: {schedule: constant, peak_learning_rate: 0}\n", ["peak_learning_rate", "above 0"]),
+        ("training: {weight_decay: -0.1}\n", ["training.weight_decay", "at least 0", "-0.1"]),
+        ("training: {label_smoothing_over: both}\n", ["label_smoothing_over", "both", "others"]),
+        ("tokenizer: {kind: syllables}\n", ["tokenizer.kind", "syllables", "wordpiece"]),
         ("model: {norm_position: middle}\n", ["model.norm_position", "middle", "post"]),
         ("training: 5\n", ["'training'", "5"]),
         ("- a\n", ["key: value", "['a']"]),
@@ -81,6 +123,8 @@ def test_the_model_section_is_the_configuration() -> None:
         ("training: {clip_norm: 0}\n", ["training.clip_norm", "above 0"]),
         ("training: {adam_beta1: 1.0}\n", ["training.adam_beta1", "below 1"]),
         ("evaluation: {max_length: 1}\n", ["evaluation.max_length", "at least 2"]),
+        ("evaluation: {max_length_offset: null}\n", ["max_length_offset", "max_length", "not both be null"]),
+        ("evaluation: {length_penalty_type: wu}\n", ["length_penalty_type", "wu", "gnmt"]),
         ("training: {max_steps: [}\n", ["YAML", "line 1"]),
     ],
 )

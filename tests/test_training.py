@@ -94,6 +94,80 @@ def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, ca
     assert results[0]["bleu"] == results[1]["bleu"]
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt"])
+def test_every_switch_resumes_bit_for_bit(tmp_path, schedule) -> None:
+    """AdamW, the schedules of transformers, smoothing over all, characters: the update after a stop is the same."""
+    run = tmp_path / "run"
+    arguments = [
+        *tiny_recipe(tmp_path, schedule=schedule, peak_learning_rate=0.01, weight_decay=0.1, max_steps=8),
+        "--training.label_smoothing_over=all",
+        "--tokenizer.kind=characters",
+        "--run_dir",
+        str(run),
+    ]
+    assert main(["train", *arguments]) == 0
+    uninterrupted = weights(run / "checkpoint-8")
+    for folder in ("checkpoint-8", "model"):
+        shutil.rmtree(run / folder)
+    assert main(["train", *arguments]) == 0
+    again = weights(run / "checkpoint-8")
+    assert all(torch.equal(again[name], uninterrupted[name]) for name in again)
+
+
+def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch) -> None:
+    """The recipe's numbers, where the optimizer and the schedule are made."""
+    from hf_vaswani import training
+
+    seen = {}
+
+    def stop(_, run, sampler, model, optimizer, schedule):
+        seen.update(optimizer=optimizer.optimizer, schedule=schedule.scheduler, tokenizer=run.tokenizer)
+        raise ValueError("Enough is seen.")
+
+    monkeypatch.setattr(training, "_train_until", lambda max_steps, *rest: stop(max_steps, *rest[1:]))
+    switches = {"schedule": "constant", "peak_learning_rate": 0.5, "warmup_steps": 2, "weight_decay": 0.125}
+    arguments = [*tiny_recipe(tiny_run.parent, **switches), "--tokenizer.kind=bytes", "--run_dir", str(tmp_path / "r")]
+    assert main(["train", *arguments]) == 2
+    assert type(seen["optimizer"]) is torch.optim.AdamW
+    assert [group["weight_decay"] for group in seen["optimizer"].param_groups] == [0.125, 0.0]
+    assert seen["schedule"].get_last_lr() == [0.25, 0.25]
+    assert len(seen["tokenizer"]) == 260
+    assert train(tiny_run.parent, tmp_path / "default") == 2
+    assert type(seen["optimizer"]) is torch.optim.Adam
+    assert len(seen["optimizer"].param_groups) == 1
+    # Equation 3 at step 1, with d_model 16 and warmup_steps 10.
+    assert seen["schedule"].get_last_lr() == pytest.approx([16**-0.5 * 10**-1.5])
+
+
+def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypatch, capsys) -> None:
+    """Those of the highest validation BLEU stay on disk, and are averaged."""
+    from hf_vaswani import training
+
+    bleu, score = iter([7.0, 1.0, 9.0, 3.0, 5.0]), training._translate_and_score
+
+    def scored(run, model, split, num_beams):
+        translations, result = score(run, model, split, num_beams)
+        return translations, result | ({"bleu": next(bleu)} if split == "validation" else {})
+
+    monkeypatch.setattr(training, "_translate_and_score", scored)
+    switches = {"max_steps": 10, "save_every": 2, "validate_every": 2, "keep_last": 1, "average_best": 2}
+    run = tmp_path / "run"
+    assert train(tmp_path, run, **switches) == 0
+    result = json.loads((run / "test.json").read_text())
+    assert (result["averaged"], result["step"]) == (["checkpoint-2", "checkpoint-6"], 10)
+    assert {path.name for path in run.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (2, 6, 10)}
+    first, second, final = (weights(run / name) for name in ("checkpoint-2", "checkpoint-6", "model"))
+    for name in set(first) & set(final):
+        torch.testing.assert_close(final[name], (first[name] + second[name]) / 2)
+    # Complete: nothing is trained or averaged again.
+    before = (run / "model" / "model.safetensors").stat().st_mtime_ns
+    assert train(tmp_path, run, **switches) == 0
+    assert (run / "model" / "model.safetensors").stat().st_mtime_ns == before
+    blind = ["--data.validation_files=null", "--run_dir", str(tmp_path / "blind")]
+    assert main(["train", *tiny_recipe(tmp_path, **switches), *blind]) == 2
+    assert "average_best needs a validation set" in capsys.readouterr().err
+
+
 def test_a_stop_inside_an_epoch_resumes_inside_it(tiny_run, tmp_path) -> None:
     """The checkpoints of the tiny run are not at the ends of epochs."""
     progress = json.loads((tiny_run / "checkpoint-8" / "progress.json").read_text())
@@ -169,6 +243,34 @@ def test_gradients_are_clipped_only_on_request() -> None:
         )
     assert moved[0] > 0.1
     assert moved[1] == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize(("over", "epsilon"), [("others", 0.25), ("all", 0.2)])
+def test_who_shares_the_label_smoothing(over, epsilon) -> None:
+    """Over all V tokens is torch's own label_smoothing; over the others, V / (V - 1) = 5 / 4 of it."""
+    from accelerate import Accelerator
+
+    from hf_vaswani.training import _update
+
+    torch.manual_seed(0)
+    config = VaswaniConfig(
+        vocab_size=5, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1, dropout=0
+    )
+    model = VaswaniForConditionalGeneration(config).train()
+    ids = torch.tensor([[3, 4, 2]])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    logits = model(**batch).logits[0]
+    expected = torch.nn.functional.cross_entropy(logits, ids[0], label_smoothing=epsilon)
+    recipe = TrainingRecipe(label_smoothing=0.2, label_smoothing_over=over)
+    loss, _ = _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
+    assert loss.item() == pytest.approx(expected.item())
+
+
+def test_epsilon_over_all_tokens_by_hand() -> None:
+    """V = 5, epsilon = 0.2: each of the five has 0.04, so the four others have 0.16."""
+    from hf_vaswani.training import _epsilon_of_the_others
+
+    assert _epsilon_of_the_others(0.2, 5) == pytest.approx(0.16)
 
 
 def test_a_complete_run_shows_its_result_again(tiny_run, capsys) -> None:
@@ -324,6 +426,36 @@ def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len([w for w in warnings if "2 pairs with an empty side, 1 with a side above 256 tokens" in w]) == 1
+
+
+def test_a_learned_table_of_positions_bounds_the_pairs(tmp_path, caplog, capsys) -> None:
+    """Longer pairs are left out of the training; a longer sentence to validate on is refused before that begins."""
+    source, target = write_pairs(tmp_path)
+    arguments = [*tiny_recipe(tmp_path, max_steps=2), "--model.position_encoding=learned"]
+    for path, extra in ((source, "one " * 300), (target, "eins " * 300)):
+        path.write_text(path.read_text("utf-8") + extra + "\n", encoding="utf-8")
+    arguments += ["--training.tokens_per_batch=2000", "--model.max_position_embeddings=100"]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "a")]) == 2
+    assert "side of 301 tokens, but model.max_position_embeddings is 100" in capsys.readouterr().err
+    short = tmp_path / "short.tsv"
+    short.write_text("en\tde\n" + "one\teins\n" * 3, encoding="utf-8")
+    short_sets = [f"--data.{split}_files={short}" for split in ("validation", "test")]
+    arguments = [
+        argument for argument in arguments if "validation_files" not in argument and "test_files" not in argument
+    ]
+    assert main(["train", *arguments, *short_sets, "--run_dir", str(tmp_path / "b")]) == 0, capsys.readouterr().err
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [w for w in warnings if "1 with a side above 100 tokens (model.max_position_embeddings)" in w]
+
+
+def test_the_settings_of_the_search_reach_the_model(tmp_path) -> None:
+    settings = ["--evaluation.length_penalty_type=power", "--evaluation.length_penalty=1.5"]
+    settings += ["--evaluation.max_length=null", "--evaluation.max_length_offset=3"]
+    arguments = [*tiny_recipe(tmp_path, max_steps=1), *settings]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    generation = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())
+    assert (generation["length_penalty_type"], generation["length_penalty"]) == ("power", 1.5)
+    assert generation["max_length_offset"] == 3 and "max_length" not in generation
 
 
 def test_training_learns(tmp_path) -> None:

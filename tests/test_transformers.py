@@ -19,6 +19,8 @@ from transformers import (
     StaticCache,
 )
 from transformers import logging as transformers_logging
+from transformers.exporters.exporter_dynamo import DynamoConfig, DynamoExporter
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
 from hf_vaswani.tokenizer import train_tokenizer
@@ -75,6 +77,33 @@ def test_attention_implementations_agree(not_compiled, implementation, side, fie
     translated = model.generate(**source, **options)
     model.set_attn_implementation("eager")
     assert torch.equal(translated, model.generate(**source, **options))
+
+
+def test_flash_attention_2_would_get_what_it_needs(monkeypatch) -> None:
+    """Its kernels need a GPU; in their place a function that knows what they are told: no mask of four dimensions."""
+
+    def kernel(module, query, key, value, attention_mask, dropout, scaling, **kwargs):
+        allowed = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+        if module.is_causal and query.shape[2] > 1:
+            allowed = allowed.tril(key.shape[2] - query.shape[2])
+        if attention_mask is not None:
+            assert attention_mask.dim() == 2
+            allowed = allowed & attention_mask.bool()[:, None, None]
+        scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~allowed, -torch.inf)
+        return (torch.softmax(scores, dim=-1) @ value).transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", kernel)
+    model, data = tiny_model(), padded("right")
+    source = {name: data[name] for name in ("input_ids", "attention_mask")}
+    logits, translated = model(**data).logits, model.generate(**source, **SPEAK, num_beams=2)
+    model.config._attn_implementation = "flash_attention_2"
+    torch.testing.assert_close(model(**data).logits, logits, atol=1e-5, rtol=1e-5)
+    assert torch.equal(model.generate(**source, **SPEAK, num_beams=2), translated)
+
+
+def test_an_implementation_that_is_not_there_is_refused() -> None:
+    with pytest.raises((ImportError, ValueError), match=r"flash|unknown_attention"):
+        tiny_model().set_attn_implementation("unknown_attention")
 
 
 def test_attentions_come_out_with_the_documented_shapes() -> None:
@@ -498,3 +527,42 @@ def test_the_encoder_alone_loads_from_a_translation_model(tmp_path, no_warnings)
     )
     VaswaniModel(model.config).save_pretrained(tmp_path / "bare")
     assert not VaswaniEncoderModel.from_pretrained(tmp_path / "bare", output_loading_info=True)[1]["missing_keys"]
+
+
+# ---- Graphs
+
+
+def of_other_shapes() -> dict[str, torch.Tensor]:
+    data = batch(rows=4, source=9, target=6)
+    data["attention_mask"][2, 5:] = 0
+    return data
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
+)
+def test_an_exported_graph_has_the_same_logits_for_other_shapes(fields) -> None:
+    model, data = tiny_model(**fields).requires_grad_(False), of_other_shapes()
+    exported = DynamoExporter().export(model, padded("left"), config=DynamoConfig(dynamic=True))
+    torch.testing.assert_close(exported(**data).logits, model(**data).logits, atol=1e-5, rtol=1e-5)
+    plain = torch.export.export(model, (), data).module()
+    torch.testing.assert_close(plain(**data).logits, model(**data).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
+)
+def test_an_onnx_graph_has_the_same_logits_for_other_shapes(fields) -> None:
+    pytest.importorskip("onnxruntime")
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+    model, data = tiny_model(**fields).requires_grad_(False), of_other_shapes()
+    exported = OnnxExporter().export(model, padded("left"), config=OnnxConfig(dynamic=True))
+    torch.testing.assert_close(exported(**data).logits, model(**data).logits, atol=1e-4, rtol=0)
+
+
+def test_prefill_and_step_with_a_cache_export_as_graphs_of_their_own() -> None:
+    model, data = tiny_model().requires_grad_(False), padded("right")
+    del data["decoder_input_ids"]
+    exported = DynamoExporter().export_for_generation(model, data, config=DynamoConfig(dynamic=True))
+    assert list(exported.components) == ["prefill", "decode"]

@@ -1,0 +1,299 @@
+"""The search of Section 6.1 inside transformers' `generate()`: length penalty, longest output, rules of the beam.
+
+"We used beam search with a beam size of 4 and length penalty alpha = 0.6. We set the maximum output length during
+inference to input length + 50, but terminate early when possible." Where the paper is silent, its authors' code
+(tensor2tensor, `beam_search.py`) decides. Everything is a setting of the generation config: saved with it, and taken
+by `generate()` as a keyword. Three settings are this model's own:
+
+- `length_penalty_type` (`str`, defaults to `"gnmt"`): what the log-probability of a hypothesis is divided by, see
+  [`length_penalty`]; `"power"` is transformers' own. L counts the tokens that `generate()` adds, `</s>` among them,
+  and not the decoder's prompt. The quotient is what `sequences_scores` returns.
+- `max_length_offset` (`int`, *optional*, defaults to 50): **each sentence** gets at most this number of tokens more
+  than its source has; everything but padding (the attention mask) counts there, so `</s>` as well. A sentence that
+  reaches its limit is cut, as in tensor2tensor: no `</s>` is forced on it. A `max_length` or `max_new_tokens`, of the
+  call or of the generation config, replaces this limit; `None` switches it off.
+- `finish_candidates` (`str`, defaults to `"all"`): which of the 2 x `num_beams` best candidates of a step may finish.
+  `"all"`, as in tensor2tensor, where a hypothesis that is cut has not finished: it is returned only where fewer than
+  `num_return_sequences` have, behind these. Or `"top"`, the first `num_beams`, as in transformers, where a cut
+  hypothesis has finished and competes. (With n tokens that end a sentence, candidates are (1 + n) x `num_beams`.)
+
+Two settings of transformers have the paper's values as long as nobody sets them and there is more than one beam. (They
+are not written into the generation config: beside a single beam transformers takes them for mistakes.)
+
+- `length_penalty` (`float`): alpha; 0.6 for `"gnmt"`, and for `"power"` 1.0 as in transformers.
+- `early_stopping` (`bool` or `str`): `"never"`, which is tensor2tensor's rule: a sentence is done when none of its
+  alive hypotheses could still be among the `num_return_sequences` best, not even one that kept its probability up to
+  the longest length. `False`, transformers' default, asks that of the `num_beams` best and the present length, so it
+  may stop too soon; `True` stops at `num_beams` finished hypotheses.
+"""
+
+import copy
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, StoppingCriteria
+from transformers.generation import GenerationMixin
+
+DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
+ALPHAS = {"gnmt": 0.6, "power": 1.0}
+CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
+# transformers marks what is no hypothesis by log-probabilities of about -1e9; no real one is that unlikely.
+NO_HYPOTHESIS = -1e8
+
+
+def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
+    """
+    What the log-probability of a hypothesis is divided by.
+
+    Args:
+        length (`int` or `torch.Tensor`): L, the tokens of the hypothesis.
+        alpha (`float`): strength; 0 compares plain probabilities.
+        length_penalty_type (`str`): `"gnmt"`: ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14; Section 6.1);
+            `"power"`: L^alpha.
+
+    Returns:
+        `float` or `torch.Tensor` of the shape of `length`.
+    """
+    return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
+
+
+class SourceLengthCriteria(StoppingCriteria):
+    """
+    Ends each sentence at a length of its own.
+
+    Args:
+        max_lengths (`torch.LongTensor` of shape `(batch,)`): longest targets, the decoder's prompt included. The rows
+            of a sentence, one for each beam or sample, follow each other.
+    """
+
+    # Without a criterion that has this attribute, transformers' loop would not pad the rows that have ended.
+    eos_token_id = None
+
+    def __init__(self, max_lengths: torch.Tensor) -> None:
+        self.max_lengths = max_lengths
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Which rows of `input_ids`, of shape `(rows, length)`, are done: `torch.BoolTensor` of shape `(rows,)`."""
+        rows_of_a_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
+        return self.max_lengths.to(input_ids.device).repeat_interleave(rows_of_a_sentence) <= input_ids.shape[1]
+
+
+@dataclass(frozen=True)
+class BeamSearchRules:
+    """
+    The settings of one call. All that transformers' beam search does with `length_penalty` is to hand it on to the two
+    methods that use it, so they travel in its place, and calls in several threads do not meet.
+    """
+
+    alpha: float
+    length_penalty_type: str
+    finish_candidates: str
+    num_return_sequences: int
+    longest: torch.Tensor  # tokens that a sentence may get at most, [batch, 1]
+    shortest_limit: int  # the least of these
+    eos_token_ids: torch.Tensor  # [ids]
+
+    def penalty(self, length: Any) -> Any:
+        """[`length_penalty`] with these settings."""
+        return length_penalty(length, self.alpha, self.length_penalty_type)
+
+
+class VaswaniGenerationMixin(GenerationMixin):
+    """`generate()` as this module describes it. It stands before [`PreTrainedModel`] among the bases of a model."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        _fill_in(self.generation_config)
+
+    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+        """Called by `from_pretrained`: loads the generation config, which may be older than these settings."""
+        super().adjust_generation_fn(*args, **kwargs)
+        _fill_in(self.generation_config)
+
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Settles every setting of the call, and refuses those that mean nothing."""
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        given = {} if generation_config is None else vars(generation_config)
+        layers = (kwargs, given, vars(self.generation_config))
+        for name, default in DEFAULTS.items():
+            # transformers takes None for unset, and here it is a value.
+            setattr(prepared, name, next((layer[name] for layer in layers if name in layer), default))
+            model_kwargs.pop(name, None)
+        for name, choices in CHOICES.items():
+            if getattr(prepared, name) not in choices:
+                expected = " or ".join(f'"{choice}"' for choice in choices)
+                raise ValueError(f"{name} must be {expected}, but it is {getattr(prepared, name)!r}.")
+        offset = prepared.max_length_offset
+        if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
+            raise ValueError(f"max_length_offset must be None or a whole number of at least 0, but it is {offset!r}.")
+        for name, default in (("length_penalty", ALPHAS[prepared.length_penalty_type]), ("early_stopping", "never")):
+            if prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
+                setattr(prepared, name, default)
+        # For _prepare_generated_length, which does not get the mask.
+        mask = model_kwargs.get("attention_mask")
+        prepared._source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
+        return prepared, model_kwargs
+
+    def _prepare_generated_length(
+        self,
+        generation_config: GenerationConfig,
+        has_default_max_length: bool,
+        input_ids_length: int,
+        inputs_tensor: torch.Tensor,
+        **kwargs: Any,
+    ) -> GenerationConfig:
+        """Settles each sentence's limit, in `_max_lengths`, and the longest of them as the limit of the batch."""
+        offset, max_lengths = generation_config.max_length_offset, None
+        if has_default_max_length and generation_config.max_new_tokens is None and offset is not None:
+            lengths = generation_config._source_lengths
+            if lengths is None:
+                # Ids, embeddings, or transformers' stand-in for ids where the encoder's output is given.
+                lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1])
+            max_lengths = input_ids_length + (lengths + offset).clamp(min=1)
+            if self.config.position_encoding == "learned":
+                max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)
+            generation_config.max_new_tokens = int(max_lengths.max()) - input_ids_length
+        generation_config = super()._prepare_generated_length(
+            generation_config=generation_config,
+            has_default_max_length=has_default_max_length,
+            input_ids_length=input_ids_length,
+            inputs_tensor=inputs_tensor,
+            **kwargs,
+        )
+        if max_lengths is None:
+            max_lengths = torch.full(inputs_tensor.shape[:1], generation_config.max_length)
+        generation_config._max_lengths = max_lengths.to(inputs_tensor.device)
+        return generation_config
+
+    def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+        """transformers' criteria, and one for the sentences whose limit is below the batch's."""
+        criteria = super()._get_stopping_criteria(generation_config=generation_config, **kwargs)
+        if generation_config._max_lengths.min() < generation_config.max_length:
+            criteria.append(SourceLengthCriteria(generation_config._max_lengths))
+        return criteria
+
+    def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+        """transformers' beam search, with [`BeamSearchRules`]."""
+        longest = generation_config._max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
+        eos_token_ids = generation_config._eos_token_tensor
+        rules = BeamSearchRules(
+            alpha=generation_config.length_penalty,
+            length_penalty_type=generation_config.length_penalty_type,
+            finish_candidates=generation_config.finish_candidates,
+            num_return_sequences=generation_config.num_return_sequences,
+            longest=longest,
+            shortest_limit=int(longest.min()),
+            eos_token_ids=input_ids.new_empty(0) if eos_token_ids is None else eos_token_ids.to(input_ids.device),
+        )
+        generation_config = copy.copy(generation_config)
+        generation_config.length_penalty = rules
+        return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+
+    def _update_finished_beams(
+        self,
+        topk_running_sequences: torch.Tensor,
+        topk_log_probs: torch.Tensor,
+        is_early_stop_heuristic_unsatisfied: torch.Tensor,
+        next_token_hits_stopping_criteria: torch.Tensor,
+        top_num_beam_mask: torch.Tensor,
+        cur_len: int,
+        decoder_prompt_len: int,
+        length_penalty: BeamSearchRules,
+        **kwargs: Any,
+    ) -> Any:
+        """Scores the candidates of a step and keeps the best finished ones (tensor2tensor's `grow_finished`)."""
+        is_open = is_early_stop_heuristic_unsatisfied  # [batch, 1]
+        rules, length = length_penalty, cur_len + 1 - decoder_prompt_len
+        names = ("sequences", "beam_scores", "beam_indices", "is_sent_finished")
+        before = [kwargs.pop(name) for name in names]
+
+        def merge(kept: Iterable[torch.Tensor], hits: torch.Tensor) -> Any:
+            """The best of the kept hypotheses and of the candidates that `hits` marks."""
+            return super(VaswaniGenerationMixin, self)._update_finished_beams(
+                topk_running_sequences=topk_running_sequences,
+                topk_log_probs=topk_log_probs / rules.penalty(length),
+                is_early_stop_heuristic_unsatisfied=is_open,
+                next_token_hits_stopping_criteria=hits,
+                top_num_beam_mask=top_num_beam_mask,
+                cur_len=cur_len,
+                decoder_prompt_len=decoder_prompt_len,
+                # Divided above: length ** 0 is 1.
+                length_penalty=0.0,
+                **dict(zip(names, kept, strict=True)),
+                **kwargs,
+            )
+
+        ends = next_token_hits_stopping_criteria & is_open & (topk_log_probs > NO_HYPOTHESIS)  # [batch, candidates]
+        if rules.finish_candidates == "all":
+            top_num_beam_mask = torch.ones_like(top_num_beam_mask)
+        if rules.finish_candidates == "top" or length < rules.shortest_limit:
+            return merge(before, ends)
+        has_eos = torch.isin(topk_running_sequences[:, :, cur_len], rules.eos_token_ids)
+        is_cut = ends & ~has_eos & (length >= rules.longest)
+        sequences, scores, indices, has_finished = merge(before, ends & ~is_cut)
+        # Behind what has finished, which keeps its place by a score that no other has: float32 tells these apart.
+        places = torch.where(has_finished, -NO_HYPOTHESIS - 64.0 * torch.arange(scores.shape[1]).to(scores), scores)
+        sequences, places, indices, has_ended = merge((sequences, places, indices, has_finished), is_cut)
+        merged = (sequences, torch.where(has_finished, scores, places), indices, has_ended)
+        # A sentence that is done stays as it is: the next step would sort it by score again.
+        by_rank = {2: is_open, 3: is_open[..., None]}
+        return tuple(torch.where(by_rank[new.dim()], new, old) for new, old in zip(merged, before, strict=True))
+
+    @staticmethod
+    def _check_early_stop_heuristic(
+        running_beam_scores: torch.Tensor,
+        beam_scores: torch.Tensor,
+        is_sent_finished: torch.Tensor,
+        cur_len: int,
+        decoder_prompt_len: int,
+        early_stopping: bool | str,
+        length_penalty: BeamSearchRules,
+        **kwargs: Any,
+    ) -> Any:
+        """Which sentences may still improve, of shape `(batch, 1)` (tensor2tensor's `_is_not_finished`)."""
+        rules, length = length_penalty, cur_len - decoder_prompt_len
+        # A negative alpha is for short ones.
+        look_ahead = early_stopping == "never" and rules.alpha > 0
+        returned = slice(rules.num_return_sequences if early_stopping == "never" else None)
+        may_improve = GenerationMixin._check_early_stop_heuristic(
+            running_beam_scores=running_beam_scores / rules.penalty(rules.longest if look_ahead else length),
+            beam_scores=beam_scores[:, returned],
+            is_sent_finished=is_sent_finished[:, returned],
+            cur_len=cur_len,
+            decoder_prompt_len=decoder_prompt_len,
+            early_stopping=early_stopping,
+            length_penalty=0.0,
+            **kwargs,
+        )
+        return may_improve & (length < rules.longest)
+
+
+def _fill_in(generation_config: GenerationConfig) -> None:
+    """Gives a generation config the settings that it lacks; transformers changes only those that are there."""
+    # transformers marks what it makes of a model's config, and loads from a file with that mark only its own settings.
+    generation_config._from_model_config = None
+    for name, default in DEFAULTS.items():
+        if not hasattr(generation_config, name):
+            setattr(generation_config, name, default)
+
+
+def _require_hooks(theirs: type) -> None:
+    """Raises an ImportError where transformers' private methods are not those that this module was written for."""
+    for name, ours in vars(VaswaniGenerationMixin).items():
+        if name.startswith("__") or not callable(function := getattr(ours, "__func__", ours)):
+            continue
+        wanted = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
+        if not hasattr(theirs, name) or wanted - set(inspect.signature(getattr(theirs, name)).parameters):
+            raise ImportError(
+                "Vaswani's beam search needs transformers 5.20 or newer (it was written for 5.23): in "
+                f"{transformers.__version__}, {theirs.__name__}.{name} is missing, or other than it was."
+            )
+
+
+_require_hooks(GenerationMixin)

@@ -1,0 +1,634 @@
+"""The search of Section 6.1 against a plain beam search, against all outputs there are, and inside generate()."""
+
+import itertools
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import GenerationMixin, LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.generation_vaswani import VaswaniGenerationMixin, _require_hooks, length_penalty
+
+from .conftest import ROOT
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def tiny_model(seed: int = 0, vocab_size: int = 8, eos: float = 1.0, **fields) -> VaswaniForConditionalGeneration:
+    """A random model; `eos` is added to the logit of `</s>`: inf and -inf end at once and never."""
+    torch.manual_seed(seed)
+    sizes = {"d_model": 8, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    config = VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **(sizes | fields))
+    model = VaswaniForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            # A fresh model says the same whatever it reads.
+            if isinstance(module, nn.Linear) and module is not model.lm_head:
+                module.weight.mul_(2)
+        model.lm_head.bias.normal_()
+        model.lm_head.bias[EOS] += eos
+    return model
+
+
+def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
+    """Random sources of these lengths, `</s>` included, with padding on this side."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in zip(ids, lengths, strict=True):
+        tokens = torch.randint(3, vocab_size, (length,), generator=generator)
+        tokens[-1] = EOS
+        (row[-length:] if side == "left" else row[:length]).copy_(tokens)
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    kept = inputs["attention_mask"][row].bool()
+    return {name: tensor[row : row + 1, kept] for name, tensor in inputs.items()}
+
+
+def search(model, inputs, **settings) -> list[tuple[float, list[int]]]:
+    """Scores and generated tokens, with what stands behind `</s>`."""
+    output = model.generate(**inputs, **settings, return_dict_in_generate=True, output_scores=True)
+    prompt = settings["decoder_input_ids"].shape[1] if "decoder_input_ids" in settings else 1
+    return list(zip(output.sequences_scores.tolist(), output.sequences[:, prompt:].tolist(), strict=True))
+
+
+def assert_same(found, expected) -> None:
+    """The same hypotheses, but for padding, which is `</s>` in transformers' beam search where the pad token is 0."""
+    assert len(found) == len(expected)
+    for (score, tokens), (expected_score, expected_tokens) in zip(found, expected, strict=True):
+        assert tokens[: len(expected_tokens)] == expected_tokens
+        assert set(tokens[len(expected_tokens) :]) <= {PAD, EOS}
+        assert score == pytest.approx(expected_score, abs=2e-5)
+
+
+# ---- a plain beam search and an exhaustive one, from the formulas
+
+
+Rows = list[list[float]]
+
+
+class Language(LogitsProcessor):
+    """Another random distribution after every prefix: a tiny model's are too much alike to tell all rules apart."""
+
+    def __init__(self, seed: int, spread: float = 2.0, eos: float = 0.0, vocab_size: int = 8) -> None:
+        self.seed, self.spread, self.eos, self.vocab_size = seed, spread, eos, vocab_size
+
+    def rows(self, prefixes: list[list[int]]) -> Rows:
+        rows = []
+        for prefix in prefixes:
+            draw = random.Random(f"{self.seed} {prefix}")
+            logits = torch.tensor([draw.gauss(0, self.spread) for _ in range(self.vocab_size)])
+            logits[EOS] += self.eos
+            rows.append(torch.log_softmax(logits, dim=0).tolist())
+        return rows
+
+    def __call__(self, input_ids, scores):
+        return torch.tensor(self.rows(input_ids[:, 1:].tolist()))
+
+    def search(self, **settings) -> list[tuple[float, list[int]]]:
+        model = tiny_model(vocab_size=self.vocab_size)
+        return search(model, {"input_ids": torch.tensor([[EOS]])}, logits_processor=[self], **settings)
+
+
+class Script(Language):
+    """Probabilities after some prefixes, all alike after the others."""
+
+    def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
+        self.probabilities, self.vocab_size = probabilities, 8
+
+    def rows(self, prefixes: list[list[int]]) -> Rows:
+        tables = [self.probabilities.get(tuple(prefix), {}) for prefix in prefixes]
+        return [[math.log(table.get(token, 1e-9 if table else 1 / 8)) for token in range(8)] for table in tables]
+
+
+@torch.no_grad()
+def rows_of(model: VaswaniForConditionalGeneration, source: torch.Tensor) -> Callable[[list[list[int]]], Rows]:
+    def rows(prefixes: list[list[int]]) -> Rows:
+        target = torch.tensor([[BOS, *prefix] for prefix in prefixes])
+        logits = model(input_ids=source.expand(len(prefixes), -1), decoder_input_ids=target).logits[:, -1]
+        return torch.log_softmax(logits.float(), dim=-1).tolist()
+
+    return rows
+
+
+def penalty(length: int, alpha: float, kind: str) -> float:
+    return ((5 + length) / 6) ** alpha if kind == "gnmt" else length**alpha
+
+
+def grow(alive, rows):
+    for (log_prob, tokens), row in zip(alive, rows([tokens for _, tokens in alive]), strict=True):
+        for token, value in enumerate(row):
+            yield log_prob + value, [*tokens, token]
+
+
+def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish="all", stop="never", returned=1):
+    """Scores and tokens of the `returned` best, by the rules as the module's docstring has them."""
+    alive, finished, cut = [(0.0, [])], [], []
+    for length in range(1, longest + 1):
+        candidates = sorted(grow(alive, rows), reverse=True)[: 2 * num_beams]
+        for place, (log_prob, tokens) in enumerate(candidates):
+            hypothesis = (log_prob / penalty(length, alpha, kind), tokens)
+            if tokens[-1] == EOS or finish == "top":
+                if (tokens[-1] == EOS or length == longest) and (finish == "all" or place < num_beams):
+                    finished.append(hypothesis)
+            elif length == longest:
+                cut.append(hypothesis)
+        finished = sorted(finished, reverse=True)[:num_beams]
+        alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:num_beams]
+        best, full = alive[0][0], len(finished) == num_beams
+        if stop == "never":
+            hoped = best / penalty(longest if alpha > 0 else length, alpha, kind)
+            done = len(finished) >= returned and finished[returned - 1][0] >= hoped
+        else:
+            done = full and (stop is True or finished[-1][0] >= best / penalty(length, alpha, kind))
+        if done:
+            break
+    return (finished + cut)[:returned]
+
+
+def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
+    """Every output up to a length that ends in `</s>`, and every one that is cut there, with its log-probability."""
+    alive, outputs = [(0.0, [])], []
+    for length in range(1, longest + 1):
+        grown = list(grow(alive, rows))
+        outputs += [one for one in grown if one[1][-1] == EOS or length == longest]
+        alive = [one for one in grown if one[1][-1] != EOS]
+    return outputs
+
+
+# ---- rows 22 to 25: penalty, candidates, early stop
+
+
+def test_length_penalty_by_hand() -> None:
+    assert length_penalty(1, 0.6) == 1
+    assert length_penalty(7, 1.0) == 2
+    assert length_penalty(13, 0.6) == pytest.approx(1.9331820)
+    assert length_penalty(13, 0.0) == length_penalty(13, 0.0, "power") == 1
+    assert length_penalty(4, 0.5, "power") == 2
+    assert length_penalty(torch.tensor([1, 7, 13]), 2.0).tolist() == [1, 4, 9]
+
+
+RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
+
+
+def settings_of(num_beams, alpha, kind, finish, stop, returned) -> dict:
+    names = ("num_beams", "length_penalty", "length_penalty_type", "finish_candidates", "early_stopping")
+    return dict(zip(names, (num_beams, alpha, kind, finish, stop), strict=True)) | {"num_return_sequences": returned}
+
+
+@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+def test_hypotheses_and_scores_are_those_of_a_plain_search(kind, finish, stop) -> None:
+    draw = random.Random(f"{kind} {finish} {stop}")
+    for seed in range(10):
+        num_beams, alpha = draw.randint(2, 5), draw.choice([-0.5, 0.0, 0.3, 0.6, 1.0, 2.0])
+        rules = (num_beams, alpha, kind, finish, stop, draw.randint(1, num_beams))
+        offset = draw.randint(0, 6)
+        model, inputs = tiny_model(seed, eos=draw.choice([-2.0, 0.0, 1.0, 2.0])), a_batch(draw.randint(2, 6))
+        longest = inputs["input_ids"].shape[1] + offset
+        expected = plain_beam_search(rows_of(model, inputs["input_ids"]), longest, *rules)
+        assert_same(search(model, inputs, **settings_of(*rules), max_length_offset=offset), expected)
+        language = Language(seed, spread=draw.choice([1, 2, 4]), eos=draw.choice([-1.0, 0.0, 1.0]))
+        expected = plain_beam_search(language.rows, 2 + offset, *rules)
+        assert_same(language.search(**settings_of(*rules), max_length_offset=1 + offset), expected)
+
+
+def test_the_papers_settings_are_the_defaults() -> None:
+    for seed in range(6):
+        model, inputs = tiny_model(seed, eos=0.0), a_batch(5)
+        expected = plain_beam_search(rows_of(model, inputs["input_ids"]), 55, 4, 0.6, "gnmt", "all", "never", 1)
+        assert_same(search(model, inputs, num_beams=4), expected)
+        language = Language(seed)
+        expected = plain_beam_search(language.rows, 51, 4, 0.6, "gnmt", "all", "never", 1)
+        assert_same(language.search(num_beams=4), expected)
+
+
+@pytest.mark.parametrize(
+    "other", [{"alpha": 1.0}, {"kind": "power"}, {"finish": "top"}, {"stop": True}, {"num_beams": 3}]
+)
+def test_every_rule_changes_translations(other) -> None:
+    """Or the tests above would pass whatever generate() did with it."""
+    usual = {"num_beams": 2, "alpha": 2.0}
+    pairs = [
+        (
+            plain_beam_search(Language(seed).rows, 8, **usual),
+            plain_beam_search(Language(seed).rows, 8, **(usual | other)),
+        )
+        for seed in range(20)
+    ]
+    assert any(usual[0][1] != changed[0][1] for usual, changed in pairs)
+
+
+def test_row_24_by_hand() -> None:
+    """With two beams `</s>` is the third candidate: -1.39 if it may finish; what comes later is worse than -2."""
+    script = Script({(): {3: 0.40, 4: 0.35, EOS: 0.25}})
+    assert_same(script.search(num_beams=2), [(math.log(0.25), [EOS])])
+    [(score, tokens)] = script.search(num_beams=2, finish_candidates="top")
+    assert tokens[0] == 3
+    assert score < -2
+
+
+def test_row_25_by_hand() -> None:
+    """`4 4 ... </s>` is unlikely at first and sure from then on: only who looks ahead to the longest length waits."""
+    path = {(4,) * n: {4: 1.0} for n in range(1, 9)} | {(4,) * 9: {EOS: 1.0}}
+    script = Script({(): {3: 0.55, EOS: 0.30, 4: 0.15}, (3,): {EOS: 0.97, 5: 0.03}} | path)
+    short = math.log(0.55 * 0.97) / (7 / 6) ** 2
+    long = math.log(0.15) / (15 / 6) ** 2
+    assert long > short
+    assert_same(script.search(num_beams=2, length_penalty=2.0), [(long, [4] * 9 + [EOS])])
+    for stop in (False, True):
+        assert_same(script.search(num_beams=2, length_penalty=2.0, early_stopping=stop), [(short, [3, EOS])])
+    # Nothing that is this long can follow: 2 tokens are the longest here.
+    few = script.search(num_beams=2, length_penalty=2.0, max_length_offset=1)
+    assert_same(few, [(short, [3, EOS])])
+
+
+@pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("gnmt", -1.0)])
+def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
+    settings = {"num_beams": 64, "length_penalty_type": kind, "length_penalty": alpha}
+    bests = []
+    for seed in range(6):
+        model, source = tiny_model(seed, vocab_size=5, eos=-1.0), a_batch(3, vocab_size=5)["input_ids"]
+        language = Language(seed, vocab_size=5)
+        for rows, find in (
+            (rows_of(model, source), partial(search, model, {"input_ids": source}, max_length_offset=1)),
+            (language.rows, partial(language.search, max_length_offset=3)),
+        ):
+            outputs = [(log_p / penalty(len(tokens), alpha, kind), tokens) for log_p, tokens in all_outputs(rows, 4)]
+            best, best_finished = max(outputs), max(one for one in outputs if one[1][-1] == EOS)
+            bests.append(best == best_finished)
+            assert_same(find(**settings), [best_finished])
+            finished = sorted((one for one in outputs if one[1][-1] == EOS), reverse=True)[:3]
+            assert_same(find(**settings, num_return_sequences=3), finished)
+            assert_same(find(**settings, finish_candidates="top"), [best])
+    assert set(bests) == {True, False} or alpha < 0
+
+
+def test_one_beam_is_greedy_whatever_the_penalty() -> None:
+    for seed in range(10):
+        model, inputs = tiny_model(seed), a_batch(4)
+        tokens: list[int] = []
+        while len(tokens) < 54 and EOS not in tokens:
+            row = rows_of(model, inputs["input_ids"])([tokens])[0]
+            tokens.append(row.index(max(row)))
+        for settings in ({}, {"length_penalty_type": "power", "finish_candidates": "top"}):
+            assert model.generate(**inputs, **settings).tolist() == [[BOS, *tokens]]
+
+
+@pytest.mark.parametrize("stop", [False, True, "never"])
+def test_transformers_rules_give_what_transformers_gives(stop) -> None:
+    hooks = ("_beam_search", "_update_finished_beams", "_check_early_stop_heuristic")
+    plain = type("Plain", (VaswaniForConditionalGeneration,), {hook: vars(GenerationMixin)[hook] for hook in hooks})
+    for seed in range(6):
+        model, inputs = tiny_model(seed, vocab_size=20), a_batch(5, 3, 2, vocab_size=20)
+        settings = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 9, "early_stopping": stop}
+        settings |= {"length_penalty": 0.8}
+        found = search(model, inputs, **settings, length_penalty_type="power", finish_candidates="top")
+        model.__class__ = plain
+        assert_same(found, search(model, inputs, **settings))
+
+
+def test_scores_are_log_probabilities_over_the_penalty() -> None:
+    for kind in ("gnmt", "power"):
+        settings = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.7, "length_penalty_type": kind}
+        model = tiny_model(3, eos=0.0)
+        output = model.generate(**a_batch(4, 2), **settings, return_dict_in_generate=True, output_scores=True)
+        steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+        lengths = (output.beam_indices >= 0).sum(dim=1)
+        assert len(set(lengths.tolist())) > 1
+        expected = [s.sum().item() / penalty(n, 0.7, kind) for s, n in zip(steps, lengths.tolist(), strict=True)]
+        assert output.sequences_scores.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_length_does_not_count_the_decoders_prompt() -> None:
+    model, inputs = tiny_model(1, eos=0.0), a_batch(4)
+    prompt = torch.tensor([[BOS, 5, 6, 7]])
+    for kind in ("gnmt", "power"):
+        settings = {"num_beams": 3, "length_penalty_type": kind, "length_penalty": 1.0, "max_length_offset": 2}
+        [(score, tokens)] = search(model, inputs, decoder_input_ids=prompt, **settings)
+        rows = [rows_of(model, inputs["input_ids"])([[5, 6, 7, *tokens[:i]]])[0] for i in range(len(tokens))]
+        log_prob = sum(row[token] for row, token in zip(rows, tokens, strict=True))
+        assert score == pytest.approx(log_prob / penalty(len(tokens), 1.0, kind), abs=1e-5)
+        # Nor does the limit.
+        never = tiny_model(1, eos=-math.inf)
+        assert never.generate(**inputs, decoder_input_ids=prompt, **settings).shape == (1, 4 + 6)
+
+
+def count_steps(model, monkeypatch, **arguments) -> int:
+    steps = []
+    forward = model.model.decoder.forward
+    monkeypatch.setattr(model.model.decoder, "forward", lambda *args, **kw: steps.append(1) or forward(*args, **kw))
+    model.generate(**arguments)
+    return len(steps)
+
+
+def test_search_goes_on_only_while_the_returned_ones_may_improve(monkeypatch) -> None:
+    """The same translation as when it goes on to the longest length, in fewer steps; more for more of them."""
+    inputs = a_batch(4)
+    one = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4)
+    four = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4, num_return_sequences=4)
+    assert one < four < 54
+
+
+def test_a_cut_hypothesis_is_returned_where_none_has_finished() -> None:
+    never = tiny_model(0, eos=-math.inf)
+    found = search(never, a_batch(3, 2), num_beams=3, num_return_sequences=2, max_length_offset=1)
+    rows = [a_batch(3, 2)["input_ids"][i : i + 1, : 3 - i] for i in (0, 1)]
+    expected = [plain_beam_search(rows_of(never, rows[i]), 4 - i, num_beams=3, returned=2) for i in (0, 1)]
+    assert_same(found, expected[0] + expected[1])
+    assert [len(tokens) for _, tokens in expected[0] + expected[1]] == [4, 4, 3, 3]
+
+
+def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
+    """`</s>` can only be the first token: one hypothesis finishes, and the others are cut with better scores."""
+
+    class OnlyFirst(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[:, EOS] = -9.0 if input_ids.shape[1] == 1 else -math.inf
+            return scores
+
+    settings = {"num_beams": 6, "num_return_sequences": 3, "max_length_offset": 0, "length_penalty": 3.0}
+    settings["logits_processor"] = [OnlyFirst()]
+    model = tiny_model(0, vocab_size=5)
+    found = search(model, a_batch(3, vocab_size=5), **settings)
+    assert (found[0][1][0], found[0][0]) == (EOS, -9.0)
+    assert all(EOS not in tokens and score > -9.0 for score, tokens in found[1:])
+    assert found[1][0] >= found[2][0]
+    top = search(model, a_batch(3, vocab_size=5), **settings, finish_candidates="top", early_stopping="never")
+    assert all(EOS not in tokens for _, tokens in top)
+
+
+# ---- row 26: the longest output
+
+
+MODES = [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}]
+
+
+def lengths_of(sequences: torch.Tensor) -> list[int]:
+    """Generated tokens of rows in which `</s>` is only padding."""
+    return [sum(token not in (PAD, EOS) for token in row) for row in sequences[:, 1:].tolist()]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_sentence_has_its_own_limit(mode, side) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2, 7, side=side)
+    model.generation_config.suppress_tokens = [PAD]
+    assert lengths_of(model.generate(**inputs, **mode)) == [55, 52, 57]
+    assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
+    assert lengths_of(model.generate(**alone(inputs, 1), **mode, max_length_offset=3)) == [5]
+    if mode:
+        several = model.generate(**inputs, **mode, max_length_offset=3, num_return_sequences=2)
+        assert lengths_of(several) == [8, 8, 5, 5, 10, 10]
+    # As the model does, the limit takes padding without a mask for tokens.
+    assert lengths_of(model.generate(inputs["input_ids"], **mode, max_length_offset=3)) == [10, 10, 10]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_limit_without_source_ids(mode) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2)
+    model.generation_config.suppress_tokens = [PAD]
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    mask = inputs["attention_mask"]
+    # generate() changes the encoder's output, so each call gets its own.
+    for source in (lambda: {"inputs_embeds": embeds}, lambda: {"encoder_outputs": model.get_encoder()(**inputs)}):
+        assert lengths_of(model.generate(**source(), **mode, attention_mask=mask, max_length_offset=4)) == [9, 6]
+        assert lengths_of(model.generate(**source(), **mode, max_length_offset=4)) == [9, 9]
+        if "do_sample" not in mode:
+            same = model.generate(**source(), **mode, attention_mask=mask)
+            assert same.tolist() == model.generate(**inputs, **mode).tolist()
+
+
+@pytest.mark.parametrize("mode", [{}, {"num_beams": 3}], ids=str)
+def test_other_limits_replace_it(mode) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2)
+    model.generation_config.suppress_tokens = [PAD]
+    assert lengths_of(model.generate(**inputs, **mode, max_new_tokens=4)) == [4, 4]
+    assert lengths_of(model.generate(**inputs, **mode, max_length=4)) == [3, 3]
+    assert lengths_of(model.generate(**inputs, generation_config=GenerationConfig(max_length=4, **mode))) == [3, 3]
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        assert lengths_of(model.generate(**inputs, **mode, max_length_offset=None)) == [20, 20]
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        config = GenerationConfig(max_length_offset=None, **mode)
+        assert lengths_of(model.generate(**inputs, generation_config=config)) == [20, 20]
+    model.generation_config.max_length = 6
+    assert lengths_of(model.generate(**inputs, **mode)) == [5, 5]
+    model.generation_config.update(max_length=None, max_new_tokens=6)
+    assert lengths_of(model.generate(**inputs, **mode)) == [6, 6]
+
+
+def test_a_learned_table_limits_the_output() -> None:
+    model = tiny_model(0, eos=-math.inf, position_encoding="learned", max_position_embeddings=12)
+    model.generation_config.suppress_tokens = [PAD]
+    inputs = a_batch(5, 2)
+    assert lengths_of(model.generate(**inputs, max_length_offset=8)) == [11, 10]
+    assert lengths_of(tiny_model(0, eos=-math.inf, max_position_embeddings=12).generate(**inputs))[0] > 12
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("stop", ["never", False, True])
+@pytest.mark.parametrize("finish", ["all", "top"])
+def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
+    """Limits differ, some sentences are cut and others end early."""
+    ended = set()
+    for seed in range(5):
+        model, inputs = tiny_model(seed, eos=-1.0), a_batch(2, 9, 4, 3, 6, side=side)
+        beams = {"num_beams": 4, "num_return_sequences": 2, "max_length_offset": 1}
+        beams |= {"early_stopping": stop, "finish_candidates": finish}
+        together, greedy = search(model, inputs, **beams), model.generate(**inputs, max_length_offset=1).tolist()
+        for row in range(5):
+            expected = search(model, alone(inputs, row), **beams)
+            assert_same(together[2 * row : 2 * row + 2], expected)
+            ended |= {tokens[-1] == EOS for _, tokens in expected}
+            tokens = model.generate(**alone(inputs, row), max_length_offset=1)[0].tolist()
+            assert greedy[row] == tokens + [PAD] * (len(greedy[row]) - len(tokens))
+    assert ended == {True, False}
+
+
+# ---- row 27
+
+
+def test_the_settings_of_parsing() -> None:
+    """Section 6.3: beam 21, alpha 0.3, input length + 300."""
+    model, inputs = tiny_model(0, vocab_size=40, eos=2.0), a_batch(4, vocab_size=40)
+    model.generation_config.update(num_beams=21, length_penalty=0.3, max_length_offset=300)
+    assert_same(search(model, inputs), plain_beam_search(rows_of(model, inputs["input_ids"]), 304, 21, 0.3))
+    never = tiny_model(0, eos=-math.inf)
+    never.generation_config.update(num_beams=21, length_penalty=0.3, max_length_offset=300)
+    assert never.generate(**a_batch(2)).shape == (1, 1 + 302)
+
+
+# ---- settings: where they come from, and where they are kept
+
+
+def test_settings_are_kept(tmp_path) -> None:
+    model = tiny_model()
+    own = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
+    assert own.items() <= vars(model.generation_config).items()
+    assert model.generation_config.num_beams is None
+    changed = {"length_penalty_type": "power", "max_length_offset": None, "finish_candidates": "top", "num_beams": 3}
+    changed |= {"length_penalty": 0.3, "early_stopping": True}
+    model.generation_config.update(**changed)
+    model.save_pretrained(tmp_path)
+    assert changed.items() <= json.loads((tmp_path / "generation_config.json").read_text()).items()
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert changed.items() <= vars(loaded.generation_config).items()
+    assert VaswaniForConditionalGeneration.can_generate()
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}', None])
+def test_an_older_checkpoint_gets_the_papers_settings(tmp_path, content) -> None:
+    tiny_model(2).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    if content:
+        (tmp_path / "generation_config.json").write_text(content)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generation_config.length_penalty_type == "gnmt"
+    assert search(loaded, a_batch(4), num_beams=4) == search(tiny_model(2), a_batch(4), num_beams=4)
+
+
+def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
+    model, inputs = tiny_model(3, eos=0.0), a_batch(4)
+
+    def score(**settings) -> float:
+        return search(model, inputs, **settings)[0][0]
+
+    gnmt, power = score(num_beams=4), score(num_beams=4, length_penalty_type="power", length_penalty=1.0)
+    assert gnmt != pytest.approx(power)
+    # Without an alpha, each type has its own.
+    assert score(num_beams=4, length_penalty=0.6) == gnmt
+    assert score(num_beams=4, length_penalty_type="power") == power
+    assert score(generation_config=GenerationConfig(num_beams=4)) == gnmt
+    assert score(generation_config=GenerationConfig(num_beams=4, length_penalty_type="power")) == power
+    ids = {"decoder_start_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    model.generation_config = GenerationConfig(num_beams=4, **ids)
+    assert score() == gnmt
+    assert score(length_penalty_type="power") == power
+    model.generation_config.length_penalty_type = "power"
+    assert score() == power
+    assert score(generation_config=GenerationConfig(length_penalty_type="gnmt")) == gnmt
+    model.generation_config.length_penalty = 0.6
+    assert score(length_penalty_type="gnmt") == gnmt
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"length_penalty_type": "wu"}, """length_penalty_type must be "gnmt" or "power", but it is 'wu'."""),
+        ({"finish_candidates": "some"}, """finish_candidates must be "all" or "top", but it is 'some'."""),
+        ({"max_length_offset": -1}, "max_length_offset must be None or a whole number of at least 0, but it is -1."),
+        ({"max_length_offset": 1.5}, "at least 0, but it is 1.5."),
+        ({"max_length_ofset": 1}, "max_length_ofset"),
+    ],
+)
+def test_what_means_nothing_is_refused(setting, message) -> None:
+    for num_beams in (1, 2):
+        with pytest.raises(ValueError) as error:
+            tiny_model().generate(**a_batch(2), num_beams=num_beams, **setting)
+        assert message in str(error.value)
+
+
+def test_nothing_is_printed(tmp_path) -> None:
+    program = f"""if True:
+        import torch, transformers
+        from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+        transformers.logging.disable_progress_bar()
+        sizes = dict(vocab_size=8, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+        model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes))
+        for num_beams in (None, 4):
+            model.generation_config.update(num_beams=num_beams)
+            model.save_pretrained({str(tmp_path)!r})
+            model = VaswaniForConditionalGeneration.from_pretrained({str(tmp_path)!r}).eval()
+            ids = torch.tensor([[3, 4, 2]])
+            for settings in ({{}}, dict(num_beams=1), dict(num_beams=3), dict(do_sample=True), dict(max_new_tokens=3),
+                             dict(num_beams=3, length_penalty=1.0, length_penalty_type="power")):
+                model.generate(ids, **settings)
+            model.generate(ids, generation_config=transformers.GenerationConfig(num_beams=2))
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# ---- the rest of generate()
+
+
+def test_assisted_decoding_is_greedy_decoding() -> None:
+    for seed, eos in ((0, 0.0), (1, 1.0), (2, -math.inf)):
+        model, inputs = tiny_model(seed, eos=eos, encoder_layers=2, decoder_layers=2), a_batch(4)
+        assistant = tiny_model(seed + 10, eos=eos)
+        expected = model.generate(**inputs).tolist()
+        assert model.generate(**inputs, assistant_model=assistant).tolist() == expected
+        assert model.generate(**inputs, assistant_model=assistant, max_length_offset=1).tolist() == [expected[0][:6]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=str)
+def test_a_static_cache_and_no_cache_change_nothing(settings) -> None:
+    model, inputs = tiny_model(0, eos=-1.0), a_batch(4, 2)
+    settings |= {"max_length_offset": 3}
+    expected = model.generate(**inputs, **settings).tolist()
+    assert model.generate(**inputs, **settings, cache_implementation="static").tolist() == expected
+    assert model.generate(**inputs, **settings, use_cache=False).tolist() == expected
+
+
+def test_streamers_processors_and_criteria_of_the_caller() -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(4, 2)
+
+    class Recorder(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.tokens.append(-1)
+
+    recorder = Recorder()
+    output = model.generate(**alone(inputs, 0), max_length_offset=2, streamer=recorder)
+    assert recorder.tokens == [*output[0].tolist(), -1]
+
+    class AfterThree(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] > 3)
+
+    for num_beams in (1, 3):
+        criteria = StoppingCriteriaList([AfterThree()])
+        assert model.generate(**inputs, num_beams=num_beams, stopping_criteria=criteria).shape == (2, 4)
+        assert model.generate(**inputs, num_beams=num_beams, max_time=0.0).shape == (2, 2)
+        only = model.generate(**inputs, num_beams=num_beams, prefix_allowed_tokens_fn=lambda *_: [5], max_new_tokens=3)
+        assert only.tolist() == [[BOS, 5, 5, 5]] * 2
+
+
+def test_settings_of_threads_do_not_meet() -> None:
+    model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
+    settings = [
+        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5}
+        for beams, kind, alpha, finish in itertools.product((2, 3), ("gnmt", "power"), (0.3, 2.0), ("all", "top"))
+    ]
+    expected = [search(model, inputs, **setting) for setting in settings]
+    assert len({str(hypotheses) for hypotheses in expected}) > 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
+
+
+def test_another_transformers_is_refused_in_one_sentence() -> None:
+    class WithoutStep(GenerationMixin):
+        def _update_finished_beams(self, topk_log_probs):
+            """Not what it was."""
+
+    with pytest.raises(ImportError, match=r"needs transformers 5\.20 or newer .*WithoutStep\._update_finished_beams"):
+        _require_hooks(WithoutStep)
+    with pytest.raises(ImportError, match=r"object\."):
+        _require_hooks(object)
+    _require_hooks(VaswaniGenerationMixin)

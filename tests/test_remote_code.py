@@ -1,0 +1,128 @@
+"""A saved folder loads where this package cannot be imported, and only with trust_remote_code=True."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, pipeline
+
+from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
+from hf_vaswani.configuration_vaswani import AUTO_MAP
+
+from .conftest import ROOT
+
+IDS = torch.arange(4, 12)[None]
+SENTENCE = "one two three"
+TRAVELLING = {path.name for path in (ROOT / "hf_vaswani").glob("*_vaswani.py")}
+
+# Run where `import hf_vaswani` fails; says what it got as JSON.
+STRANGER = """
+import json, sys
+sys.modules["hf_vaswani"] = None
+import torch
+from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipeline
+folder, ids, sentence = sys.argv[1], torch.tensor(json.loads(sys.argv[2])), sys.argv[3]
+trust = {"trust_remote_code": True}
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, **trust)
+translators = [
+    pipeline("translation", model=folder, **trust),
+    pipeline("translation_en_to_de", model=folder, **trust),
+    pipeline("translation", model=folder, config=model.config, **trust),
+    pipeline(model=folder, **trust),
+]
+model.save_pretrained(sys.argv[4] + "/model")
+translators[0].save_pretrained(sys.argv[4] + "/pipeline")
+print(json.dumps({
+    "module": type(model).__module__,
+    "logits": model(input_ids=ids, decoder_input_ids=ids).logits.tolist(),
+    "base": AutoModel.from_pretrained(folder, **trust)(input_ids=ids, decoder_input_ids=ids)[0].tolist(),
+    "encoder": AutoModelForTextEncoding.from_pretrained(folder, **trust)(ids)[0].tolist(),
+    "texts": [translator(sentence, max_new_tokens=12)[0]["translation_text"] for translator in translators],
+    "task": translators[1].task,
+}))
+"""
+
+
+def run(program: str, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process and a cache of its own, away from the repository, offline."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=os.environ | {"HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("saved_by", ["model", "pipeline"])
+def test_a_stranger_gets_the_same_logits_and_the_same_text(tiny_run, tmp_path, saved_by) -> None:
+    translator = pipeline("translation", model=str(tiny_run / "model"))
+    model, folder = translator.model, tmp_path / "saved"
+    if saved_by == "pipeline":
+        translator.save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)
+        translator.tokenizer.save_pretrained(folder)
+    assert {path.name for path in folder.glob("*.py")} == TRAVELLING
+    done = run(STRANGER, str(folder), json.dumps(IDS.tolist()), SENTENCE, str(tmp_path), home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout.splitlines()[-1])
+    assert got["module"].startswith("transformers_modules.")
+    with torch.no_grad():
+        whole = model(input_ids=IDS, decoder_input_ids=IDS, output_hidden_states=True)
+    assert got["logits"] == whole.logits.tolist()
+    assert got["base"] == whole.decoder_hidden_states[-1].tolist()
+    assert got["encoder"] == whole.encoder_last_hidden_state.tolist()
+    assert got["texts"] == [translator(SENTENCE, max_new_tokens=12)[0]["translation_text"]] * 4
+    assert got["task"] == "translation_en_to_de"
+    # What the stranger saved is as good as the first folder.
+    for again in ("model", "pipeline"):
+        assert {path.name for path in (tmp_path / again).glob("*.py")} == TRAVELLING
+        config = json.loads((tmp_path / again / "config.json").read_text("utf-8"))
+        assert config["auto_map"] == AUTO_MAP
+        assert list(config["custom_pipelines"]) == ["translation"]
+        reloaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / again)
+        assert reloaded(input_ids=IDS, decoder_input_ids=IDS).logits.tolist() == got["logits"]
+
+
+@pytest.mark.parametrize("trust_remote_code", [None, False, True])
+def test_with_the_package_the_folder_needs_no_trust(tiny_run, trust_remote_code) -> None:
+    translator = pipeline("translation", model=str(tiny_run / "model"), trust_remote_code=trust_remote_code)
+    assert type(translator.model) is VaswaniForConditionalGeneration
+    assert type(translator).__module__ == "hf_vaswani.pipeline_vaswani"
+    assert not hasattr(translator.model.config, "custom_pipelines")
+
+
+def test_without_trust_and_without_the_package_no_code_runs(tiny_run, tmp_path) -> None:
+    VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").save_pretrained(tmp_path / "saved")
+    for path in (tmp_path / "saved").glob("*.py"):
+        path.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + path.read_text("utf-8"), encoding="utf-8")
+    for call in ("AutoModelForSeq2SeqLM.from_pretrained(folder)", "pipeline('translation', model=folder)"):
+        program = (
+            "import sys; sys.modules['hf_vaswani'] = None; folder = sys.argv[1]\n"
+            f"from transformers import AutoModelForSeq2SeqLM, pipeline\n{call}"
+        )
+        done = run(program, str(tmp_path / "saved"), home=tmp_path)
+        assert done.returncode == 1 and "trust_remote_code=True" in done.stderr.splitlines()[-1], done.stderr
+        assert not (tmp_path / "ran").exists()
+
+
+def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
+    encoder = VaswaniEncoderModel.from_pretrained(tiny_run / "model")
+    encoder.save_pretrained(tmp_path / "encoder")
+    program = (
+        "import json, sys, torch; sys.modules['hf_vaswani'] = None\n"
+        "from transformers import AutoModelForTextEncoding\n"
+        "encoder = AutoModelForTextEncoding.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "print(json.dumps(encoder(torch.tensor(json.loads(sys.argv[2])))[0].tolist()))"
+    )
+    done = run(program, str(tmp_path / "encoder"), json.dumps(IDS.tolist()), home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == encoder(IDS)[0].tolist()
+    assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text("utf-8"))
