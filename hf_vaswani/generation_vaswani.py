@@ -21,10 +21,11 @@ Two settings of transformers have the paper's values as long as nobody sets them
 are not written into the generation config: beside a single beam transformers takes them for mistakes.)
 
 - `length_penalty` (`float`): alpha; 0.6 for `"gnmt"`, and for `"power"` 1.0 as in transformers.
-- `early_stopping` (`bool` or `str`): `"never"`, which is tensor2tensor's rule: a sentence is done when none of its
-  alive hypotheses could still be among the `num_return_sequences` best, not even one that kept its probability up to
-  the longest length. `False`, transformers' default, asks that of the `num_beams` best and the present length, so it
-  may stop too soon; `True` stops at `num_beams` finished hypotheses.
+- `early_stopping` (`bool` or `str`): for `"gnmt"` `"never"`, which is tensor2tensor's rule: a sentence is done when
+  none of its alive hypotheses could still be among the `num_return_sequences` best, not even one that kept its
+  probability up to the longest length. For `"power"` `False` as in transformers, which asks that of the `num_beams`
+  best and the present length, so it may stop too soon; under this penalty `"never"` takes several times as long.
+  `True` stops at `num_beams` finished hypotheses.
 """
 
 import copy
@@ -40,6 +41,7 @@ from transformers.generation import GenerationMixin
 
 DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
 ALPHAS = {"gnmt": 0.6, "power": 1.0}
+EARLY_STOPPING: dict[str, bool | str] = {"gnmt": "never", "power": False}
 CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
 # transformers marks what is no hypothesis by log-probabilities of about -1e9; no real one is that unlikely.
 NO_HYPOTHESIS = -1e8
@@ -132,9 +134,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         offset = prepared.max_length_offset
         if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
             raise ValueError(f"max_length_offset must be None or a whole number of at least 0, but it is {offset!r}.")
-        for name, default in (("length_penalty", ALPHAS[prepared.length_penalty_type]), ("early_stopping", "never")):
+        for name, defaults in (("length_penalty", ALPHAS), ("early_stopping", EARLY_STOPPING)):
             if prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
-                setattr(prepared, name, default)
+                setattr(prepared, name, defaults[prepared.length_penalty_type])
         # For _prepare_generated_length, which does not get the mask.
         mask = model_kwargs.get("attention_mask")
         prepared._source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
@@ -229,7 +231,7 @@ class VaswaniGenerationMixin(GenerationMixin):
                 **kwargs,
             )
 
-        ends = next_token_hits_stopping_criteria & is_open & (topk_log_probs > NO_HYPOTHESIS)  # [batch, candidates]
+        ends = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)  # [batch, candidates]
         if rules.finish_candidates == "all":
             top_num_beam_mask = torch.ones_like(top_num_beam_mask)
         if rules.finish_candidates == "top" or length < rules.shortest_limit:

@@ -254,6 +254,33 @@ def test_row_25_by_hand() -> None:
     assert_same(few, [(short, [3, EOS])])
 
 
+def test_transformers_rule_asks_for_as_many_as_there_are_beams() -> None:
+    long = {(token,) * n: {token: 0.98, 5: 0.01, 6: 0.01} for token in (3, 4) for n in range(1, 9)}
+    script = Script({(): {EOS: 0.5, 3: 0.3, 4: 0.2}, **long, (3,) * 9: {EOS: 1.0}})
+    [(_, tokens)] = script.search(num_beams=2, length_penalty=2.0, early_stopping=False)
+    assert tokens == [3] * 9 + [EOS]
+
+
+def test_a_negative_alpha_hopes_for_the_next_token() -> None:
+    script = Script({(): {3: 0.9, EOS: 0.1}, (3,): {EOS: 1.0}})
+    assert_same(script.search(num_beams=2, length_penalty=-2.0), [(math.log(0.9) * (7 / 6) ** 2, [3, EOS])])
+
+
+def test_beams_that_are_none_do_not_finish() -> None:
+    """At first only one of the beams holds a hypothesis; where few tokens are allowed, the others must not count."""
+    allowed = {(): [3], (3,): [EOS, 4], (3, 4): [EOS]}
+    found = search(
+        tiny_model(),
+        a_batch(3),
+        num_beams=2,
+        num_return_sequences=2,
+        early_stopping=True,
+        prefix_allowed_tokens_fn=lambda _, ids: allowed.get(tuple(ids[1:].tolist()), [EOS]),
+    )
+    assert sorted(tokens for _, tokens in found) == [[3, EOS, EOS], [3, 4, EOS]]
+    assert all(score > -100 for score, _ in found)
+
+
 @pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("gnmt", -1.0)])
 def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
     settings = {"num_beams": 64, "length_penalty_type": kind, "length_penalty": alpha}
@@ -369,6 +396,25 @@ def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
     assert all(EOS not in tokens for _, tokens in top)
 
 
+def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
+    class FewOutputs(LogitsProcessor):
+        """Of the first sentence only `</s>` and `3 3 ...` are possible, the second one is better."""
+
+        def __call__(self, input_ids, scores):
+            scores[:3] = -math.inf
+            scores[:3, 3] = -0.1
+            scores[:3, EOS] = -5.0 if input_ids.shape[1] == 1 else -math.inf
+            return scores
+
+    settings = {"num_beams": 3, "num_return_sequences": 3, "max_length_offset": 0, "logits_processor": [FewOutputs()]}
+    found = search(tiny_model(0, eos=-math.inf), a_batch(2, 6), **settings)
+    assert found[0][1][0] == EOS
+    assert found[1][1][:2] == [3, 3]
+    assert [score for score, _ in found[:2]] == pytest.approx([-5.0, -0.2 / (7 / 6) ** 0.6])
+    # There is no third one.
+    assert found[2][0] < -1e8
+
+
 # ---- row 26: the longest output
 
 
@@ -376,8 +422,8 @@ MODES = [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 3, "do_sample"
 
 
 def lengths_of(sequences: torch.Tensor) -> list[int]:
-    """Generated tokens of rows in which `</s>` is only padding."""
-    return [sum(token not in (PAD, EOS) for token in row) for row in sequences[:, 1:].tolist()]
+    """Generated tokens of rows in which `</s>` is only padding; without it, beam search pads with -1."""
+    return [sum(token not in (PAD, EOS, -1) for token in row) for row in sequences[:, 1:].tolist()]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -391,6 +437,8 @@ def test_each_sentence_has_its_own_limit(mode, side) -> None:
     if mode:
         several = model.generate(**inputs, **mode, max_length_offset=3, num_return_sequences=2)
         assert lengths_of(several) == [8, 8, 5, 5, 10, 10]
+    model.generation_config.eos_token_id = None
+    assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
     # As the model does, the limit takes padding without a mask for tokens.
     assert lengths_of(model.generate(inputs["input_ids"], **mode, max_length_offset=3)) == [10, 10, 10]
 
@@ -632,3 +680,13 @@ def test_another_transformers_is_refused_in_one_sentence() -> None:
     with pytest.raises(ImportError, match=r"object\."):
         _require_hooks(object)
     _require_hooks(VaswaniGenerationMixin)
+
+
+def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:
+    found = {}
+    for kind, stop in itertools.product(("gnmt", "power"), (None, "never", False)):
+        settings = {"num_beams": 2, "length_penalty": 4.0, "length_penalty_type": kind, "max_new_tokens": 9}
+        settings |= {} if stop is None else {"early_stopping": stop}
+        found[kind, stop] = [Language(seed, eos=2.0).search(**settings) for seed in range(20)]
+    assert found["gnmt", None] == found["gnmt", "never"] != found["gnmt", False]
+    assert found["power", None] == found["power", False] != found["power", "never"]
