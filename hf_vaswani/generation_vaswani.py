@@ -28,7 +28,6 @@ are not written into the generation config: beside a single beam transformers ta
   `True` stops at `num_beams` finished hypotheses.
 """
 
-import copy
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -135,6 +134,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
             raise ValueError(f"max_length_offset must be None or a whole number of at least 0, but it is {offset!r}.")
         for name, defaults in (("length_penalty", ALPHAS), ("early_stopping", EARLY_STOPPING)):
+            # In assisted decoding this config is checked once more, and beside one beam they would be reported.
             if prepared.num_beams != 1 and all(layer.get(name) is None for layer in layers):
                 setattr(prepared, name, defaults[prepared.length_penalty_type])
         # For _prepare_generated_length, which does not get the mask.
@@ -157,7 +157,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             if lengths is None:
                 # Ids, embeddings, or transformers' stand-in for ids where the encoder's output is given.
                 lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1])
-            max_lengths = input_ids_length + (lengths + offset).clamp(min=1)
+            max_lengths = input_ids_length + lengths + offset
             if self.config.position_encoding == "learned":
                 max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)
             generation_config.max_new_tokens = int(max_lengths.max()) - input_ids_length
@@ -193,7 +193,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             shortest_limit=int(longest.min()),
             eos_token_ids=input_ids.new_empty(0) if eos_token_ids is None else eos_token_ids.to(input_ids.device),
         )
-        generation_config = copy.copy(generation_config)
+        # transformers gave this call a generation config of its own.
         generation_config.length_penalty = rules
         return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
 
