@@ -168,9 +168,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             inputs_tensor=inputs_tensor,
             **kwargs,
         )
-        if max_lengths is None:
-            max_lengths = torch.full(inputs_tensor.shape[:1], generation_config.max_length)
-        generation_config._max_lengths = max_lengths.to(inputs_tensor.device)
+        same = torch.full(inputs_tensor.shape[:1], generation_config.max_length)
+        generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -184,7 +183,8 @@ class VaswaniGenerationMixin(GenerationMixin):
         """transformers' beam search, with [`BeamSearchRules`]."""
         longest = generation_config._max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
         eos_token_ids = generation_config._eos_token_tensor
-        rules = BeamSearchRules(
+        # transformers made this generation config for this call.
+        generation_config.length_penalty = BeamSearchRules(
             alpha=generation_config.length_penalty,
             length_penalty_type=generation_config.length_penalty_type,
             finish_candidates=generation_config.finish_candidates,
@@ -193,8 +193,6 @@ class VaswaniGenerationMixin(GenerationMixin):
             shortest_limit=int(longest.min()),
             eos_token_ids=input_ids.new_empty(0) if eos_token_ids is None else eos_token_ids.to(input_ids.device),
         )
-        # transformers gave this call a generation config of its own.
-        generation_config.length_penalty = rules
         return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
 
     def _update_finished_beams(

@@ -531,7 +531,8 @@ def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
     model = VaswaniForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=evaluation.num_beams,
-        length_penalty=evaluation.length_penalty,
+        # transformers does not save a penalty for which a single beam has no use.
+        length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
         length_penalty_type=evaluation.length_penalty_type,
         max_length_offset=evaluation.max_length_offset,
         max_length=evaluation.max_length,

@@ -303,7 +303,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
 
 
 def test_one_beam_is_greedy_whatever_the_penalty() -> None:
-    for seed in range(10):
+    for seed in range(5):
         model, inputs = tiny_model(seed), a_batch(4)
         tokens: list[int] = []
         while len(tokens) < 54 and EOS not in tokens:
@@ -490,7 +490,7 @@ def test_a_learned_table_limits_the_output() -> None:
 def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
     """Limits differ, some sentences are cut and others end early."""
     ended = set()
-    for seed in range(5):
+    for seed in range(3):
         model, inputs = tiny_model(seed, eos=-1.0), a_batch(2, 9, 4, 3, 6, side=side)
         beams = {"num_beams": 4, "num_return_sequences": 2, "max_length_offset": 1}
         beams |= {"early_stopping": stop, "finish_candidates": finish}

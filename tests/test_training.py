@@ -456,6 +456,8 @@ def test_the_settings_of_the_search_reach_the_model(tmp_path) -> None:
     generation = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())
     assert (generation["length_penalty_type"], generation["length_penalty"]) == ("power", 1.5)
     assert generation["max_length_offset"] == 3 and "max_length" not in generation
+    assert main(["train", *arguments, "--evaluation.num_beams=1", "--run_dir", str(tmp_path / "greedy")]) == 0
+    assert "length_penalty" not in json.loads((tmp_path / "greedy/model/generation_config.json").read_text())
 
 
 def test_training_learns(tmp_path) -> None:
