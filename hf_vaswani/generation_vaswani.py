@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteria
 from transformers.generation import GenerationMixin
 
 DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
@@ -175,6 +175,11 @@ class VaswaniGenerationMixin(GenerationMixin):
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """transformers' criteria, and one for the sentences whose limit is below the batch's."""
         criteria = super()._get_stopping_criteria(generation_config=generation_config, **kwargs)
+        if self.config.position_encoding == "sinusoidal":
+            for criterion in criteria:
+                if isinstance(criterion, MaxLengthCriteria):
+                    # It would warn of positions past a table that is not there.
+                    criterion.max_position_embeddings = None
         if generation_config._max_lengths.min() < generation_config.max_length:
             criteria.append(SourceLengthCriteria(generation_config._max_lengths))
         return criteria

@@ -592,14 +592,15 @@ def test_nothing_is_printed(tmp_path) -> None:
         import torch, transformers
         from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
         transformers.logging.disable_progress_bar()
-        sizes = dict(vocab_size=8, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+        sizes = dict(vocab_size=8, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1,
+                     max_position_embeddings=4)
         model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes))
         for num_beams in (None, 4):
             model.generation_config.update(num_beams=num_beams)
             model.save_pretrained({str(tmp_path)!r})
             model = VaswaniForConditionalGeneration.from_pretrained({str(tmp_path)!r}).eval()
             ids = torch.tensor([[3, 4, 2]])
-            for settings in ({{}}, dict(num_beams=1), dict(num_beams=3), dict(do_sample=True), dict(max_new_tokens=3),
+            for settings in ({{}}, dict(num_beams=1), dict(num_beams=3), dict(do_sample=True), dict(max_new_tokens=9),
                              dict(num_beams=3, length_penalty=1.0, length_penalty_type="power")):
                 model.generate(ids, **settings)
             model.generate(ids, generation_config=transformers.GenerationConfig(num_beams=2))
