@@ -22,12 +22,6 @@ AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
 AutoModelForTextEncoding.register(VaswaniConfig, VaswaniEncoderModel, exist_ok=True)
 
-# With these marks, saving a model puts the files that end in _vaswani.py beside its weights.
-VaswaniConfig.register_for_auto_class()
-VaswaniModel.register_for_auto_class("AutoModel")
-VaswaniForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-VaswaniEncoderModel.register_for_auto_class("AutoModelForTextEncoding")
-
 
 class _TranslationAliases(dict[str, str]):
     """The pipeline aliases of transformers, and `translation_xx_to_yy` for every pair of languages."""

@@ -7,6 +7,8 @@ The field names are the letters of "Attention Is All You Need" (Vaswani et al., 
 import copy
 import os
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -213,6 +215,12 @@ class VaswaniConfig(PreTrainedConfig):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Writes config.json, with the classes of every Auto class: transformers names only the one that is saved."""
+        """
+        Writes config.json, and the files that it names beside it. A model calls it as well when it is saved;
+        transformers by itself would name only the class that is saved, and copy no file for a subclass of it.
+        """
+        os.makedirs(save_directory, exist_ok=True)
+        for path in Path(__file__).parent.glob("*_vaswani.py"):
+            shutil.copy(path, save_directory)
         self.auto_map = AUTO_MAP | (getattr(self, "auto_map", None) or {})
         super().save_pretrained(save_directory, push_to_hub, **kwargs)

@@ -7,7 +7,9 @@ and the encoder alone.
 
 import copy
 import math
+import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -249,6 +251,7 @@ class VaswaniPositions(nn.Module):
         super().__init__()
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.layout = config.sinusoid_layout
+        self.max_position_embeddings = config.max_position_embeddings
         learned = config.position_encoding == "learned"
         self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
         self.dropout = nn.Dropout(config.dropout)
@@ -276,7 +279,7 @@ class VaswaniPositions(nn.Module):
             attention_mask = None
         positions = position_ids(inputs_embeds, attention_mask, past_length)
         if self.table is not None:
-            check_ids("positions", positions, self.table.num_embeddings, "max_position_embeddings")
+            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
             encoding = self.table(positions)
         elif attention_mask is None:
             encoding = sinusoids(positions, inputs_embeds.shape[2], self.layout)
@@ -332,7 +335,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         # Multi-Head Attention, Add & Norm
         hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
         # Feed Forward, Add & Norm
-        return self.feed_forward_norm(hidden_states, self.feed_forward)
+        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
@@ -368,7 +371,7 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
             lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs)[0],
         )
         # Feed Forward, Add & Norm
-        return self.feed_forward_norm(hidden_states, self.feed_forward)
+        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
 
 
 class VaswaniPreTrainedModel(PreTrainedModel):
@@ -426,14 +429,23 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             `torch.Tensor` of shape `(batch, length, d_model)`.
 
         Raises:
-            ValueError: neither or both were given, or an id is not in the vocabulary.
+            ValueError: neither or both were given, they have another shape, or an id is not in the vocabulary.
         """
         if input_ids is not None and inputs_embeds is None:
-            check_ids(f"{side}input_ids", input_ids, self.embed_tokens.num_embeddings, "vocab_size")
+            if input_ids.dim() != 2:
+                raise ValueError(
+                    f"{side}input_ids must be (batch, length), but the shape is {tuple(input_ids.shape)}."
+                )
+            check_ids(f"{side}input_ids", input_ids, self.config.vocab_size, "vocab_size")
             return self.embed_tokens(input_ids)
         if inputs_embeds is None or input_ids is not None:
             given = "neither" if inputs_embeds is None else "both"
             raise ValueError(f"Give exactly one of {side}input_ids and {side}inputs_embeds: {given} came.")
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != self.config.d_model:
+            raise ValueError(
+                f"{side}inputs_embeds must be (batch, length, d_model), d_model being {self.config.d_model}, "
+                f"but the shape is {tuple(inputs_embeds.shape)}."
+            )
         return inputs_embeds
 
 
@@ -460,6 +472,8 @@ def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int |
     """
     if given is None or given.dim() > 3:
         return
+    if given.dim() < 2:
+        raise ValueError(f"{name} must be (batch, length), but the shape is {tuple(given.shape)}.")
     if given.shape[0] != batch:
         raise ValueError(f"{name} is of {given.shape[0]} sentences, but the tokens are of {batch}.")
     if length is not None and given.shape[1] != length:
@@ -610,16 +624,24 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
 # ---- The three models --------------------------------------------------------------------------------------------
 
 
+def config_of(config: VaswaniConfig, is_encoder_decoder: bool) -> VaswaniConfig:
+    """The config, or a copy that says so: an encoder alone is no encoder-decoder, and a whole model is one."""
+    if config.is_encoder_decoder != is_encoder_decoder:
+        config = copy.deepcopy(config)
+        config.is_encoder_decoder = is_encoder_decoder
+    return config
+
+
 class VaswaniModel(VaswaniPreTrainedModel):
     """Encoder and decoder without the final linear transformation (Figure 1 up to "Linear")."""
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(config)
+        super().__init__(config_of(config, is_encoder_decoder=True))
         # 3.4: one matrix for source and target. Every tied name points at the one that is stored.
         if config.share_embeddings:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-        self.encoder = VaswaniEncoder(config)
-        self.decoder = VaswaniDecoder(config)
+        self.encoder = VaswaniEncoder(self.config)
+        self.decoder = VaswaniDecoder(self.config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -665,6 +687,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        elif isinstance(encoder_outputs, torch.Tensor):
+            raise ValueError("encoder_outputs must be what the encoder returns, or a tuple, but it is a tensor.")
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
@@ -693,7 +717,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
     """The whole of Figure 1: a [`VaswaniModel`] and the pre-softmax linear transformation. It translates."""
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(config)
+        super().__init__(config_of(config, is_encoder_decoder=True))
         source = "model.encoder.embed_tokens.weight"
         target = "model.decoder.embed_tokens.weight"
         # 3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax transformation".
@@ -701,9 +725,17 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             self._tied_weights_keys = {target: source, "lm_head.weight": source}
         else:
             self._tied_weights_keys = {"lm_head.weight": target}
-        self.model = VaswaniModel(config)
+        self.model = VaswaniModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """As in [`PreTrainedModel`]. What is tied is also saved as tied."""
+        # PEFT compares the output with the source embedding. Where the target's alone is tied to it, PEFT turns ties
+        # off, and the output, which is stored as the target embedding, would be drawn anew when the folder is loaded.
+        if self.lm_head.weight is self.model.decoder.embed_tokens.weight:
+            self.config.tie_word_embeddings = True
+        super().save_pretrained(save_directory, **kwargs)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
         """
@@ -776,7 +808,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         loss = None
         if labels is not None:
             check_shape("labels", labels, *logits.shape[:2])
-            check_ids("labels", labels.clamp(min=0), logits.shape[2], "vocab_size")
+            check_ids("labels", labels.masked_fill(labels == -100, 0), logits.shape[2], "vocab_size")
             loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
@@ -797,10 +829,8 @@ class VaswaniEncoderModel(VaswaniPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", r"^lm_head\."]
 
     def __init__(self, config: VaswaniConfig) -> None:
-        config = copy.deepcopy(config)
-        config.is_encoder_decoder = False
-        super().__init__(config)
-        self.encoder = VaswaniEncoder(config)
+        super().__init__(config_of(config, is_encoder_decoder=False))
+        self.encoder = VaswaniEncoder(self.config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -557,7 +557,12 @@ def test_a_model_learns_to_copy() -> None:
         ({"input_ids": None}, ["exactly one of input_ids and inputs_embeds", "neither"]),
         ({"decoder_inputs_embeds": torch.zeros(3, 5, 16)}, ["exactly one of decoder_input_ids and", "both"]),
         ({"decoder_input_ids": None}, ["exactly one of decoder_input_ids and", "neither"]),
+        ({"input_ids": torch.full((7,), 5)}, ["input_ids must be (batch, length)", "(7,)"]),
+        ({"attention_mask": torch.ones(7)}, ["attention_mask must be (batch, length)", "(7,)"]),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)}, ["d_model being 16", "(3, 7, 14)"]),
+        ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
         ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
+        ({"labels": torch.full((3, 5), -1)}, ["labels has -1", "vocab_size is 40"]),
         ({"labels": torch.full((3, 4), 5)}, ["labels is 4 tokens wide", "5"]),
     ],
 )

@@ -47,14 +47,14 @@ print(json.dumps({
 """
 
 
-def run(program: str, *arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """In a process and a cache of its own, away from the repository, offline."""
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         cwd=home,
-        env=os.environ | {"HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"},
+        env=os.environ | {"HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1"} | environment,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -89,6 +89,32 @@ def test_a_stranger_gets_the_same_logits_and_the_same_text(tiny_run, tmp_path, s
         assert list(config["custom_pipelines"]) == ["translation"]
         reloaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / again)
         assert reloaded(input_ids=IDS, decoder_input_ids=IDS).logits.tolist() == got["logits"]
+
+
+@pytest.mark.parametrize("what", ["a subclass", "a config"])
+def test_whatever_is_saved_has_the_files_that_it_names(tmp_path, what) -> None:
+    """A class of a script cannot travel, but what it was made of can."""
+    program = (
+        "from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration as Model\n"
+        "class Mine(Model): pass\n"
+        "config = VaswaniConfig(vocab_size=9, d_model=8, d_ff=8, num_heads=2, encoder_layers=1, decoder_layers=1)\n"
+        f"(Mine(config) if {what == 'a subclass'} else config).save_pretrained('saved')"
+    )
+    done = run(program, home=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0 and "WARNING" not in done.stderr and "can't save" not in done.stderr, done.stderr
+    assert {path.name for path in (tmp_path / "saved").glob("*.py")} == TRAVELLING
+    program = (
+        "import sys; sys.modules['hf_vaswani'] = None\n"
+        "from transformers import AutoConfig, AutoModelForSeq2SeqLM as Auto\n"
+        "trust = {'trust_remote_code': True}\n"
+        "config = AutoConfig.from_pretrained('saved', **trust)\n"
+        + {
+            "a subclass": "print(Auto.from_pretrained('saved', **trust).num_parameters())",
+            "a config": "print(Auto.from_config(config, **trust).num_parameters())",
+        }[what]
+    )
+    done = run(program, home=tmp_path)
+    assert done.returncode == 0 and int(done.stdout.split()[-1]) > 500, done.stderr
 
 
 @pytest.mark.parametrize("trust_remote_code", [None, False, True])

@@ -4,6 +4,7 @@ import copy
 import warnings
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -329,6 +330,22 @@ def test_a_device_map_loads_the_same_model(tmp_path, no_warnings) -> None:
         torch.testing.assert_close(loaded(**data).logits, model(**data).logits, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("ties", ["all", "none"])
+def test_weights_may_stay_on_disk(tmp_path, ties) -> None:
+    """As `device_map="auto"` leaves those for which there is no room."""
+    model, data = tiny_model(**TIES[ties]), padded("right")
+    model.save_pretrained(tmp_path / "saved", max_shard_size="4KB")
+    source = {name: data[name] for name in ("input_ids", "attention_mask")}
+    for device_map in ({"": "disk"}, {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"}):
+        if ties == "all" and len(device_map) > 1:
+            continue  # accelerate does not part what is tied
+        loaded = AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "offload"
+        )
+        torch.testing.assert_close(loaded(**data).logits, model(**data).logits, atol=0, rtol=0)
+        assert torch.equal(loaded.generate(**source, **SPEAK), model.generate(**source, **SPEAK))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_models_keep_their_positions(tmp_path, dtype) -> None:
     """The same position, to the last bit, however the model came to its type."""
@@ -426,7 +443,6 @@ def test_accumulated_batches_of_the_trainer_are_one_batch(tmp_path, tokenizer, r
 
 
 def test_lora_attaches_trains_and_merges(tmp_path, tokenizer, rows) -> None:
-    peft = pytest.importorskip("peft")
     settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["q_proj", "v_proj", "fc1", "out_proj"])
     model = peft.get_peft_model(trainable(tokenizer), settings)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -447,6 +463,41 @@ def test_lora_attaches_trains_and_merges(tmp_path, tokenizer, rows) -> None:
     again = peft.PeftModel.from_pretrained(trainable(tokenizer), tmp_path / "adapter").eval()
     torch.testing.assert_close(again(**data).logits, expected)
     torch.testing.assert_close(model.merge_and_unload()(**data).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]},
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["feed_forward"]},
+    ],
+    ids=["tokens", "embeddings", "whole modules"],
+)
+def test_peft_may_put_its_own_modules_in_place_of_ours(tmp_path, tokenizer, rows, settings) -> None:
+    model = peft.get_peft_model(trainable(tokenizer), peft.LoraConfig(task_type="SEQ_2_SEQ_LM", **settings))
+    data = {name: torch.tensor([rows[0][name]]) for name in rows[0]}
+    before = model.eval()(**data).logits
+    trained(model, tokenizer, rows, tmp_path / "trainer", num_train_epochs=3, save_strategy="no")
+    expected = model.eval()(**data).logits
+    assert (expected - before).abs().max() > 1e-3
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(trainable(tokenizer), tmp_path / "adapter").eval()
+    torch.testing.assert_close(again(**data).logits, expected)
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_a_merged_model_is_saved_whole(tmp_path, tokenizer, rows, ties) -> None:
+    """Also where only target and output share a matrix, which PEFT takes for no tie at all."""
+    trainable(tokenizer, **TIES[ties]).save_pretrained(tmp_path / "plain")
+    plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "plain")
+    settings = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["q_proj"], init_lora_weights=False)
+    merged = peft.get_peft_model(plain, settings).merge_and_unload().eval()
+    merged.save_pretrained(tmp_path / "merged")
+    loaded, info = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(info.values())
+    data = {name: torch.tensor([rows[0][name]]) for name in rows[0]}
+    torch.testing.assert_close(loaded(**data).logits, merged(**data).logits, atol=0, rtol=0)
 
 
 # ---- generate()
@@ -525,6 +576,11 @@ def test_the_encoder_alone_loads_from_a_translation_model(tmp_path, no_warnings)
         again(inputs_embeds=again.get_input_embeddings()(data["input_ids"]), attention_mask=data["attention_mask"])[0],
         expected,
     )
+    # A whole model that begins with these weights draws the others, and is a whole model.
+    whole, info = VaswaniForConditionalGeneration.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    assert whole.config.is_encoder_decoder and info["missing_keys"]
+    assert torch.equal(whole.get_encoder()(**source).last_hidden_state, expected)
+    assert whole.generate(**source, max_new_tokens=3).shape[1] <= 4
     VaswaniModel(model.config).save_pretrained(tmp_path / "bare")
     assert not VaswaniEncoderModel.from_pretrained(tmp_path / "bare", output_loading_info=True)[1]["missing_keys"]
 
@@ -553,7 +609,6 @@ def test_an_exported_graph_has_the_same_logits_for_other_shapes(fields) -> None:
     "fields", [{}, {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
 )
 def test_an_onnx_graph_has_the_same_logits_for_other_shapes(fields) -> None:
-    pytest.importorskip("onnxruntime")
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     model, data = tiny_model(**fields).requires_grad_(False), of_other_shapes()
