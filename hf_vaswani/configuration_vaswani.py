@@ -94,8 +94,8 @@ class VaswaniConfig(PreTrainedConfig):
             rows for each stack (Table 3 row E).
         sinusoid_layout (`str`, defaults to `"interleaved"`):
             `"interleaved"`: sine and cosine in turn, as Section 3.5; `"concatenated"`: the same sines, then the same
-            cosines (Marian); `"tensor2tensor"`: concatenated, the exponents from 0 to 1 inclusive (tensor2tensor,
-            fairseq).
+            cosines (Marian); `"tensor2tensor"`: concatenated, the exponents from 0 to 1 inclusive (also fairseq's,
+            whose positions begin at another number).
         max_position_embeddings (`int`, defaults to 1024):
             Rows of a learned table. It is no limit for sinusoids.
         layer_norm_eps (`float`, defaults to 1e-6):
@@ -113,6 +113,9 @@ class VaswaniConfig(PreTrainedConfig):
             Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
         use_cache (`bool`, defaults to `True`):
             Whether the decoder returns its keys and values, so that generation computes them only once.
+        is_encoder_decoder (`bool`, defaults to `True`):
+            transformers' own; a [`VaswaniEncoderModel`] sets it to `False`.
+        is_decoder (`bool`, defaults to `False`): transformers' own.
         pad_token_id (`int`, defaults to 0): Id of `<pad>`; its embedding is zero and stays zero.
         bos_token_id (`int`, defaults to 1): Id of `<s>`.
         eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.

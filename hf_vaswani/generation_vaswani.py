@@ -3,7 +3,8 @@
 "We used beam search with a beam size of 4 and length penalty alpha = 0.6. We set the maximum output length during
 inference to input length + 50, but terminate early when possible." Where the paper is silent, its authors' code
 (tensor2tensor, `beam_search.py`) decides. Everything is a setting of the generation config: saved with it, and taken
-by `generate()` as a keyword. Three settings are this model's own:
+by `generate()` as a keyword. A bare model has no `num_beams` and so searches greedily, as all of transformers' do; the
+paper's 4 beams are a recipe's. Three settings are this model's own:
 
 - `length_penalty_type` (`str`, defaults to `"gnmt"`): what the log-probability of a hypothesis is divided by, see
   [`length_penalty`]; `"power"` is transformers' own. L counts the tokens that `generate()` adds, `</s>` among them,

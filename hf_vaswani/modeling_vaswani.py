@@ -2,7 +2,7 @@
 
 3.2 attention, 3.3 feed-forward, 3.4 embeddings, 3.5 positions; then the layers and stacks of 3.1 that they make
 up (Figure 1), and on top the three models that transformers' users know: the bare network, the one that translates,
-and the encoder alone.
+and the encoder alone. Last, the loss of 5.4.
 """
 
 import copy
@@ -51,7 +51,8 @@ def eager_attention_forward(
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V (Section 3.2.1, equation 1).
+    Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V (Section 3.2.1, equation 1). In the shapes, `target` is
+    where the queries stand and `source` what they look at; in self-attention the two are one.
 
     Args:
         module (`nn.Module`): the attention that calls; tells whether dropout is on.
@@ -83,7 +84,8 @@ class VaswaniAttention(nn.Module):
 
     Args:
         config ([`VaswaniConfig`]): sizes and switches.
-        is_causal (`bool`): whether a position may look only at itself and those before it.
+        is_causal (`bool`): whether this is the decoder's self-attention. `sdpa` and flash attention hide the future by
+            this word where no mask comes; `eager` looks at the mask alone.
         layer_idx (`int`, *optional*): the layer's place in its stack, which names its row in the cache.
     """
 
@@ -141,8 +143,8 @@ class VaswaniAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        heads = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
-        return self.out_proj(heads), weights
+        concatenated = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
+        return self.out_proj(concatenated), weights
 
     def keys_and_values(
         self,
@@ -185,197 +187,15 @@ class VaswaniFeedForward(nn.Module):
         return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
 
 
-# ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
-
-
-def sinusoids(
-    positions: torch.Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0
-) -> torch.Tensor:
-    """
-    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
-
-    Args:
-        positions (`torch.LongTensor` of shape `(...)`): positions, counted from 0; any number.
-        d_model (`int`): width, even.
-        layout (`str`): `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; `"tensor2tensor"`:
-            concatenated, with i / (d_model/2 - 1) in place of 2i / d_model.
-        base (`float`): the wavelengths go from 2 pi to `base` * 2 pi.
-
-    Returns:
-        `torch.FloatTensor` of shape `(..., d_model)`, in float32 whatever the model's own type.
-    """
-    # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Some devices have no
-    # float64; the few numbers of a table are then computed on the CPU.
-    where = torch.device("cpu") if positions.device.type == "mps" else positions.device
-    i = torch.arange(d_model // 2, device=where, dtype=torch.float64)
-    exponents = i / max(d_model // 2 - 1, 1) if layout == "tensor2tensor" else 2 * i / d_model
-    angles = positions.to(where, torch.float64)[..., None] / base**exponents  # [..., d_model / 2]
-    if layout == "interleaved":
-        encoding = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # [..., d_model]
-    else:
-        encoding = torch.cat((angles.sin(), angles.cos()), dim=-1)
-    return encoding.to(positions.device, torch.float32)
-
-
-def position_ids(
-    inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None = None, past_length: torch.Tensor | int = 0
-) -> torch.Tensor:
-    """
-    Positions counted from 0 at a sentence's first token: padding moves none of them, on whichever side it is.
-
-    Args:
-        inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): the tokens; gives length and device.
-        attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
-            Without it every column counts.
-        past_length (`int`): columns that a cache holds already.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch, length)`, or `(1, length)` without a mask.
-    """
-    columns = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_length  # [length]
-    if attention_mask is None:
-        return columns[None]
-    counted = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)  # [batch, past + length]
-    # Columns that a mask does not reach are padding, as in the masks that transformers makes of it.
-    return counted[:, columns.clamp(max=attention_mask.shape[1] - 1)]
-
-
-class VaswaniPositions(nn.Module):
-    """
-    The bottom of both stacks in Figure 1: embedding times sqrt(d_model), plus position, then dropout (Sections 3.4,
-    3.5 and 5.4). Sinusoids are computed when asked for: there is nothing to save, and no longest sentence. Learned
-    positions (Table 3 row E) are a table of `max_position_embeddings` rows.
-    """
-
-    def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__()
-        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.layout = config.sinusoid_layout
-        self.max_position_embeddings = config.max_position_embeddings
-        learned = config.position_encoding == "learned"
-        self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        inputs_embeds: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_length: torch.Tensor | int = 0,
-    ) -> torch.Tensor:
-        """
-        Args:
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): rows of the embedding matrix.
-            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for
-                padding. A ready mask of four dimensions says nothing about positions: then every column counts.
-            past_length (`int`): columns that a cache holds already.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
-
-        Raises:
-            ValueError: a learned table has no row for a position.
-        """
-        if attention_mask is not None and attention_mask.dim() != 2:
-            attention_mask = None
-        positions = position_ids(inputs_embeds, attention_mask, past_length)
-        if self.table is not None:
-            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
-            encoding = self.table(positions)
-        elif attention_mask is None:
-            encoding = sinusoids(positions, inputs_embeds.shape[2], self.layout)
-        else:
-            # All sentences count through the same positions: each is computed once.
-            columns = torch.arange(attention_mask.shape[1], device=positions.device)
-            encoding = nn.functional.embedding(positions, sinusoids(columns, inputs_embeds.shape[2], self.layout))
-        # In float32, and rounded once: a sum made in bfloat16 can hardly tell neighbouring positions apart.
-        embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
-        hidden_states = embeddings * self.scale + encoding
-        return self.dropout(hidden_states.to(inputs_embeds.dtype))
-
-
-# ---- 3.1 Encoder and Decoder Stacks ------------------------------------------------------------------------------
-
-
-class VaswaniAddAndNorm(nn.Module):
-    """
-    "Add & Norm" of Figure 1 around one sub-layer: LayerNorm(x + Dropout(Sublayer(x))) (Sections 3.1 and 5.4), or
-    x + Dropout(Sublayer(LayerNorm(x))) with `norm_position="pre"`.
-    """
-
-    def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__()
-        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.norm_first = config.norm_position == "pre"
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
-        if self.norm_first:
-            return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
-        return self.layer_norm(hidden_states + self.dropout(sublayer(hidden_states)))
-
-
-class VaswaniEncoderLayer(GradientCheckpointingLayer):
-    """One of the N boxes on the left of Figure 1: self-attention, feed-forward (Section 3.1)."""
-
-    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
-        super().__init__()
-        self.self_attn = VaswaniAttention(config, layer_idx=layer_idx)
-        self.self_attn_norm = VaswaniAddAndNorm(config)
-        self.feed_forward = VaswaniFeedForward(config)
-        self.feed_forward_norm = VaswaniAddAndNorm(config)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """`(batch, source, d_model)` and the padding mask -> the same shape."""
-        # Multi-Head Attention, Add & Norm
-        hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
-        # Feed Forward, Add & Norm
-        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
-
-
-class VaswaniDecoderLayer(GradientCheckpointingLayer):
-    """One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward."""
-
-    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
-        super().__init__()
-        self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx)
-        self.self_attn_norm = VaswaniAddAndNorm(config)
-        self.cross_attn = VaswaniAttention(config, layer_idx=layer_idx)
-        self.cross_attn_norm = VaswaniAddAndNorm(config)
-        self.feed_forward = VaswaniFeedForward(config)
-        self.feed_forward_norm = VaswaniAddAndNorm(config)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
-        # Masked Multi-Head Attention, Add & Norm
-        hidden_states = self.self_attn_norm(
-            hidden_states,
-            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
-        )
-        # Multi-Head Attention from the target to the source, Add & Norm
-        hidden_states = self.cross_attn_norm(
-            hidden_states,
-            lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, past_key_values, **kwargs)[0],
-        )
-        # Feed Forward, Add & Norm
-        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
+# ---- 3.4 Embeddings and Softmax ----------------------------------------------------------------------------------
+#
+# The look-up is `embed` below; the factor sqrt(d_model) and the sum with the positions are in `VaswaniPositions`. The
+# one matrix of both embeddings and the pre-softmax transformation is tied in `VaswaniForConditionalGeneration`. The
+# softmax itself is in the loss and in `generate()`.
 
 
 class VaswaniPreTrainedModel(PreTrainedModel):
-    """What transformers asks of every model: how it is initialised, and what it supports."""
+    """The embedding's look-up, and what transformers asks of a model: its first weights, and what it supports."""
 
     config: VaswaniConfig
     base_model_prefix = "model"
@@ -480,8 +300,199 @@ def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int |
         raise ValueError(f"{name} is {given.shape[1]} tokens wide, but there are {length}.")
 
 
+# ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
+
+
+def sinusoids(
+    positions: torch.Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0
+) -> torch.Tensor:
+    """
+    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
+
+    Args:
+        positions (`torch.LongTensor` of shape `(...)`): positions, counted from 0; any number.
+        d_model (`int`): width, even.
+        layout (`str`): `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; `"tensor2tensor"`:
+            concatenated, with i / (d_model/2 - 1) in place of 2i / d_model.
+        base (`float`): the wavelengths go from 2 pi to `base` * 2 pi.
+
+    Returns:
+        `torch.FloatTensor` of shape `(..., d_model)`, in float32 whatever the model's own type.
+    """
+    # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Some devices have no
+    # float64; the few numbers of a table are then computed on the CPU.
+    where = torch.device("cpu") if positions.device.type == "mps" else positions.device
+    i = torch.arange(d_model // 2, device=where, dtype=torch.float64)
+    exponents = i / max(d_model // 2 - 1, 1) if layout == "tensor2tensor" else 2 * i / d_model
+    angles = positions.to(where, torch.float64)[..., None] / base**exponents  # [..., d_model / 2]
+    if layout == "interleaved":
+        encoding = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # [..., d_model]
+    else:
+        encoding = torch.cat((angles.sin(), angles.cos()), dim=-1)
+    return encoding.to(positions.device, torch.float32)
+
+
+def position_ids(
+    inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None = None, past_length: torch.Tensor | int = 0
+) -> torch.Tensor:
+    """
+    Positions counted from 0 at a sentence's first token: padding moves none of them, on whichever side it is.
+
+    Args:
+        inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): the tokens; gives length and device.
+        attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
+            Without it every column counts.
+        past_length (`int`, or a tensor of one number): columns that a cache holds already.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, length)`, or `(1, length)` without a mask.
+    """
+    columns = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_length  # [length]
+    if attention_mask is None:
+        return columns[None]
+    counted = (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)  # [batch, past + length]
+    # Columns that a mask does not reach are padding, as in the masks that transformers makes of it.
+    return counted[:, columns.clamp(max=attention_mask.shape[1] - 1)]
+
+
+class VaswaniPositions(nn.Module):
+    """
+    The bottom of both stacks in Figure 1: embedding times sqrt(d_model), plus position, then dropout (Sections 3.4,
+    3.5 and 5.4). Sinusoids are computed when asked for: there is nothing to save, and no longest sentence. Learned
+    positions (Table 3 row E) are a table of `max_position_embeddings` rows.
+    """
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.layout = config.sinusoid_layout
+        self.max_position_embeddings = config.max_position_embeddings
+        learned = config.position_encoding == "learned"
+        self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_length: torch.Tensor | int = 0,
+    ) -> torch.Tensor:
+        """
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): rows of the embedding matrix.
+            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for
+                padding. A ready mask of four dimensions says nothing about positions: then every column counts.
+            past_length (`int`, or a tensor of one number): columns that a cache holds already.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
+
+        Raises:
+            ValueError: a learned table has no row for a position.
+        """
+        if attention_mask is not None and attention_mask.dim() != 2:
+            attention_mask = None
+        positions = position_ids(inputs_embeds, attention_mask, past_length)
+        if self.table is not None:
+            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
+            encoding = self.table(positions)
+        elif attention_mask is None:
+            encoding = sinusoids(positions, inputs_embeds.shape[2], self.layout)
+        else:
+            # All sentences count through the same positions: each is computed once.
+            columns = torch.arange(attention_mask.shape[1], device=positions.device)
+            encoding = nn.functional.embedding(positions, sinusoids(columns, inputs_embeds.shape[2], self.layout))
+        # In float32, and rounded once: a sum made in bfloat16 can hardly tell neighbouring positions apart.
+        embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
+        hidden_states = embeddings * self.scale + encoding
+        return self.dropout(hidden_states.to(inputs_embeds.dtype))
+
+
+# ---- 3.1 Encoder and Decoder Stacks ------------------------------------------------------------------------------
+
+
+class VaswaniAddAndNorm(nn.Module):
+    """
+    "Add & Norm" of Figure 1 around one sub-layer: LayerNorm(x + Dropout(Sublayer(x))) (Sections 3.1 and 5.4), or
+    x + Dropout(Sublayer(LayerNorm(x))) with `norm_position="pre"`.
+    """
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.norm_first = config.norm_position == "pre"
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
+        if self.norm_first:
+            return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
+        return self.layer_norm(hidden_states + self.dropout(sublayer(hidden_states)))
+
+
+class VaswaniEncoderLayer(GradientCheckpointingLayer):
+    """One of the N boxes on the left of Figure 1: self-attention, feed-forward (Section 3.1)."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.self_attn = VaswaniAttention(config, layer_idx=layer_idx)
+        self.self_attn_norm = VaswaniAddAndNorm(config)
+        self.feed_forward = VaswaniFeedForward(config)
+        self.feed_forward_norm = VaswaniAddAndNorm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """`(batch, source, d_model)` and the padding mask -> the same shape."""
+        # Multi-Head Attention, Add & Norm
+        hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
+        # Feed Forward, Add & Norm
+        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
+
+
+class VaswaniDecoderLayer(GradientCheckpointingLayer):
+    """One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward."""
+
+    def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
+        super().__init__()
+        self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx)
+        self.self_attn_norm = VaswaniAddAndNorm(config)
+        self.cross_attn = VaswaniAttention(config, layer_idx=layer_idx)
+        self.cross_attn_norm = VaswaniAddAndNorm(config)
+        self.feed_forward = VaswaniFeedForward(config)
+        self.feed_forward_norm = VaswaniAddAndNorm(config)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
+        # Masked Multi-Head Attention, Add & Norm
+        hidden_states = self.self_attn_norm(
+            hidden_states,
+            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+        )
+        # Multi-Head Attention from the target to the source, Add & Norm
+        hidden_states = self.cross_attn_norm(
+            hidden_states,
+            lambda x: self.cross_attn(
+                x, encoder_attention_mask, encoder_hidden_states, past_key_values=past_key_values, **kwargs
+            )[0],
+        )
+        # Feed Forward, Add & Norm
+        return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
+
+
 def final_norm(config: VaswaniConfig) -> nn.Module:
-    """The LayerNorm on top of a stack of pre-norm layers; post-norm stacks have none (Section 3.1)."""
+    """The LayerNorm on top of a stack of pre-norm layers; on post-norm ones there is nothing (Section 3.1)."""
     return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.norm_position == "pre" else nn.Identity()
 
 
@@ -578,7 +589,8 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
             `(batch, target, d_model)`.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`], and where the encoder's states are of another number of sentences.
+            ValueError: as in [`VaswaniEncoder`], and where the encoder's states are missing or of another number of
+                sentences.
         """
         inputs_embeds = self.embed("decoder_", input_ids, inputs_embeds)
         if encoder_hidden_states is None:
@@ -714,7 +726,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
 
 class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedModel, GenerationMixin):
-    """The whole of Figure 1: a [`VaswaniModel`] and the pre-softmax linear transformation. It translates."""
+    """Figure 1 up to its softmax: a [`VaswaniModel`] and the linear transformation on top. It translates."""
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config_of(config, is_encoder_decoder=True))
@@ -802,8 +814,8 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)  # [batch, target, vocab_size]
-        if self.training and self.config.pad_token_id is not None:
-            # The padding row is zero and stays zero, also where the softmax shares the matrix: no gradient reaches it.
+        if self.training and self.config.tie_word_embeddings and self.config.pad_token_id is not None:
+            # The embedding's padding row is zero and stays zero, also as a row of this matrix: no gradient for it.
             logits[..., self.config.pad_token_id] = logits[..., self.config.pad_token_id].detach()
         loss = None
         if labels is not None:
@@ -851,6 +863,9 @@ class VaswaniEncoderModel(VaswaniPreTrainedModel):
     ) -> BaseModelOutput:
         """Arguments, result and errors of [`VaswaniEncoder.forward`]."""
         return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+
+
+# ---- 5.4 Label Smoothing -----------------------------------------------------------------------------------------
 
 
 def smoothed_cross_entropy(

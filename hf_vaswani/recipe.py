@@ -67,6 +67,9 @@ class TokenizerRecipe:
     """Entries, at most, of the joint vocabulary to train on both sides of the training text; bytes have always 260."""
     path: str | None = None
     """Folder or Hub id of a tokenizer to use instead of training one; then the two keys above say nothing."""
+    decoder_start: Literal["bos", "eos", "pad"] = "bos"
+    """First symbol of the decoder's input (Section 3.1): the tokenizer's <s>; its </s>, as in fairseq; or its <pad>,
+    whose embedding is zero, as in tensor2tensor and Marian. Without a <s> it is <pad>."""
 
 
 @dataclass
@@ -180,6 +183,12 @@ class EvaluationRecipe:
     length_penalty_type: Literal["gnmt", "power"] = "gnmt"
     """A hypothesis of L tokens scores log-probability / ((5 + L) / 6) ** alpha, as in the paper, or / L ** alpha; the
     model's default from then on."""
+    finish_candidates: Literal["all", "top"] = "all"
+    """Which of the 2 x num_beams candidates of a step may finish: all, as in tensor2tensor, or the first num_beams, as
+    in transformers; the model's default from then on."""
+    early_stopping: bool | Literal["never"] | None = None
+    """When a sentence is done, as transformers' key of this name; null is never for gnmt, which is tensor2tensor's
+    rule, and false for power."""
     validation_num_beams: int = 1
     """Beam size for validation during training; 1 is greedy."""
     tokens_per_batch: int = 4096

@@ -519,20 +519,22 @@ def _longest_side(recipe: Recipe) -> int | None:
 
 def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
     tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
-    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
     config = VaswaniConfig(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=start,
+        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
         **asdict(run.recipe.model),
     )
     model = VaswaniForConditionalGeneration(config)
     model.generation_config.update(
         num_beams=evaluation.num_beams,
-        # transformers does not save a penalty for which a single beam has no use.
+        # transformers saves no setting for which a single beam has no use.
         length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
+        early_stopping=evaluation.early_stopping if evaluation.num_beams > 1 else None,
+        finish_candidates=evaluation.finish_candidates,
         length_penalty_type=evaluation.length_penalty_type,
         max_length_offset=evaluation.max_length_offset,
         max_length=evaluation.max_length,

@@ -12,7 +12,9 @@ from hf_vaswani.configuration_vaswani import CUSTOM_PIPELINES, CustomPipelines
 
 def test_defaults_are_the_papers_base_model() -> None:
     config = VaswaniConfig()
-    assert (config.d_model, config.d_ff, config.num_heads) == (512, 2048, 8)
+    assert (config.vocab_size, config.d_model, config.d_ff, config.num_heads) == (37_000, 512, 2048, 8)
+    assert (config.d_k, config.d_v, config.lm_head_bias, config.decoder_start_token_id) == (None, None, False, 1)
+    assert (config.position_encoding, config.sinusoid_layout) == ("sinusoidal", "interleaved")
     assert (config.encoder_layers, config.decoder_layers, config.dropout) == (6, 6, 0.1)
     assert (config.attention_dropout, config.activation_dropout, config.activation_function) == (0.0, 0.0, "relu")
     assert (config.norm_position, config.attention_bias, config.layer_norm_eps) == ("post", False, 1e-6)

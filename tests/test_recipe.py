@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.recipe import ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe, load_recipe
+from hf_vaswani.recipe import EvaluationRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe, load_recipe
 
 from .conftest import ROOT
 
@@ -82,7 +82,19 @@ def test_training_is_by_default_the_papers() -> None:
         average_last=5,
         average_best=None,
     )
-    assert TokenizerRecipe() == TokenizerRecipe(kind="bpe", vocab_size=37_000, path=None)
+    assert TokenizerRecipe() == TokenizerRecipe(kind="bpe", vocab_size=37_000, path=None, decoder_start="bos")
+    assert EvaluationRecipe() == EvaluationRecipe(
+        num_beams=4,
+        length_penalty=0.6,
+        length_penalty_type="gnmt",
+        max_length_offset=50,
+        max_length=None,
+        finish_candidates="all",
+        early_stopping=None,
+        validation_num_beams=1,
+        tokenize="13a",
+        lowercase=False,
+    )
 
 
 def test_schedules_and_averages_that_agree_load(tmp_path) -> None:

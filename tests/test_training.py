@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.optimization import noam
 from hf_vaswani.recipe import TrainingRecipe
 
 from .conftest import ROOT, tiny_recipe, write_pairs
@@ -137,6 +138,42 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     assert len(seen["optimizer"].param_groups) == 1
     # Equation 3 at step 1, with d_model 16 and warmup_steps 10.
     assert seen["schedule"].get_last_lr() == pytest.approx([16**-0.5 * 10**-1.5])
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[dict[str, object]]:
+    """What Adam had been told at each of its steps."""
+    seen, step = [], torch.optim.Adam.step
+
+    def spy(optimizer, *args, **kwargs):
+        group = optimizer.param_groups[0]
+        seen.append({name: group[name] for name in ("lr", "betas", "eps", "amsgrad")})
+        return step(optimizer, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", spy)
+    return seen
+
+
+def test_each_update_has_the_learning_rate_of_its_step(tmp_path, steps) -> None:
+    constants = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-5}
+    assert train(tmp_path, tmp_path / "noam", max_steps=12, learning_rate_factor=3, **constants) == 0
+    assert [step["lr"] for step in steps] == pytest.approx([noam(n, 16, 10, 3) for n in range(1, 13)])
+    assert all((step["betas"], step["eps"], step["amsgrad"]) == ((0.8, 0.9), 1e-5, False) for step in steps)
+
+
+def test_a_cosine_ends_with_the_training(tmp_path, steps) -> None:
+    arguments = {"schedule": "cosine", "peak_learning_rate": 0.01, "warmup_steps": 2, "max_steps": 6}
+    assert train(tmp_path, tmp_path / "cosine", **arguments) == 0
+    down = [0.01 * (1 + math.cos(math.pi * n / 5)) / 2 for n in range(5)]
+    assert [step["lr"] for step in steps] == pytest.approx([0.005, *down])
+
+
+@pytest.mark.parametrize(("symbol", "start"), [("bos", 1), ("eos", 2), ("pad", 0)])
+def test_the_first_symbol_of_the_target_is_the_recipes(tmp_path, symbol, start) -> None:
+    arguments = [*tiny_recipe(tmp_path, max_steps=1), f"--tokenizer.decoder_start={symbol}"]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["decoder_start_token_id"] == start
 
 
 def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypatch, capsys) -> None:
@@ -451,11 +488,13 @@ def test_a_learned_table_of_positions_bounds_the_pairs(tmp_path, caplog, capsys)
 def test_the_settings_of_the_search_reach_the_model(tmp_path) -> None:
     settings = ["--evaluation.length_penalty_type=power", "--evaluation.length_penalty=1.5"]
     settings += ["--evaluation.max_length=null", "--evaluation.max_length_offset=3"]
+    settings += ["--evaluation.finish_candidates=top", "--evaluation.early_stopping=true"]
     arguments = [*tiny_recipe(tmp_path, max_steps=1), *settings]
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
     generation = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())
     assert (generation["length_penalty_type"], generation["length_penalty"]) == ("power", 1.5)
     assert generation["max_length_offset"] == 3 and "max_length" not in generation
+    assert (generation["finish_candidates"], generation["early_stopping"]) == ("top", True)
     assert main(["train", *arguments, "--evaluation.num_beams=1", "--run_dir", str(tmp_path / "greedy")]) == 0
     assert "length_penalty" not in json.loads((tmp_path / "greedy/model/generation_config.json").read_text())
 
