@@ -741,13 +741,13 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """As in [`PreTrainedModel`]. What is tied is also saved as tied."""
         # PEFT compares the output with the source embedding. Where the target's alone is tied to it, PEFT turns ties
         # off, and the output, which is stored as the target embedding, would be drawn anew when the folder is loaded.
         if self.lm_head.weight is self.model.decoder.embed_tokens.weight:
             self.config.tie_word_embeddings = True
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
         """
