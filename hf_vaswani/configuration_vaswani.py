@@ -224,6 +224,7 @@ class VaswaniConfig(PreTrainedConfig):
         """
         os.makedirs(save_directory, exist_ok=True)
         for path in Path(__file__).parent.glob("*_vaswani.py"):
-            shutil.copy(path, save_directory)
+            # The text alone: where the package is read-only, its copies are to be writable, for the next save.
+            shutil.copyfile(path, Path(save_directory) / path.name)
         self.auto_map = AUTO_MAP | (getattr(self, "auto_map", None) or {})
         super().save_pretrained(save_directory, push_to_hub, **kwargs)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, configuration_vaswani
 from hf_vaswani.configuration_vaswani import AUTO_MAP
 
 from .conftest import ROOT
@@ -115,6 +116,18 @@ def test_whatever_is_saved_has_the_files_that_it_names(tmp_path, what) -> None:
     )
     done = run(program, home=tmp_path)
     assert done.returncode == 0 and int(done.stdout.split()[-1]) > 500, done.stderr
+
+
+def test_the_copies_are_writable_where_the_package_is_not(tmp_path, monkeypatch) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(ROOT / "hf_vaswani", package)
+    for path in package.glob("*.py"):
+        path.chmod(0o444)
+    monkeypatch.setattr(configuration_vaswani, "__file__", str(package / "configuration_vaswani.py"))
+    configuration_vaswani.VaswaniConfig().save_pretrained(tmp_path / "saved")
+    copies = list((tmp_path / "saved").glob("*.py"))
+    assert {path.name for path in copies} == TRAVELLING
+    assert all(path.stat().st_mode & 0o200 for path in copies)
 
 
 @pytest.mark.parametrize("trust_remote_code", [None, False, True])
