@@ -1,19 +1,24 @@
 """From ids to batches: pairs of like length together, under a budget of tokens (Section 5.1), padded to one width."""
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Batch = dict[str, torch.Tensor]
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """
     The order of the training data: a function of (seed, epoch) alone, the same for every process.
 
-    An epoch has every pair exactly once. Pairs of like length make a batch of at most `tokens_per_batch` positions,
-    padding counted: rows times the longest side. Batches come in random order, and `batches_per_update * processes`
-    of them in a row make one update, of which each process takes its share.
+    An epoch has every pair exactly once, unless a weight says otherwise. Pairs of like length make a batch of at most
+    `tokens_per_batch` positions, padding counted: rows times the longest side. Batches come in random order, and
+    `batches_per_update * processes` of them in a row make one update, of which each process takes its share.
 
     Args:
         lengths (`np.ndarray` of shape `(pairs, 2)`): source and target tokens of each pair.
@@ -22,6 +27,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         batches_per_update (`int`): batches that each process adds up for one update.
         num_processes (`int`), process_index (`int`): who shares the batches, and which of them asks.
         max_length (`int`, *optional*): longest side that the model takes; pairs with a longer one are left out too.
+        weights (`Sequence[tuple[int, float]]`, *optional*): for each source of the text, in its order, how many pairs
+            it has, and how often an epoch takes each of them: 2 takes it twice, 0.5 takes a random half, another one
+            in each epoch.
 
     Raises:
         ValueError: there is no pair at all, or none within the budget.
@@ -36,58 +44,82 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         num_processes: int = 1,
         process_index: int = 0,
         max_length: int | None = None,
+        weights: Sequence[tuple[int, float]] | None = None,
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("There is no pair with text on both sides, so the train set is empty.")
-        longest = lengths.max(axis=1)
+        self.longest = lengths.max(axis=1)
         self.limit = tokens_per_batch if max_length is None else min(tokens_per_batch, max_length)
-        self.skipped = int((longest > self.limit).sum())
+        self.skipped = int((self.longest > self.limit).sum())
         if self.skipped == len(lengths):
             key = "training.tokens_per_batch" if self.limit == tokens_per_batch else "model.max_position_embeddings"
             raise ValueError(
                 f"No training pair fits {key} {self.limit}: "
-                f"the shortest has {longest.min()} tokens on its longer side."
+                f"the shortest has {self.longest.min()} tokens on its longer side."
             )
         self.lengths = lengths
-        self.longest = longest
         self.tokens_per_batch = tokens_per_batch
         self.seed = seed
         self.batches_per_update = batches_per_update
         self.num_processes = num_processes
         self.process_index = process_index
-        self.epoch = 0
-        self.first_update = 0
+        self.weights = [(len(lengths), 1.0)] if weights is None else weights
+        self.set_position(0)
 
     def set_position(self, epoch: int, update: int = 0) -> None:
         """Where the next iteration starts: after `update` updates of `epoch`, both counted from 0."""
         self.epoch = epoch
         self.first_update = update
+        self._batches: list[np.ndarray] | None = None
 
     def batches(self) -> list[np.ndarray]:
         """All batches of the current epoch, as arrays of pair indices, in the order in which they are trained on."""
-        random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(np.flatnonzero(self.longest <= self.limit))
-        # The shuffle before a stable sort decides among pairs of equal lengths, so that batches differ by epoch.
-        source, target = self.lengths[order].T
-        order = order[np.lexsort((source, target, self.longest[order]))]
-        bounds = [0]
-        for end, width in enumerate(self.longest[order]):
-            if (end + 1 - bounds[-1]) * width > self.tokens_per_batch:
-                bounds.append(end)
-        batches = np.split(order, bounds[1:])
-        return [batches[i] for i in random.permutation(len(batches))]
+        if self._batches is None:
+            random = np.random.default_rng((self.seed, self.epoch))
+            # The shuffle before a stable sort decides among pairs of equal lengths, so that batches differ by epoch.
+            order = random.permutation(self._taken(random))
+            # Sorted by the longest side, then the target, then the source: one number holds the three.
+            key = self.longest[order].astype(np.int64)
+            for side in (1, 0):
+                key *= self.limit + 1
+                key += self.lengths[order, side]
+            order = order[np.argsort(key, kind="stable")]
+            batches = np.split(order, self._bounds(self.longest[order]))
+            self._batches = [batches[i] for i in random.permutation(len(batches))]
+        return self._batches
 
-    def updates(self) -> list[list[list[int]]]:
+    def _taken(self, random: np.random.Generator) -> np.ndarray:
+        """The pairs of an epoch: those that fit, as often as their source's weight says."""
+        parts, start = [], 0
+        for count, weight in self.weights:
+            fitting = start + np.flatnonzero(self.longest[start : start + count] <= self.limit).astype(np.int32)
+            whole, rest = int(weight), weight - int(weight)
+            parts += [fitting] * whole
+            if rest and len(fitting):
+                parts.append(random.permutation(fitting)[: max(1, round(rest * len(fitting)))])
+            start += count
+        return np.concatenate(parts)
+
+    def _bounds(self, widths: np.ndarray) -> list[int]:
+        """Where one batch ends and the next begins: each has as many of the pairs, whose widths rise, as fit."""
+        bounds, start = [], 0
+        while start < len(widths):
+            most = self.tokens_per_batch // int(widths[start])
+            cells = widths[start : start + most] * np.arange(1, 1 + len(widths[start : start + most]))
+            start += int(np.searchsorted(cells, self.tokens_per_batch, side="right"))
+            bounds.append(start)
+        return bounds[:-1]
+
+    def updates(self) -> list[list[np.ndarray]]:
         """
         The current epoch as this process sees it: for each update, its batches, for each batch, its pairs. Every
         process has the same number of batches in an update; one that would have fewer gets an empty batch.
         """
-        batches = [batch.tolist() for batch in self.batches()]
-        per_update = self.batches_per_update * self.num_processes
+        batches, per_update = self.batches(), self.batches_per_update * self.num_processes
         updates = []
         for start in range(0, len(batches), per_update):
             window = batches[start : start + per_update]
-            window += [[]] * (-len(window) % self.num_processes)
+            window += [np.empty(0, dtype=np.int32)] * (-len(window) % self.num_processes)
             updates.append(window[self.process_index :: self.num_processes])
         return updates
 
@@ -97,7 +129,76 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for update in self.updates()[self.first_update :]:
-            yield from update
+            for batch in update:
+                yield batch.tolist()
+
+
+class Updates(Protocol):
+    """The training pairs, update after update, without end."""
+
+    start: dict[str, Any]
+    """The position before the first update."""
+    fingerprint: dict[str, Any]
+    """What the text was: a run is resumed with the same. JSON can hold it."""
+
+    def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+        """
+        Args:
+            position (`dict[str, Any]`): `start`, or what came with the last update that was made.
+
+        Yields:
+            This process's batches of the next update, and the position after it, which JSON can hold.
+        """
+
+
+class EpochUpdates:
+    """
+    [`Updates`] of text that lies on disk as ids, epoch after epoch.
+
+    Args:
+        pairs (`Dataset`): rows as [`PairCollator`] takes them.
+        sampler ([`TokenBudgetBatchSampler`]): puts them in order.
+        collator ([`PairCollator`]): makes batches of them.
+        num_workers (`int`): processes that make batches ahead of the training; 0 makes them when they are asked for.
+    """
+
+    start: dict[str, Any] = {"epoch": 0, "update": 0}
+
+    def __init__(
+        self,
+        pairs: Dataset[Mapping[str, Any]],
+        sampler: TokenBudgetBatchSampler,
+        collator: "PairCollator",
+        num_workers: int = 0,
+    ) -> None:
+        self.sampler = sampler
+        self.loader = DataLoader(
+            pairs,
+            batch_sampler=sampler,
+            collate_fn=collator,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            # Its own generator: without one, a loader draws from the generator that the dropout uses.
+            generator=torch.Generator(),
+        )
+        source_tokens, target_tokens = sampler.lengths.sum(axis=0).tolist()
+        self.fingerprint: dict[str, Any] = {
+            "pairs": len(sampler.lengths),
+            "source_tokens": source_tokens,
+            "target_tokens": target_tokens,
+            "crc32_of_lengths": zlib.crc32(sampler.lengths.tobytes()),
+        }
+
+    def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+        """As in [`Updates`]. A position is an epoch, and how many of its updates are done."""
+        epoch, update = position["epoch"], position["update"]
+        while True:
+            self.sampler.set_position(epoch, update)
+            counts = self.sampler.batches_of_updates()[update:]
+            batches = iter(self.loader)
+            for number, count in enumerate(counts, start=update + 1):
+                yield list(islice(batches, count)), {"epoch": epoch, "update": number}
+            epoch, update = epoch + 1, 0
 
 
 class PairCollator:
@@ -111,24 +212,29 @@ class PairCollator:
     def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id
 
-    def __call__(self, pairs: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> Batch:
         """
         Args:
-            pairs (`Sequence[dict[str, list[int]]]`): each with `source_ids` and `target_ids`; none at all gives one
-                row with nothing to learn, for a process that has no batch where the others have one.
+            pairs (`Sequence[Mapping[str, Any]]`): each with `source_ids` and `target_ids` (arrays or lists of ids) and
+                its `number` in the text; none at all gives one row with nothing to learn, for a process that has no
+                batch where the others have one.
 
         Returns:
-            `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`.
+            `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
+            `numbers` of shape `(pairs,)`.
         """
-        sources = [pair["source_ids"] for pair in pairs] or [[self.pad_token_id]]
-        targets = [pair["target_ids"] for pair in pairs] or [[-100]]
-        return {
-            "input_ids": _padded(sources, self.pad_token_id),
-            "attention_mask": _padded([[1] * len(ids) for ids in sources], 0),
-            "labels": _padded(targets, -100),
-        }
+        input_ids, attention_mask = self._padded([pair["source_ids"] for pair in pairs], self.pad_token_id)
+        labels, _ = self._padded([pair["target_ids"] for pair in pairs], -100)
+        numbers = torch.tensor([int(pair["number"]) for pair in pairs], dtype=torch.long)
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "numbers": numbers}
 
-
-def _padded(rows: Sequence[list[int]], filling: int) -> torch.Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([row + [filling] * (width - len(row)) for row in rows])
+    @staticmethod
+    def _padded(rows: Sequence[Any], filling: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids, and 1 where they are, 0 where the filling is."""
+        if not rows:
+            return torch.tensor([[filling]]), torch.tensor([[1]])
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        filled = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.full(filled.shape, filling, dtype=np.int64)
+        ids[filled] = np.concatenate(rows)
+        return torch.from_numpy(ids), torch.from_numpy(filled.astype(np.int64))

@@ -1,4 +1,4 @@
-"""The folder of a run and its checkpoints: written whole or not at all, found again, averaged (Section 6.1)."""
+"""The folder of a run and its checkpoints: written whole or not at all, found, ranked, averaged (Section 6.1)."""
 
 import json
 import re
@@ -6,25 +6,34 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from .recipe import Recipe, load_recipe
 
 WEIGHTS = "model.safetensors"
+EMA_WEIGHTS = "ema.safetensors"
 PROGRESS = "progress.json"
 RECIPE = "recipe.yaml"
 VALIDATIONS = "validations.jsonl"
+NONFINITE = "nonfinite_updates.jsonl"
 
 # What a run may change when it is resumed: nothing that its results so far depend on.
 CHANGEABLE = {
     "run_dir",
+    "data.num_proc",
     "training.max_steps",
     "training.keep_last",
+    "training.keep_best",
     "training.average_last",
+    "training.average_best",
+    "training.best_by",
+    "training.patience",
+    "training.max_nonfinite_updates",
+    "training.data_workers",
     "training.cpu_threads",
     "training.trackers",
 }
@@ -96,11 +105,14 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `epoch`, `update` within the epoch (all finished ones), `data`."""
+    """What a checkpoint says of itself: `step`, the `position` in the data, and `data`, which text that was."""
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: progress[key] for key in ("step", "epoch", "update", "data")}
+        if "position" not in progress:
+            # As 0.0 wrote it.
+            progress["position"] = {key: progress[key] for key in ("epoch", "update")}
+        return {key: progress[key] for key in ("step", "position", "data")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; delete {checkpoint} to go on from the one before.") from error
 
@@ -114,22 +126,83 @@ def read_validations(run_dir: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is damaged: {error}. Delete it to go on without the earlier lines.") from error
 
 
-def best_checkpoints(run_dir: Path, count: int) -> list[Path]:
+def ranked(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> list[dict[str, Any]]:
     """
-    The complete checkpoints of the highest validation BLEU. One that was not validated has no rank.
+    Validations, the best first.
+
+    Args:
+        validations (`Sequence[dict[str, Any]]`): lines as [`read_validations`] gives them, oldest first.
+        best_by (`str`): `"bleu"`, of which more is better, or `"loss"`, of which less is. Of equals the later one is
+            first.
+
+    Returns:
+        `list[dict[str, Any]]`.
+    """
+    sign = 1 if best_by == "loss" else -1
+    return sorted(validations, key=lambda line: (sign * line[best_by], -line["step"]))
+
+
+def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"], patience: int) -> bool:
+    """
+    Whether the training may stop early.
+
+    Args:
+        validations (`Sequence[dict[str, Any]]`), best_by (`str`): as in [`ranked`].
+        patience (`int`): validations in a row without a new best, after which it may.
+
+    Returns:
+        `bool`.
+    """
+    sign = 1 if best_by == "loss" else -1
+    values = [sign * line[best_by] for line in validations]
+    # A value that only equals an earlier one is no progress.
+    return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
+
+
+def best_checkpoints(run_dir: Path, count: int, best_by: Literal["bleu", "loss"] = "bleu") -> list[Path]:
+    """
+    The complete checkpoints of the best validations. One that was not validated has no rank.
 
     Args:
         run_dir (`Path`): the run's folder.
         count (`int`): how many at most; of equals, the later ones.
+        best_by (`str`): `"bleu"` or `"loss"`.
 
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    bleu = {f"checkpoint-{line['step']}": line["bleu"] for line in read_validations(run_dir)}
-    validated = [checkpoint for checkpoint in list_checkpoints(run_dir) if checkpoint.name in bleu]
-    ranked = sorted(validated, key=lambda checkpoint: bleu[checkpoint.name])
-    best = ranked[::-1][:count]
-    return [checkpoint for checkpoint in validated if checkpoint in best]
+    checkpoints = {path.name: path for path in list_checkpoints(run_dir)}
+    names = [f"checkpoint-{line['step']}" for line in ranked(read_validations(run_dir), best_by)]
+    best = [name for name in names if name in checkpoints][:count]
+    return [path for name, path in checkpoints.items() if name in best]
+
+
+def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> None:
+    """Replaces `validations.jsonl`, the best one marked; arguments as in [`ranked`]."""
+    best = ranked(validations, best_by)[:1]
+    lines = [json.dumps(line | {"best": line in best}) + "\n" for line in validations]
+    write_text(run_dir / VALIDATIONS, "".join(lines))
+
+
+def forget_after(run_dir: Path, step: int, best_by: Literal["bleu", "loss"]) -> None:
+    """
+    Drops what a run noted later than the checkpoint that it goes on from: it will come by there again.
+
+    Args:
+        run_dir (`Path`): the run's folder.
+        step (`int`): updates that are kept; 0 for a run that starts anew.
+        best_by (`str`): as in [`ranked`].
+    """
+    validations = [line for line in read_validations(run_dir) if line["step"] <= step]
+    if validations:
+        write_validations(run_dir, validations, best_by)
+    else:
+        (run_dir / VALIDATIONS).unlink(missing_ok=True)
+    path = run_dir / NONFINITE
+    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
+    if lines:
+        # A line that was cut short is the last one, and later than the checkpoint.
+        write_text(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
 
 
 def checkpoint_to_resume(recipe: Recipe) -> Path | None:
@@ -160,25 +233,36 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     if different:
         keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different)
         raise ValueError(
-            f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start anew."
+            f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
+            f"anew. A run that goes on may change {', '.join(sorted(changeable - {'run_dir'}))}."
         )
     return checkpoints[-1]
 
 
-def remove_old_checkpoints(run_dir: Path, keep_last: int, keep_best: int = 0) -> None:
+def remove_old_checkpoints(
+    run_dir: Path, save_every: int, keep_last: int, keep_best: int = 0, best_by: Literal["bleu", "loss"] = "bleu"
+) -> None:
     """
     Deletes all checkpoints but the newest and the best, and what is left of one that was killed while it was written.
 
     Args:
         run_dir (`Path`): the run's folder.
+        save_every (`int`): updates between two checkpoints. One that was written in between, because the run was
+            stopped there, goes when a newer one is there: the run would not have it, had it not been stopped.
         keep_last (`int`): how many of the newest stay.
         keep_best (`int`): how many of the best stay, as [`best_checkpoints`] ranks them.
+        best_by (`str`): `"bleu"` or `"loss"`.
     """
     checkpoints = list_checkpoints(run_dir)
-    kept = {*checkpoints[-keep_last:], *best_checkpoints(run_dir, keep_best)}
-    leftovers = run_dir.glob(temporary_name(Path("checkpoint-*")).name)
-    for folder in (*(checkpoint for checkpoint in checkpoints if checkpoint not in kept), *leftovers):
-        shutil.rmtree(folder)
+    planned = {path for path in checkpoints if int(path.name.removeprefix("checkpoint-")) % save_every == 0}
+    planned |= {*checkpoints[-1:]}
+    newest = [path for path in checkpoints if path in planned][-keep_last:]
+    for checkpoint in checkpoints:
+        if checkpoint not in {*newest, *best_checkpoints(run_dir, keep_best, best_by)} & planned:
+            # Half deleted, it must not pass for a whole one.
+            checkpoint.rename(temporary_name(checkpoint))
+    for leftover in run_dir.glob(temporary_name(Path("checkpoint-*")).name):
+        shutil.rmtree(leftover)
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -186,21 +270,22 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
     The mean of the weights of several checkpoints of one model (Section 6.1).
 
     Args:
-        checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each.
+        checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each. Where there is an `ema.safetensors`
+            as well, which is a run's moving average, that is taken instead.
 
     Returns:
         `dict[str, torch.Tensor]`: every weight by name, in the type of the first checkpoint. The mean is taken in
         float64, one checkpoint in memory at a time.
 
     Raises:
-        ValueError: no checkpoints, or their weights have different names or shapes.
+        ValueError: no checkpoints, or their weights have different names or shapes, or cannot be read.
     """
     if not checkpoints:
         raise ValueError("There is no checkpoint to average.")
-    first = _load_weights(checkpoints[0])
+    first = load_weights(checkpoints[0])
     total = {name: weight.double() for name, weight in first.items()}
     for checkpoint in checkpoints[1:]:
-        weights = _load_weights(checkpoint)
+        weights = load_weights(checkpoint)
         if set(weights) != set(total):
             different = sorted(set(weights) ^ set(total))
             raise ValueError(f"{checkpoint} and {checkpoints[0]} do not have the same weights: {different[0]}.")
@@ -214,8 +299,38 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
     return {name: (weight / len(checkpoints)).to(first[name].dtype) for name, weight in total.items()}
 
 
-def _load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
+    """
+    Writes a model whose weights are the mean of several checkpoints.
+
+    Args:
+        checkpoints (`Sequence[Path]`): as in [`average_checkpoints`]. Config, generation config, tokenizer and code
+            are those of the last.
+        folder (`Path`): what `from_pretrained` then loads; it must not exist yet.
+
+    Raises:
+        ValueError: as in [`average_checkpoints`], or the folder exists.
+        OSError: the disk is full, or cannot be written.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; name a folder that does not.")
+    weights = average_checkpoints(checkpoints)
+    with written_whole(folder) as temporary:
+        for path in sorted(checkpoints[-1].iterdir()):
+            if path.suffix in (".json", ".py") and path.name != PROGRESS:
+                shutil.copyfile(path, temporary / path.name)
+        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """
+    The weights that a checkpoint stands for: its moving average where it has one.
+
+    Raises:
+        ValueError: there are none, or they cannot be read.
+    """
+    path = checkpoint / (EMA_WEIGHTS if (checkpoint / EMA_WEIGHTS).is_file() else WEIGHTS)
     try:
-        return load_file(checkpoint / WEIGHTS)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{checkpoint / WEIGHTS} cannot be read: {error}") from error
+        raise ValueError(f"{path} cannot be read: {error}") from error

@@ -34,14 +34,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
     translate = verbs.add_parser("translate", help="translate standard input to standard output, line by line")
     translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
+    translate.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
     translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
+    average = verbs.add_parser("average", help="write the mean of several checkpoints as a model")
+    average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run")
+    average.add_argument("--last", type=int, metavar="N", help="of a run: its last N checkpoints")
+    average.add_argument("--best", type=int, metavar="N", help="of a run: the N checkpoints of its best validations")
+    average.add_argument("--by", choices=("bleu", "loss"), default="bleu", help="what is best; default: bleu")
+    average.add_argument("--output", required=True, metavar="FOLDER", help="the model's folder, which is made")
     try:
         # A recipe has a command line of its own, in which every key is an option.
         if arguments[:1] == ["train"]:
             _train(arguments[1:])
         else:
             options = parser.parse_args(arguments)
-            _translate(options.model, options.num_beams)
+            if options.verb == "average":
+                _average([Path(name) for name in options.folders], options)
+            else:
+                _translate(options.model, options.num_beams, options.target_language)
         return 0
     except BrokenPipeError:
         # Whoever reads the output has enough, as `head` has.
@@ -51,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("Where it happened:", exc_info=True)
         sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
         return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("hf-vaswani: stopped.\n")
-        return 130
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"hf-vaswani: {error or 'stopped.'}\n")
+        return getattr(error, "exit_code", 130)
 
 
 def _train(arguments: list[str]) -> None:
@@ -78,14 +88,34 @@ def _train(arguments: list[str]) -> None:
         sys.stdout.write(f"Model     {result['model']}\n")
 
 
-def _translate(model_name: str, num_beams: int | None) -> None:
+def _average(folders: list[Path], options: argparse.Namespace) -> None:
+    from .checkpoints import best_checkpoints, list_checkpoints, save_average
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"There is no folder {str(folder)!r}.")
+    counts = [count for count in (options.last, options.best) if count is not None]
+    if counts:
+        if len(counts) > 1 or counts[0] < 1 or len(folders) > 1:
+            raise ValueError("Of one run, give --last N or --best N, N being 1 or more.")
+        found = list_checkpoints(folders[0])[-counts[0] :]
+        if options.best is not None:
+            found = best_checkpoints(folders[0], options.best, options.by)
+        if len(found) < counts[0]:
+            raise ValueError(f"{folders[0]} has {len(found)} such checkpoints, and not {counts[0]}.")
+        folders = found
+    save_average(folders, Path(options.output))
+    sys.stdout.write(f"The mean of {', '.join(map(str, folders))}\nModel     {options.output}\n")
+
+
+def _translate(model_name: str, num_beams: int | None, target_language: str | None) -> None:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
     from .evaluation import translate_corpus
-    from .tokenizer import load_tokenizer
+    from .tokenizer import find_language_tag, load_tokenizer
 
     if num_beams is not None and num_beams < 1:
         raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
@@ -98,6 +128,7 @@ def _translate(model_name: str, num_beams: int | None) -> None:
         )
     disable_progress_bar()
     tokenizer = load_tokenizer(model_name)
+    front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -106,7 +137,7 @@ def _translate(model_name: str, num_beams: int | None) -> None:
         model.to(torch.accelerator.current_accelerator())
     if num_beams is not None:
         model.generation_config.num_beams = num_beams
-    lines = _lines(sys.stdin.buffer)
+    lines = (front + line if line.strip() else line for line in _lines(sys.stdin.buffer))
     while chunk := list(islice(lines, LINES_AT_A_TIME)):
         for translation in translate_corpus(model, tokenizer, chunk):
             # One line in is one line out, whatever the model says.

@@ -1,34 +1,30 @@
-"""Where sentence pairs come from, and how they become ids: everything is read, mapped and cached by `datasets`."""
+"""Where sentence pairs come from: everything is read by `datasets`, onto the disk or as a stream."""
 
+import csv
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from . import pocket_corpus
 
 try:
     import datasets
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from datasets.exceptions import DatasetGenerationError
-    from datasets.fingerprint import Hasher
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 Files = dict[str, str] | str | None
 
-# How `datasets` reads each kind of file. Its CSV reader takes "null" and "NA" for missing values, and quotation marks
-# in a TSV for the start of a quoted field; both are plain words in parallel text.
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".tsv": ("csv", {"delimiter": "\t", "quoting": 3, "keep_default_na": False}),
-    ".csv": ("csv", {"keep_default_na": False}),
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
-    ".parquet": ("parquet", {}),
-}
+# How each kind of file is read: tables by their delimiter, the others by a reader of `datasets`. Its reader of tables
+# would take "null" for a missing value, and a row that lacks a column for one with an empty one.
+DELIMITERS = {".tsv": "\t", ".csv": ","}
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+SIDES = ("source", "target")
+ADVICE = "Name the two sides with data.source_column and data.target_column."
+TEXT = datasets.Features({side: datasets.Value("string") for side in SIDES})
 
 
 def load_pairs(
@@ -45,7 +41,8 @@ def load_pairs(
     source_column: int | str | None = None,
     target_column: int | str | None = None,
     seed: int = 1,
-) -> dict[str, Dataset]:
+    streaming: bool = False,
+) -> dict[str, Dataset | IterableDataset]:
     """
     Reads the splits that a recipe's data section names.
 
@@ -59,10 +56,12 @@ def load_pairs(
         source_column, target_column (`int` or `str`, *optional*): names of the columns, or their numbers in a TSV or
             CSV file without a header line.
         seed (`int`): of the built-in corpus.
+        streaming (`bool`): whether the training text is read as it is needed, and neither counted nor copied.
 
     Returns:
         `dict[str, Dataset]`: "train", "validation" and "test" as far as they exist, each with the text columns
-        `source` and `target`.
+        `source` and `target`; with `streaming`, "train" is an `IterableDataset`, and what is wrong with its text
+        shows when it is read.
 
     Raises:
         ValueError: files of different line counts, text that is not UTF-8, missing columns or values: with the file,
@@ -79,18 +78,18 @@ def load_pairs(
     names = {"train": train_split, "validation": validation_split, "test": test_split}
     files = {"train": train_files, "validation": validation_files, "test": test_files}
     pocket = _pocket_splits(languages, seed) if dataset == "pocket" else {}
-    pairs: dict[str, Dataset] = {}
+    pairs: dict[str, Dataset | IterableDataset] = {}
     for split, name in names.items():
-        split_files = files[split]
+        split_files, as_stream = files[split], streaming and split == "train"
         if isinstance(split_files, dict):
-            pairs[split] = _aligned_files(split_files, languages)
+            pairs[split] = _aligned_files(split_files, languages, as_stream)
         elif split_files is not None:
-            pairs[split] = _text_columns(_column_file(Path(split_files), columns), languages, columns, split_files)
+            pairs[split] = _column_file(Path(split_files), languages, columns, as_stream)
         elif split in pocket:
-            pairs[split] = pocket[split]
+            pairs[split] = pocket[split].to_iterable_dataset() if as_stream else pocket[split]
         elif dataset is not None and name is not None:
-            where = f"{dataset}, split {name}"
-            pairs[split] = _text_columns(_dataset_split(dataset, dataset_config, name), languages, columns, where)
+            rows = _dataset_split(dataset, dataset_config, name, as_stream)
+            pairs[split] = _text_columns(rows, languages, columns, f"{dataset}, split {name}")
     return pairs
 
 
@@ -128,74 +127,128 @@ def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) 
                     f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
                     f"and {paths[1]} has {totals[1]}."
                 )
-            source, target = (_decode(lines[side], paths[side], counts[side]) for side in (0, 1))
+            source, target = (_decode(lines[side], paths[side], counts[side]).rstrip("\r\n") for side in (0, 1))
             yield {"source": source, "target": target}
 
 
 def _decode(line: bytes, path: str, number: int) -> str:
     try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        return line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
 
 
-def _aligned_files(files: dict[str, str], languages: tuple[str, str]) -> Dataset:
+def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
     if sorted(files) != sorted(languages):
         raise ValueError(
             f"Line-aligned files are given by language, here {languages[0]!r} and {languages[1]!r}, "
             f"but these are for {sorted(files)}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
-    stats = [path.stat() for path in paths]
     # Tuples, because `datasets` takes a list for shards that it may read in parallel.
-    arguments = {
-        "paths": tuple(str(path.resolve()) for path in paths),
-        "stamps": tuple((stat.st_size, stat.st_mtime_ns) for stat in stats),
-    }
-    features = datasets.Features({"source": datasets.Value("string"), "target": datasets.Value("string")})
+    arguments = {"paths": tuple(str(path.resolve()) for path in paths), "stamps": tuple(map(_stamp, paths))}
+    return _generated(_aligned_lines, arguments, streaming)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _generated(
+    generator: Callable[..., Iterator[dict[str, str]]], arguments: dict[str, Any], streaming: bool
+) -> Dataset | IterableDataset:
+    """What a generator yields, on disk or as a stream."""
+    if streaming:
+        return IterableDataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
     try:
-        return Dataset.from_generator(_aligned_lines, features=features, gen_kwargs=arguments)
+        return Dataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, (ValueError, OSError)):
             raise error.__cause__ from None
         raise
 
 
-def _column_file(path: Path, columns: tuple[int | str, int | str]) -> Dataset:
+def _column_file(
+    path: Path, languages: tuple[str, str], columns: tuple[int | str, int | str], streaming: bool
+) -> Dataset | IterableDataset:
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
-    if suffix not in READERS:
+    if suffix not in DELIMITERS and suffix not in READERS:
         raise ValueError(
-            f"{path} is of a kind that cannot be read by its name; known are {', '.join(READERS)} (also .gz), "
-            "and two line-aligned files as {en: FILE, de: FILE}."
+            f"{path} is of a kind that cannot be read by its name; known are {', '.join([*DELIMITERS, *READERS])} "
+            "(also .gz), and two line-aligned files as {en: FILE, de: FILE}."
         )
     if columns[0] == columns[1]:
         raise ValueError(f"Source and target are to be different columns of {path}, but both are {columns[0]!r}.")
-    reader, options = READERS[suffix]
     if _existing(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
-    if reader == "json":
+    if suffix in DELIMITERS:
+        arguments = {"path": str(path.resolve()), "delimiter": DELIMITERS[suffix], "columns": columns}
+        return _generated(_table_rows, arguments | {"stamp": _stamp(path)}, streaming)
+    if READERS[suffix] == "json":
         # Its reader lets any bytes pass, and they would come to light far from here.
-        _check_utf8(path)
-    if reader == "csv":
-        header = "infer" if all(isinstance(column, str) for column in columns) else None
-        # With a converter, a column that looks like numbers stays text.
-        options = options | {"header": header, "converters": dict.fromkeys(columns, str)}
+        for _ in _lines(path):
+            pass
     try:
-        return datasets.load_dataset(reader, data_files=str(path), split="train", **options)
+        rows = datasets.load_dataset(READERS[suffix], data_files=str(path), split="train", streaming=streaming)
     # The readers of `datasets` have an error class for everything; for the person it is one thing: this file.
     except Exception as error:
-        if reader == "csv":
-            _check_utf8(path)
         raise ValueError(f"{path} cannot be read as {suffix[1:]}: {error.__cause__ or error}") from error
+    return _text_columns(rows, languages, columns, str(path))
 
 
-def _check_utf8(path: Path) -> None:
+def _lines(path: Path) -> Iterator[str]:
+    """Lines with their ends, of a file that may be compressed."""
     with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            _decode(line, str(path), number)
+        try:
+            for number, line in enumerate(file, start=1):
+                yield _decode(line, str(path), number)
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} cannot be read as gz: {error}") from error
 
 
-def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
+def _table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table, each with its line. In a CSV file a quoted field may hold commas and line ends."""
+    lines = _lines(path)
+    if delimiter == "\t":
+        for number, line in enumerate(lines, start=1):
+            text = line.rstrip("\r\n")
+            yield number, text.split("\t") if text else []
+        return
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}, cannot be read as a table: {error}.") from error
+
+
+def _table_rows(
+    path: str, delimiter: str, columns: tuple[int | str, int | str], stamp: tuple[int, int]
+) -> Iterator[dict[str, str]]:
+    """Two columns of a table. `stamp` is the file's size and time: a changed file is not answered from the cache."""
+    places: list[int] = []
+    width = blank = 0
+    for number, row in _table(Path(path), delimiter):
+        if not row:
+            # At the end of a file it does no harm.
+            blank = blank or number
+            continue
+        if blank:
+            raise ValueError(f"{path}, line {blank}, is empty, where a row of the table should be.")
+        if not places:
+            width, named = len(row), all(isinstance(column, str) for column in columns)
+            names = row if named else [str(place) for place in range(width)]
+            _check_columns(names, [str(column) for column in columns], path, ADVICE)
+            places = [names.index(str(column)) for column in columns]
+            if named:
+                continue
+        if len(row) != width:
+            raise ValueError(f"{path}, line {number}, has {len(row)} columns, but the first line has {width}.")
+        yield {"source": row[places[0]], "target": row[places[1]]}
+
+
+def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
     folder = Path(dataset)
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -204,28 +257,39 @@ def _dataset_split(dataset: str, config: str | None, split: str) -> Dataset:
             splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
             if split not in splits:
                 raise ValueError(f"it has the splits {list(splits)}.")
-            return splits[split]
-        return datasets.load_dataset(dataset, config, split=split)
+            return splits[split].to_iterable_dataset() if streaming else splits[split]
+        return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
     except (OSError, ValueError, DatasetGenerationError) as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {error}") from error
 
 
+def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:
+    for column in wanted:
+        if column not in names:
+            raise ValueError(f"{where} has no column {column!r}; it has {names}. {advice}")
+
+
 def _text_columns(
-    rows: Dataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
-) -> Dataset:
+    rows: Dataset | IterableDataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
+) -> Dataset | IterableDataset:
     """The columns `source` and `target` of a dataset that has them by other names, or as a `translation` feature."""
-    source, target = (str(column) for column in columns)
-    advice = "Name the two sides with data.source_column and data.target_column."
+    names, advice = [str(column) for column in columns], ADVICE
+    if isinstance(rows, IterableDataset):
+        known = rows.column_names or list(next(iter(rows), {}))
+        if "translation" in known:
+            names = list(languages)
+        else:
+            _check_columns(known, names, where, advice)
+        arguments = {"names": names, "where": where}
+        return rows.map(_text_pair, with_indices=True, fn_kwargs=arguments, remove_columns=known, features=TEXT)
     if "translation" in rows.column_names:
         rows = rows.select_columns("translation").flatten()
-        source, target = (f"translation.{language}" for language in languages)
+        names = [f"translation.{language}" for language in languages]
         advice = "A `translation` holds the text of each language under its code."
-    for column in (source, target):
-        if column not in rows.column_names:
-            raise ValueError(f"{where} has no column {column!r}; it has {rows.column_names}. {advice}")
-    rows = rows.select_columns([source, target]).rename_columns({source: "source", target: "target"})
-    for side in ("source", "target"):
+    _check_columns(rows.column_names, names, where, advice)
+    rows = rows.select_columns(names).rename_columns(dict(zip(names, SIDES, strict=True)))
+    for side in SIDES:
         kind = getattr(rows.features[side], "dtype", rows.features[side])
         if kind not in ("string", "large_string"):
             raise ValueError(f"{where}: the {side} column must be text, but it is {kind}.")
@@ -235,47 +299,13 @@ def _text_columns(
     return rows
 
 
-def encode_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """
-    Turns text into ids, once: the result is cached on disk under the text's and the tokenizer's own fingerprints.
-
-    Args:
-        pairs (`Dataset`): text columns `source` and `target`.
-        tokenizer ([`PreTrainedTokenizerBase`]): ends each sentence with `</s>`.
-
-    Returns:
-        `Dataset` with the columns `source_ids` and `target_ids`. Pairs with an empty side are left out.
-    """
-
-    def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        kept = [(s, t) for s, t in zip(batch["source"], batch["target"], strict=True) if s.strip() and t.strip()]
-        if not kept:
-            return {"source_ids": [], "target_ids": []}
-        sources, targets = (list(side) for side in zip(*kept, strict=True))
-        return {"source_ids": tokenizer(sources)["input_ids"], "target_ids": tokenizer(targets)["input_ids"]}
-
-    ids = datasets.List(datasets.Value("int32"))
-    return pairs.map(
-        encode,
-        batched=True,
-        remove_columns=pairs.column_names,
-        features=datasets.Features({"source_ids": ids, "target_ids": ids}),
-        # A fast tokenizer's pickle changes when it is used, so that `datasets` would not find its own cache again.
-        new_fingerprint=Hasher.hash([pairs._fingerprint, tokenizer.backend_tokenizer.to_str()]),
-        desc="Encoding",
-    )
-
-
-def pair_lengths(encoded: Dataset) -> np.ndarray:
-    """
-    Tokens of each side of each pair.
-
-    Args:
-        encoded (`Dataset`): what `encode_pairs` returned.
-
-    Returns:
-        `np.ndarray` of shape `(pairs, 2)`: source and target tokens, `</s>` counted.
-    """
-    table = encoded.with_format("arrow")[:]
-    sides = [table[side].combine_chunks() for side in ("source_ids", "target_ids")]
-    return np.stack([np.diff(side.offsets.to_numpy()) for side in sides], axis=1)
+def _text_pair(row: dict[str, Any], index: int, names: list[str], where: str) -> dict[str, str]:
+    """A row of a stream, whose values nobody has looked at before."""
+    texts, pair = row.get("translation", row) or {}, {}
+    for side, name in zip(SIDES, names, strict=True):
+        text = texts.get(name)
+        if not isinstance(text, str):
+            what = f"no {side} text" if text is None else f"{text!r} for its {side} text"
+            raise ValueError(f"{where}: row {index + 1} has {what}.")
+        pair[side] = text
+    return pair

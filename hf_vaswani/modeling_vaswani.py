@@ -37,6 +37,43 @@ from .generation_vaswani import VaswaniGenerationMixin
 # Not used here: transformers copies the files that the model's file imports, and the pipeline travels with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
+# ---- 5.4 Dropout -------------------------------------------------------------------------------------------------
+
+
+class VaswaniDropout(nn.Dropout):
+    """
+    Dropout (Section 5.4). On a CPU torch draws a number for each element, one after the other, which in a small model
+    takes a large part of an update; this draws 64 bits for four elements. An element is kept or not by 16 of them, so
+    the rate is `p` rounded to a multiple of 1/65536, and what is kept is scaled by just that rate.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Any shape -> the same shape. Draws from torch's global generator, as `nn.Dropout` does."""
+        threshold = round(self.p * 2**16)
+        if not self.training or input.device.type != "cpu" or threshold in (0, 2**16) or torch.compiler.is_compiling():
+            return super().forward(input)
+        return _Dropout.apply(input, threshold)
+
+
+class _Dropout(torch.autograd.Function):
+    """Zeroes elements with probability `threshold` / 65536. Keeps one byte an element for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, threshold: int) -> torch.Tensor:
+        words = torch.empty((input.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        draws = words.view(torch.int16)[: input.numel()].view(input.shape)  # from -2^15 to 2^15 - 1
+        kept = draws >= threshold - 2**15
+        ctx.save_for_backward(kept)
+        ctx.scale = 2**16 / (2**16 - threshold)
+        # Converted and multiplied is several times faster here than `torch.where`, and than a product of unlike types.
+        return kept.to(input.dtype).mul_(input).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return kept.to(gradient.dtype).mul_(gradient).mul_(ctx.scale), None
+
+
 # ---- 3.2 Attention -----------------------------------------------------------------------------------------------
 
 
@@ -179,7 +216,7 @@ class VaswaniFeedForward(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.activation = ACT2FN[config.activation_function]
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = VaswaniDropout(config.activation_dropout)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -369,7 +406,7 @@ class VaswaniPositions(nn.Module):
         self.max_position_embeddings = config.max_position_embeddings
         learned = config.position_encoding == "learned"
         self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = VaswaniDropout(config.dropout)
 
     def forward(
         self,
@@ -421,7 +458,7 @@ class VaswaniAddAndNorm(nn.Module):
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.norm_first = config.norm_position == "pre"
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = VaswaniDropout(config.dropout)
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """`(batch, length, d_model)` and the sub-layer as a function of that -> the same shape."""
@@ -779,6 +816,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         use_cache: bool | None = None,
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
@@ -792,11 +830,19 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
                 name for a column of the data.
             num_items_in_batch (`int`, *optional*): the summed loss is divided by this number, and without it by the
                 number of labels here. Given the labels of a whole update, micro-batches add up exactly.
+            loss_only (`bool`): whether `logits` are not wanted, but `loss` alone: it is then computed a few positions
+                at a time, which takes less time and a fraction of the memory. Its `backward` runs once.
 
         Returns:
-            [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)` and, with labels, `loss` in
-            nats per target token.
+            [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, which are `None` with
+            `loss_only`, and, with labels, `loss` in nats per target token.
+
+        Raises:
+            ValueError: as in [`VaswaniModel`], labels are of another shape or not in the vocabulary, or there are none
+                for `loss_only`.
         """
+        if loss_only and labels is None:
+            raise ValueError("loss_only needs labels, but there are none.")
         if labels is not None:
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -813,18 +859,25 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)  # [batch, target, vocab_size]
-        if self.training and self.config.tie_word_embeddings and self.config.pad_token_id is not None:
-            # The embedding's padding row is zero and stays zero, also as a row of this matrix: no gradient for it.
-            logits[..., self.config.pad_token_id] = logits[..., self.config.pad_token_id].detach()
-        loss = None
         if labels is not None:
-            check_shape("labels", labels, *logits.shape[:2])
-            check_ids("labels", labels.masked_fill(labels == -100, 0), logits.shape[2], "vocab_size")
-            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+            check_shape("labels", labels, *outputs.last_hidden_state.shape[:2])
+            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
+        # The embedding's padding row is zero and stays zero, also as a row of this matrix: no gradient for it.
+        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
+        logits = loss = None
+        if labels is not None and loss_only and is_plain_linear(self.lm_head, outputs.last_hidden_state):
+            loss = smoothed_linear_cross_entropy(
+                outputs.last_hidden_state, self.lm_head.weight, labels, epsilon_ls, num_items_in_batch, frozen
+            )
+        else:
+            logits = self.lm_head(outputs.last_hidden_state)  # [batch, target, vocab_size]
+            if frozen is not None:
+                logits[..., frozen] = logits[..., frozen].detach()
+            if labels is not None:
+                loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,
-            logits=logits,
+            logits=None if loss_only else logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
@@ -897,3 +950,124 @@ def smoothed_cross_entropy(
         label_smoothing=spread,
     )
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def is_plain_linear(layer: nn.Module, states: torch.Tensor) -> bool:
+    """
+    Whether `layer` is one matrix and nothing else, which may be multiplied with in parts and without a call: not an
+    adapter, not quantised, not sharded, not hooked. (A compiler makes parts of its own; and gradients in float16 are
+    to be scaled before they are made, by a factor that comes with `backward`.)
+    """
+    return (
+        type(layer) is nn.Linear
+        and layer.bias is None
+        and type(layer.weight) is nn.Parameter
+        and not (layer._forward_hooks or layer._forward_pre_hooks or hasattr(layer, "_hf_hook"))
+        and layer.weight.device == states.device
+        and type_of_products(layer.weight) in (torch.float32, torch.bfloat16)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def type_of_products(weight: torch.Tensor) -> torch.dtype:
+    """The type in which a linear layer computes here: its own, or that of autocast."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def positions_at_once(weight: torch.Tensor) -> int:
+    """How many positions have logits at a time: few enough for the memory of a CPU, enough to keep a GPU busy."""
+    return max(1, (2**24 if weight.device.type == "cpu" else 2**27) // len(weight))
+
+
+def smoothed_linear_cross_entropy(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.LongTensor,
+    epsilon_ls: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    frozen_row: int | None = None,
+) -> torch.Tensor:
+    """
+    [`smoothed_cross_entropy`] of the logits `hidden_states @ weight.T`, which never exist all at once, and not at all
+    where there is no label.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output.
+        weight (`torch.Tensor` of shape `(vocab_size, d_model)`): the matrix before the softmax.
+        labels, epsilon_ls, num_items_in_batch: as in [`smoothed_cross_entropy`].
+        frozen_row (`int`, *optional*): a row of the matrix that gets no gradient.
+
+    Returns:
+        `torch.Tensor`, one number in float32. Its `backward` runs once.
+    """
+    true = labels.to(hidden_states.device) != -100
+    targets = labels.to(hidden_states.device)[true]
+    total = _SmoothedLinearCrossEntropy.apply(
+        hidden_states[true], weight, targets, epsilon_ls, frozen_row, torch.is_grad_enabled()
+    )
+    return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
+
+
+class _SmoothedLinearCrossEntropy(torch.autograd.Function):
+    """
+    The sum over positions, and at once its gradients: the logits z of some positions become probabilities p in place,
+    and these become the gradient. Each of the V tokens has the share s of a position's label, and the true one, y, has
+    r on top of it:
+
+        loss = log(sum(exp(z))) - r * z[y] - s * sum(z)    and    d loss / dz = p - r * (1 at y, else 0) - s.
+
+    All that has to do with s is the same for every token, so that it needs no work of the size of z.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        epsilon_ls: float,
+        frozen_row: int | None,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        vocab_size, dtype = weight.shape[0], type_of_products(weight)
+        share = epsilon_ls / (vocab_size - 1)
+        rest = 1 - share * vocab_size
+        matrix, inputs = weight.to(dtype), states.to(dtype)
+        sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
+        sum_of_states = states.sum(dim=0, dtype=torch.float32)  # [d_model]
+        total = -share * sum_of_states.dot(sum_of_rows)
+        of_states, of_weight = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
+        by_states = torch.empty_like(inputs) if of_states else None
+        by_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
+        size = positions_at_once(weight)
+        buffer = inputs.new_empty(min(size, len(inputs)), vocab_size)
+        for start in range(0, len(inputs), size):
+            part, true = inputs[start : start + size], labels[start : start + size, None]
+            probabilities = torch.mm(part, matrix.T, out=buffer[: len(part)]).float()
+            of_true, largest = probabilities.gather(1, true), probabilities.amax(dim=1)
+            torch.softmax(probabilities, dim=1, out=probabilities)
+            # log(sum(exp(z))): the largest probability is exp(largest z) over that sum.
+            total += (largest - probabilities.amax(dim=1).log()).sum() - rest * of_true.sum()
+            probabilities.scatter_add_(1, true, probabilities.new_full(true.shape, -rest))
+            gradient = probabilities.to(dtype)
+            if by_states is not None:
+                torch.mm(gradient, matrix, out=by_states[start : start + size])
+            if by_weight is not None and dtype == torch.float32:
+                by_weight.addmm_(gradient.T, part)
+            elif by_weight is not None:
+                by_weight += gradient.T @ part
+        if by_states is not None:
+            by_states = by_states.to(states.dtype).sub_(share * sum_of_rows)
+        if by_weight is not None:
+            by_weight = by_weight.sub_(share * sum_of_states).to(weight.dtype)
+            if frozen_row is not None:
+                by_weight[frozen_row] = 0
+        ctx.save_for_backward(by_states, by_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: another of the size of the matrix would be the largest tensor of all.
+        parts = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
+        return *parts, None, None, None, None

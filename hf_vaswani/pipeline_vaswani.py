@@ -4,6 +4,7 @@ The answers have the shapes that they had in transformers 4.
 """
 
 import copy
+import re
 from collections.abc import Generator, Sequence, Sized
 from types import GeneratorType
 from typing import Any
@@ -135,7 +136,8 @@ class VaswaniTranslationPipeline(Pipeline):
             truncation (`bool` or `str`, *optional*): Cut sentences that are longer than the tokenizer's
                 `model_max_length`; without it they reach the model as they are.
             src_lang (`str`, *optional*): Source language, for the multilingual tokenizers that need one.
-            tgt_lang (`str`, *optional*): Target language, likewise.
+            tgt_lang (`str`, *optional*): Target language, likewise, and for the tokenizers whose vocabulary has a tag
+                for each target language, as `<2de>`: it is put in front of the sentence.
             kwargs: Everything else goes to `model.generate`: `num_beams`, `num_return_sequences`,
                 `generation_config`, ...
 
@@ -147,8 +149,8 @@ class VaswaniTranslationPipeline(Pipeline):
 
         Raises:
             TypeError: If `inputs` or one of the sentences is something else.
-            ValueError: If a keyword is known neither here nor to `generate`, or if sentences cannot be batched because
-                the tokenizer has no pad token.
+            ValueError: If a keyword is known neither here nor to `generate`, if sentences cannot be batched because
+                the tokenizer has no pad token, or if its vocabulary has tags, but none for the target language.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
@@ -188,20 +190,31 @@ class VaswaniTranslationPipeline(Pipeline):
             TypeError: If the sentence is not a `str`.
         """
         _require_text(input_, "a sentence")
-        sentence = (self.prefix or "") + input_
+        target_language = tgt_lang or self._task_languages[1]
+        sentence = (self.prefix or "") + self._language_tag(target_language) + input_
         if hasattr(self.tokenizer, "_build_translation_inputs"):
             encoding = self.tokenizer._build_translation_inputs(
                 sentence,
                 return_tensors="pt",
                 truncation=truncation,
                 src_lang=src_lang or self._task_languages[0],
-                tgt_lang=tgt_lang or self._task_languages[1],
+                tgt_lang=target_language,
             )
         else:
             encoding = self.tokenizer(sentence, return_tensors="pt", truncation=truncation)
         # Some tokenizers make it for encoders of their own kind; generate() does not take it.
         encoding.pop("token_type_ids", None)
         return encoding
+
+    def _language_tag(self, language: str | None) -> str:
+        """What goes in front of a sentence: the tag of the target language, where the vocabulary has tags."""
+        get_added_vocab = getattr(self.tokenizer, "get_added_vocab", dict)
+        tags = {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+        if language in tags:
+            return f"{tags[language]} "
+        if tags and language is not None:
+            raise ValueError(f"There is no tag for the target language {language!r}, only for {', '.join(tags)}.")
+        return ""
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, torch.Tensor]:
         """Translates one batch.

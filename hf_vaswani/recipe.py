@@ -7,7 +7,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ SECTIONS = ("data", "tokenizer", "model", "training", "evaluation")
 
 
 @dataclass
-class DataRecipe:
+class SourceRecipe:
     """Where sentence pairs come from. A split's files, where given, take the place of the dataset's split."""
 
     source_language: str = "en"
@@ -54,6 +54,25 @@ class DataRecipe:
     a header line, from 0."""
     target_column: int | str | None = None
     """Column of the target side, likewise."""
+    weight: float = 1.0
+    """How often an epoch takes each pair: 2 takes it twice, 0.5 takes a random half, another one in each epoch. With
+    data.streaming, where nobody knows how many pairs there are: the proportion in which the sources are mixed."""
+
+
+@dataclass
+class DataRecipe(SourceRecipe):
+    """The sentence pairs. The keys from streaming on are for the sources in more_data as well."""
+
+    streaming: bool = False
+    """Read the training text as it is needed, for text that does not fit on the disk: it is neither copied nor
+    counted, and a vocabulary is trained on its first million pairs."""
+    stream_window: int = 100_000
+    """Pairs of a stream that are read, shuffled and put into batches together."""
+    target_tag: bool = False
+    """Put the target language in front of each source sentence, as <2de>: an entry of the vocabulary, by which one
+    model can translate into several languages."""
+    num_proc: int | None = None
+    """Processes that turn text into ids; null means this one, with the tokenizer's threads."""
 
 
 @dataclass
@@ -156,16 +175,33 @@ class TrainingRecipe:
     """Longest gradient, as a Euclidean norm; null does not clip, as the paper."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """Number format of the forward pass; null means what `accelerate launch` was told."""
+    gradient_checkpointing: bool = False
+    """Whether the layers are computed a second time in the backward pass, instead of kept: less memory, more time."""
+    compile: bool = False
+    """Whether `torch.compile` makes the network faster: one dynamic graph, so that no new length is compiled anew."""
+    ema_decay: float | None = None
+    """Decay of an exponential moving average of the weights, which is then what is validated, averaged and published;
+    null keeps none, as the paper."""
+    max_nonfinite_updates: int = 10
+    """Updates in a row whose loss or gradient is not a finite number, and which are left out, before the run stops."""
     validate_every: int = 1000
     """Updates between two validations (loss and BLEU)."""
     save_every: int = 1000
     """Updates between two checkpoints."""
     keep_last: int = 5
     """Checkpoints that stay on disk."""
+    keep_best: int = 0
+    """Checkpoints of the best validations that stay on disk as well."""
+    best_by: Literal["bleu", "loss"] = "bleu"
+    """What makes a validation the best: the highest BLEU or the lowest loss."""
+    patience: int | None = None
+    """Validations in a row without a new best after which the run ends before max_steps; null never."""
     average_last: int = 5
     """Checkpoints whose mean is the final model (Section 6.1); 1 takes the last as it is."""
     average_best: int | None = None
-    """Average this many checkpoints of the highest validation BLEU instead; they stay on disk beside the last."""
+    """Average this many checkpoints of the best validations instead; they stay on disk beside the last."""
+    data_workers: int = 0
+    """Processes that make batches ahead of the training; 0 makes each when it is asked for."""
     cpu_threads: int | None = None
     """Threads of each process when it trains on CPU; null shares the machine's cores among the processes."""
     trackers: list[str] = field(default_factory=list)
@@ -212,6 +248,9 @@ class Recipe:
     seed: int = 1
     """Of the initial weights, the dropout, the order of the data and the built-in corpus."""
     data: DataRecipe = field(default_factory=DataRecipe)
+    more_data: list[SourceRecipe] = field(default_factory=list)
+    """Further sources of text, each with the keys of data up to weight; on the command line --more_data.KEY is that of
+    the last one."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
@@ -238,7 +277,7 @@ def _flat(sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_keys(keys: Iterable[str], where: str) -> None:
-    known = [*Recipe().flat(), *SECTIONS]
+    known = [*Recipe().flat(), *SECTIONS, *(f"more_data.{source.name}" for source in fields(SourceRecipe))]
     for key in keys:
         if key not in known:
             nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
@@ -247,6 +286,9 @@ def _check_keys(keys: Iterable[str], where: str) -> None:
 
 def _check_repetitions(node: yaml.Node | None, path: Path) -> None:
     """YAML's reader would take the last of two equal keys, and drop what stands below the first."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_repetitions(item, path)
     if not isinstance(node, yaml.MappingNode):
         return
     seen = set()
@@ -273,7 +315,14 @@ def _check_file(path: Path) -> None:
             raise ValueError(
                 f"The recipe {str(path)!r} must have `key: value` lines below {name!r}, but it has {content[name]!r}."
             )
-    _check_keys((str(key) for key in _flat(content)), f"The recipe {str(path)!r}")
+    sources = content.get("more_data", [])
+    if not isinstance(sources, list) or not all(source and isinstance(source, dict) for source in sources):
+        raise ValueError(
+            f"The recipe {str(path)!r} must have a list of sources below 'more_data', each of `key: value` lines, "
+            f"but it has {sources!r}."
+        )
+    keys = [*_flat(content), *(f"more_data.{key}" for source in sources for key in source)]
+    _check_keys(map(str, keys), f"The recipe {str(path)!r}")
 
 
 def load_recipe(argv: Sequence[str]) -> Recipe:
@@ -308,7 +357,7 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
             raise FileNotFoundError(f"There is no recipe file {str(path)!r}.")
         _check_file(path)
         arguments[:1] = ["--recipe", str(path)]
-    options = [argument[2:].split("=")[0] for argument in arguments if argument.startswith("--")]
+    options = [argument[2:].split("=")[0].rstrip("+") for argument in arguments if argument.startswith("--")]
     _check_keys([key for key in options if key not in ("help", "recipe", "print_config")], "The command line")
     try:
         namespace = parser.parse_args(arguments)
@@ -327,6 +376,9 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
 # The least value of each number, and for some the greatest.
 RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
+    "data.weight": (TINY, 1000),
+    "data.stream_window": (1, math.inf),
+    "data.num_proc": (1, math.inf),
     "tokenizer.vocab_size": (1, 1_000_000),
     "training.max_steps": (1, math.inf),
     "training.tokens_per_batch": (1, math.inf),
@@ -345,6 +397,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "training.keep_last": (1, math.inf),
     "training.average_last": (1, math.inf),
     "training.average_best": (1, math.inf),
+    "training.keep_best": (0, math.inf),
+    "training.patience": (1, math.inf),
+    "training.ema_decay": (0, 1 - TINY),
+    "training.max_nonfinite_updates": (1, math.inf),
+    "training.data_workers": (0, math.inf),
     "training.cpu_threads": (1, math.inf),
     "evaluation.num_beams": (1, math.inf),
     "evaluation.validation_num_beams": (1, math.inf),
@@ -356,17 +413,21 @@ RANGES: dict[str, tuple[float, float]] = {
 
 
 def _check_ranges(recipe: Recipe) -> None:
-    values, defaults = recipe.flat(), Recipe().flat()
+    defaults = Recipe().flat()
     optional = {"data.validation_split", "data.test_split", "evaluation.max_length_offset"}
-    for key, value in values.items():
+    values = [(key, key, value) for key, value in recipe.flat().items()]
+    # What holds for a key of `data` holds for the same key of any other source.
+    for i, source in enumerate(recipe.more_data):
+        values += [(f"more_data[{i}].{key}", f"data.{key}", value) for key, value in asdict(source).items()]
+    for name, key, value in values:
         if value is None and defaults[key] is not None and key not in optional:
-            raise ValueError(f"{key} must have a value, for example its default {defaults[key]!r}, but it is null.")
+            raise ValueError(f"{name} must have a value, for example its default {defaults[key]!r}, but it is null.")
         least, greatest = RANGES.get(key, (-math.inf, math.inf))
         if key in RANGES and value is not None and not least <= value <= greatest:
             bounds = {TINY: "above 0", 1 - TINY: "below 1"}
             low = bounds.get(least, f"at least {least:,.0f}")
             high = "" if greatest == math.inf else f" and {bounds.get(greatest, f'at most {greatest:,.0f}')}"
-            raise ValueError(f"{key} must be {low}{high}, but it is {value}.")
+            raise ValueError(f"{name} must be {low}{high}, but it is {value}.")
     _check_agreement(recipe.training)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
@@ -391,8 +452,9 @@ def _check_agreement(training: TrainingRecipe) -> None:
             f"training.average_last ({training.average_last}) must not be above training.keep_last "
             f"({training.keep_last}): a deleted checkpoint cannot be averaged."
         )
-    if training.average_best is not None and training.save_every % training.validate_every:
+    ranking = "average_best" if training.average_best is not None else "keep_best" if training.keep_best else None
+    if ranking is not None and training.save_every % training.validate_every:
         raise ValueError(
-            f"training.average_best ranks checkpoints by their validation, so training.save_every "
+            f"training.{ranking} ranks checkpoints by their validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
         )

@@ -6,11 +6,22 @@ All of them have the same four special tokens, see the same normalised text, and
 """
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -27,6 +38,7 @@ def train_tokenizer(
     sentences: Iterable[str],
     vocab_size: int,
     kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe",
+    languages: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """
     Learns a joint vocabulary and wraps it as a fast tokenizer.
@@ -46,6 +58,8 @@ def train_tokenizer(
             - `"bytes"`: the bytes of UTF-8: byte b has the id b + 4. Any text has ids.
 
             What the others cannot spell is `<unk>`.
+        languages (`Sequence[str]`): target languages that are to have a tag. These are the last entries, in `"bytes"`
+            beyond the 260.
 
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
@@ -62,7 +76,7 @@ def train_tokenizer(
         "characters": _characters,
         "bytes": _bytes,
     }
-    tokenizer, trainer = build[kind](vocab_size)
+    tokenizer, trainer = build[kind](max(1, vocab_size - len(languages)))
     too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
     if trainer is not None:
         try:
@@ -72,7 +86,7 @@ def train_tokenizer(
             if "not large enough" in str(error):
                 raise ValueError(f"{too_small}, which has more characters.") from error
             raise
-        least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1)
+        least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1) + len(languages)
         if vocab_size < least:
             raise ValueError(f"{too_small}, which needs at least {least} entries.")
     if kind == "unigram":
@@ -80,7 +94,7 @@ def train_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
-    return PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
@@ -90,6 +104,53 @@ def train_tokenizer(
         # A "</s>" that somebody wrote in a sentence is text, not the end of it.
         split_special_tokens=True,
     )
+    add_language_tags(wrapped, languages)
+    return wrapped
+
+
+def language_tag(language: str) -> str:
+    """What stands in front of a source sentence that is to be translated into a language: `"de"` -> `"<2de>"`."""
+    return f"<2{language}>"
+
+
+def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[str]) -> None:
+    """
+    Makes the tags of languages entries of a vocabulary, where they are not yet.
+
+    A tag takes the spaces beside it along, so that the sentence behind it has the ids that it has without one.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): is changed.
+        languages (`Sequence[str]`): language codes.
+    """
+    # Not special: a special token's name in a text is plain text here, but a tag is written into the text.
+    tokenizer.add_tokens(
+        [
+            AddedToken(language_tag(language), lstrip=True, rstrip=True, normalized=False, special=False)
+            for language in languages
+        ]
+    )
+
+
+def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
+    """
+    The tag of a target language, to be written in front of a sentence, as `f"{tag} {sentence}"`.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): of a model for several directions.
+        language (`str`): target language.
+
+    Returns:
+        `str`: the tag.
+
+    Raises:
+        ValueError: the vocabulary has none for this language; the message names those that it has.
+    """
+    tags = {match[1]: tag for tag in tokenizer.get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+    if language not in tags:
+        there = f"only for {', '.join(tags)}" if tags else "nor for any other"
+        raise ValueError(f"There is no tag for the target language {language!r}, {there}.")
+    return tags[language]
 
 
 # ---- One function a kind ------------------------------------------------------------------------------------------

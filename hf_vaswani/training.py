@@ -1,36 +1,43 @@
 """The training loop (Section 5), on Accelerate: from a recipe to a run folder with a scored model in it."""
 
-import ctypes
+import copy
 import json
 import logging
-import os
-import platform
-import subprocess
-import sys
+import math
+import signal
+import threading
 import time
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple, cast
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from .batching import PairCollator, TokenBudgetBatchSampler
+from .batching import Batch
 from .checkpoints import (
+    EMA_WEIGHTS,
+    NONFINITE,
     PROGRESS,
-    RECIPE,
-    VALIDATIONS,
+    WEIGHTS,
     average_checkpoints,
     best_checkpoints,
     checkpoint_to_resume,
+    forget_after,
+    has_stalled,
     list_checkpoints,
+    load_weights,
     read_progress,
     read_validations,
     remove_old_checkpoints,
@@ -39,44 +46,26 @@ from .checkpoints import (
     written_whole,
 )
 from .configuration_vaswani import VaswaniConfig
-from .data import encode_pairs, load_pairs, pair_lengths
-from .evaluation import score, translate_corpus
+from .evaluation import score
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .optimization import build_optimizer, build_schedule
+from .preparation import Run, build_accelerator, build_model, prepare
 from .recipe import Recipe, TrainingRecipe
-from .tokenizer import load_tokenizer, train_tokenizer
+from .sharding import shard_what_is_tied, whole_weights
+from .validation import translate_and_score, validate
 
 try:
     from accelerate import Accelerator
-    from accelerate.utils import ProjectConfiguration, gather_object, load, send_to_device, set_seed
-    from datasets import Dataset
+    from accelerate.utils import gather_object, load, send_to_device, set_seed
     from tqdm.auto import tqdm
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 RESULT = "test.json"
 MODEL = "model"
-TOKENIZER = "tokenizer"
 TRANSLATIONS = "test_translations.txt"
-ENVIRONMENT = "environment.json"
-
-
-@dataclass
-class _Run:
-    """What every part of a run looks at, and none changes."""
-
-    recipe: Recipe
-    accelerator: Accelerator
-    tokenizer: PreTrainedTokenizerBase
-    pairs: dict[str, Dataset]
-    encoded: dict[str, Dataset]
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.recipe.run_dir)
 
 
 def train(recipe: Recipe) -> dict[str, Any]:
@@ -84,7 +73,8 @@ def train(recipe: Recipe) -> dict[str, Any]:
     Trains the model of a recipe, or goes on where an earlier call was stopped.
 
     A run folder without a checkpoint is started anew. One with checkpoints of the same recipe is resumed from the
-    newest; when it is complete, only its result is returned again.
+    newest; when it is complete, only its result is returned again. SIGTERM and Ctrl-C end the running update, write a
+    checkpoint, and raise [`Interrupted`].
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -96,122 +86,239 @@ def train(recipe: Recipe) -> dict[str, Any]:
     Raises:
         ValueError: the data or the recipe cannot be trained on, or the run folder belongs to another recipe.
         OSError: a file cannot be read or written; checkpoints written before are whole.
+        Interrupted: somebody asked it to stop.
     """
     # Wrong settings of the model and of the score are to show now, and not after the data, or at the first validation.
     VaswaniConfig(**asdict(recipe.model))
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     checkpoint = checkpoint_to_resume(recipe)
     result = _result_if_complete(recipe)
-    accelerator = _build_accelerator(recipe)
+    accelerator = build_accelerator(recipe)
     if result is not None:
         logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
-    set_seed(recipe.seed, device_specific=True)
-    run = _read_data(recipe, accelerator, checkpoint)
-    logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
-    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
-    sampler = _build_sampler(run)
-    model = _build_model(run)
-    training = recipe.training
-    optimizer = build_optimizer(
-        model.parameters(),
-        training.adam_beta1,
-        training.adam_beta2,
-        training.adam_epsilon,
-        training.weight_decay,
-        training.peak_learning_rate or 1.0,
-    )
-    schedule = build_schedule(
-        optimizer,
-        training.schedule,
-        recipe.model.d_model,
-        training.warmup_steps,
-        training.max_steps,
-        training.learning_rate_factor,
-    )
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    position = {"step": 0, "epoch": 0, "update": 0, "data": sampler.lengths.sum(axis=0).tolist()}
-    if checkpoint is not None:
-        position = _load_checkpoint(accelerator, checkpoint, position["data"])
-    _train_until(training.max_steps, position, run, sampler, model, optimizer, schedule)
-    result = _finish(run, accelerator.unwrap_model(model))
-    accelerator.end_training()
+    with _only_one(Path(recipe.run_dir)) if accelerator.is_main_process else nullcontext():
+        # The same first weights in all processes; `_build_trainee` then gives each a dropout of its own.
+        set_seed(recipe.seed)
+        run = prepare(recipe, accelerator, checkpoint)
+        logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
+        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
+        trainee = _build_trainee(run, checkpoint)
+        with _Interruption() as interruption:
+            _train(run, trainee, interruption)
+        result = _finish(run, trainee.whole or trainee.bare)
+        accelerator.end_training()
     return result
 
 
-def _train_until(
-    max_steps: int,
-    position: dict[str, Any],
-    run: _Run,
-    sampler: TokenBudgetBatchSampler,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: LRScheduler,
-) -> None:
-    """The loop: an update after the other, validated and saved every so often."""
-    step, epoch, update = (position[key] for key in ("step", "epoch", "update"))
-    training = run.recipe.training
-    loader = DataLoader(
-        run.encoded["train"],
-        batch_sampler=sampler,
-        collate_fn=PairCollator(run.tokenizer.pad_token_id),
-        # Its own generator: without one, a loader draws from the generator that the dropout uses.
-        generator=torch.Generator(),
-    )
-    with closing(_Progress(run.accelerator, step, max_steps)) as progress:
-        while step < max_steps:
-            sampler.set_position(epoch, update)
-            batches = iter(loader)
-            for count in sampler.batches_of_updates()[update:]:
-                rate = float(schedule.get_last_lr()[0])
-                loss, tokens = _update(run.accelerator, model, optimizer, list(islice(batches, count)), training)
-                schedule.step()
-                step, update = step + 1, update + 1
-                progress.show(step, loss, tokens, rate)
-                if step % training.validate_every == 0 or step == max_steps:
-                    _validate(run, model, step)
-                    progress.restart_clock()
-                if step % training.save_every == 0 or step == max_steps:
-                    _save_checkpoint(run, position | {"step": step, "epoch": epoch, "update": update})
-                    progress.restart_clock()
-                if step == max_steps:
-                    break
-            else:
-                epoch, update = epoch + 1, 0
+class Interrupted(KeyboardInterrupt):
+    """A training that was asked to stop, and has written a checkpoint. Its text says how to go on."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Keeps a second training out of a run's folder. The system lets go of the lock of a process that was killed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, which is not made before the text is known to be readable.
+    path = temporary_name(folder).with_suffix(".lock")
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(f"{folder} is being trained by another process; name another --run_dir.") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+# ---- The loop ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trainee:
+    """All that changes while a run is trained."""
+
+    bare: VaswaniForConditionalGeneration
+    # The bare model as Accelerate wraps it; a plain copy of it, where its weights are sharded; its moving average.
+    model: torch.nn.Module
+    whole: VaswaniForConditionalGeneration | None
+    ema: AveragedModel | None
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
+    step: int
+    position: dict[str, Any]
+
+    def to_validate(self) -> VaswaniForConditionalGeneration:
+        """What stands for the run: the moving average, where there is one. All processes call it together."""
+        if self.ema is not None:
+            return cast(VaswaniForConditionalGeneration, self.ema.module)
+        if self.whole is not None:
+            self.whole.load_state_dict(whole_weights(self.model), strict=False)
+        return self.whole or self.bare
+
+
+def _train(run: Run, trainee: _Trainee, interruption: "_Interruption") -> None:
+    """An update after the other, validated and saved every so often."""
+    training, accelerator = run.recipe.training, run.accelerator
+    nonfinite = _NonFinite(run)
+    last = trainee.step >= training.max_steps or _has_stalled(run)
+    updates = run.updates.after(trainee.position)
+    with closing(_Progress(accelerator, trainee.step, training.max_steps)) as progress:
+        while not last:
+            batches, position = next(updates)
+            numbers = [batch.pop("numbers", None) for batch in batches]
+            rate = float(trainee.schedule.get_last_lr()[0])
+            update = _update(accelerator, trainee.model, trainee.optimizer, batches, training, interruption.asked)
+            trainee.schedule.step()
+            if trainee.ema is not None and update.finite:
+                trainee.ema.update_parameters(trainee.bare)
+            step = trainee.step = trainee.step + 1
+            trainee.position = position
+            nonfinite.note(step, update, rate, numbers)
+            progress.show(step, update, rate)
+            last = step == training.max_steps
+            if (step % training.validate_every == 0 or last) and "validation" in run.sets:
+                validate(run, trainee.to_validate(), step)
+                last = last or _has_stalled(run)
+                progress.restart_clock()
+            if step % training.save_every == 0 or last or update.stop:
+                _save_checkpoint(run, trainee)
+                progress.restart_clock()
+            if update.stop and not last:
+                raise interruption.error(run.folder / f"checkpoint-{step}")
+
+
+class _Update(NamedTuple):
+    """What one update says of itself, the same in every process."""
+
+    # The smoothed loss, in nats per target token.
+    loss: float
+    tokens: int
+    gradient_norm: float
+    # Whether both are finite; if not, the update was left out.
+    finite: bool
+    # Whether some process was asked to stop.
+    stop: bool
 
 
 def _update(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: list[dict[str, torch.Tensor]],
+    batches: list[Batch],
     training: TrainingRecipe,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step of Adam. Returns the smoothed loss per target token, and the target tokens, of all processes."""
+    stop: bool = False,
+) -> _Update:
+    """One step of Adam, on this process's batches of an update."""
     batches = send_to_device(batches, accelerator.device)
     # The loss is divided by the target tokens of the whole update: in a mean of the batches' means, a token of a small
     # batch would weigh more than one of a large batch.
-    tokens = accelerator.reduce(torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum(), "sum")
+    counts = torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum()
+    counts = accelerator.reduce(torch.stack([counts, counts.new_tensor(stop)]), "sum")
+    tokens = counts[0]
     epsilon = training.label_smoothing
     if training.label_smoothing_over == "all":
         epsilon = _epsilon_of_the_others(epsilon, accelerator.unwrap_model(model).config.vocab_size)
     loss = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else nullcontext():
-            share = model(**batch, epsilon_ls=epsilon, num_items_in_batch=tokens).loss
+            share = model(**batch, epsilon_ls=epsilon, num_items_in_batch=tokens, loss_only=True).loss
             # Gradients are averaged over the processes, but each process has only its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
-    if training.clip_norm is not None:
-        accelerator.clip_grad_norm_(model.parameters(), training.clip_norm)
-    optimizer.step()
+    loss = accelerator.reduce(loss, "sum").item()
+    # With an infinite bound nothing is clipped, but the norm is known.
+    norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
+    norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    # In fp16 an infinite gradient is the scaler's business: it leaves the step out by itself and scales less.
+    finite = math.isfinite(loss) and (math.isfinite(norm) or accelerator.scaler is not None)
+    if finite:
+        optimizer.step()
     optimizer.zero_grad()
-    return accelerator.reduce(loss, "sum"), tokens
+    return _Update(loss, int(tokens), norm, finite, bool(counts[1]))
 
 
 def _epsilon_of_the_others(epsilon: float, vocab_size: int) -> float:
     """Spread over all V tokens, epsilon / V of it falls to the true one; the others share this rest."""
     return epsilon * (vocab_size - 1) / vocab_size
+
+
+class _NonFinite:
+    """Counts updates in a row that were left out, because their loss or gradient was not a finite number."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.in_a_row = 0
+
+    def note(self, step: int, update: _Update, rate: float, numbers: list[torch.Tensor | None]) -> None:
+        """Writes such an update down, with its pairs; raises `ValueError` when there were too many of them."""
+        if update.finite:
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        mine = [int(number) for batch in numbers if batch is not None for number in batch]
+        pairs = sorted(gather_object(mine))
+        line = {"step": step, "loss": str(update.loss), "gradient_norm": str(update.gradient_norm)}
+        path = self.run.folder / NONFINITE
+        if self.run.accelerator.is_main_process:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line | {"learning_rate": rate, "pairs": pairs}) + "\n")
+        some = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+        what = f"update {step}: loss {update.loss}, gradient norm {update.gradient_norm}, learning rate {rate:.3g}"
+        logger.warning(f"Left out {what}, pairs {some}")
+        limit = self.run.recipe.training.max_nonfinite_updates
+        if self.in_a_row >= limit:
+            checkpoints = list_checkpoints(self.run.folder)
+            kept = f"{checkpoints[-1]} is as it was" if checkpoints else "there was no checkpoint yet"
+            raise ValueError(
+                f"The training stopped after {limit} updates in a row without a finite loss and gradient "
+                f"(training.max_nonfinite_updates); the last was {what}, with the pairs {some} of the training text, "
+                f"counted from 1. {path} has all of them; {kept}."
+            )
+
+
+class _Interruption:
+    """Ctrl-C and SIGTERM: remembered until the running update is done. A second Ctrl-C acts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
+
+    def __enter__(self) -> "_Interruption":
+        # Only the main thread may ask for signals.
+        here = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if here else ()
+        self.before = {number: signal.signal(number, self._remember) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self.since = number, now
+            logger.info("Stopping after this update; Ctrl-C again stops at once, without a checkpoint")
+        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
+        elif number == signal.SIGINT and now - self.since > 1:
+            raise KeyboardInterrupt("stopped at once, and without a checkpoint of this update.")
+
+    def error(self, checkpoint: Path) -> Interrupted:
+        """What to raise once everything is in `checkpoint`."""
+        number = self.signal or signal.SIGTERM
+        return Interrupted(
+            f"stopped, with everything in {checkpoint}. The same command again goes on from there.", 128 + number
+        )
 
 
 class _Progress:
@@ -228,21 +335,20 @@ class _Progress:
     def restart_clock(self) -> None:
         """Forgets the time since the last numbers, so that the speed is that of training alone."""
         self.since = time.monotonic()
-        self.tokens = torch.zeros((), device=self.accelerator.device)
+        self.tokens = 0
 
-    def show(self, step: int, loss: torch.Tensor, tokens: torch.Tensor, rate: float) -> None:
-        """Takes an update's numbers; reads them off the device about once a second, because that waits for it."""
+    def show(self, step: int, update: _Update, rate: float) -> None:
+        """Takes an update's numbers, and shows them about once a second."""
         self.step = step
-        self.tokens += tokens
+        self.tokens += update.tokens
         seconds = time.monotonic() - self.since
         if seconds < 1:
             return
-        speed = self.tokens.item() / seconds
-        self.bar.set_postfix_str(f"loss {loss.item():.3f}, lr {rate:.2e}, {speed:,.0f} target tokens/s", refresh=False)
+        speed = self.tokens / seconds
+        self.bar.set_postfix_str(f"loss {update.loss:.3f}, lr {rate:.2e}, {speed:,.0f} target tokens/s", refresh=False)
         self.bar.update(step - self.bar.n)
-        self.accelerator.log(
-            {"loss": loss.item(), "learning_rate": rate, "target_tokens_per_second": speed}, step=step
-        )
+        values = {"loss": update.loss, "gradient_norm": update.gradient_norm, "learning_rate": rate}
+        self.accelerator.log(values | {"target_tokens_per_second": speed}, step=step)
         self.restart_clock()
 
     def close(self) -> None:
@@ -251,113 +357,121 @@ class _Progress:
         self.bar.close()
 
 
-def _save_checkpoint(run: _Run, progress: dict[str, Any]) -> None:
-    """One folder with the state of model, optimizer, schedule and random numbers, and the position in the data."""
-    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{progress['step']}"
+def _has_stalled(run: Run) -> bool:
+    training = run.recipe.training
+    return training.patience is not None and has_stalled(
+        read_validations(run.folder), training.best_by, training.patience
+    )
+
+
+# ---- Its state, built, saved and loaded --------------------------------------------------------------------------
+
+
+def _build_trainee(run: Run, checkpoint: Path | None) -> _Trainee:
+    """Model, optimizer and schedule, as they are at the start or as a checkpoint has them."""
+    recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
+    bare = build_model(run)
+    if training.gradient_checkpointing:
+        # Its name before and since transformers 5.23.
+        enable = "activation_checkpointing_enable"
+        getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
+    if accelerator.is_fsdp2 and training.ema_decay is not None:
+        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
+    if accelerator.process_index > 0:
+        set_seed(recipe.seed, device_specific=True)
+    # A process that has a share of the weights cannot translate by itself.
+    whole = copy.deepcopy(bare).to(accelerator.device) if accelerator.is_fsdp2 else None
+    shard_what_is_tied(accelerator, bare)
+    optimizer = build_optimizer(
+        bare.parameters(),
+        training.adam_beta1,
+        training.adam_beta2,
+        training.adam_epsilon,
+        training.weight_decay,
+        training.peak_learning_rate or 1.0,
+    )
+    schedule = build_schedule(
+        optimizer,
+        training.schedule,
+        recipe.model.d_model,
+        training.warmup_steps,
+        training.max_steps,
+        training.learning_rate_factor,
+    )
+    model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
+    ema = None
+    if training.ema_decay is not None:
+        ema = AveragedModel(copy.deepcopy(bare), multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
+    trainee = _Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
+    if checkpoint is not None:
+        _load_checkpoint(run, trainee, checkpoint)
+    if accelerator.is_main_process:
+        forget_after(run.folder, trainee.step, training.best_by)
+    accelerator.wait_for_everyone()
+    return trainee
+
+
+def _save_checkpoint(run: Run, trainee: _Trainee) -> None:
+    """
+    One folder with the state of model, optimizer, schedule and random numbers, and the position in the data. It is
+    also a folder that `from_pretrained` loads.
+    """
+    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
     with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
+        # Shards are there to go on from; what is averaged and loaded are whole weights.
+        weights = whole_weights(trainee.model) if accelerator.is_fsdp2 else None
         if accelerator.is_main_process:
+            if weights is not None:
+                save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+            if trainee.ema is not None:
+                save_file(whole_weights(trainee.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
+            trainee.bare.config.save_pretrained(temporary)
+            trainee.bare.generation_config.save_pretrained(temporary)
+            run.tokenizer.save_pretrained(temporary)
+            progress = {"step": trainee.step, "position": trainee.position, "data": run.updates.fingerprint}
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        training = run.recipe.training
-        remove_old_checkpoints(run.folder, training.keep_last, training.average_best or 0)
+        _tidy(run)
     # Nobody goes on to read a folder that the first process has not renamed yet.
     accelerator.wait_for_everyone()
 
 
-def _load_checkpoint(accelerator: Accelerator, checkpoint: Path, data: list[int]) -> dict[str, Any]:
+def _tidy(run: Run) -> None:
+    training = run.recipe.training
+    best = max(training.keep_best, training.average_best or 0)
+    remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
+
+
+def _load_checkpoint(run: Run, trainee: _Trainee, checkpoint: Path) -> None:
     """Everything as it was, and the position in the data, which must be the data of then."""
-    progress = read_progress(checkpoint)
+    progress, data = read_progress(checkpoint), run.updates.fingerprint
     if progress["data"] != data:
         raise ValueError(
-            f"The training text is not that of {checkpoint}, which had {progress['data'][0]} source and "
-            f"{progress['data'][1]} target tokens; now there are {data[0]} and {data[1]}."
+            f"The training text is not that of {checkpoint}, which was {progress['data']}; now it is {data}."
         )
     try:
         # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
-        load(checkpoint / f"random_states_{accelerator.process_index}.pkl")
-        accelerator.load_state(str(checkpoint))
-    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
+        load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
+        run.accelerator.load_state(str(checkpoint))
+    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
         raise ValueError(
             f"{checkpoint} was damaged after it was written; delete it to go on from the one before: {error}"
         ) from error
-    return progress
-
-
-# ---- Validation and test -----------------------------------------------------------------------------------------
-
-
-def _translate(run: _Run, model: VaswaniForConditionalGeneration, sentences: list[str], num_beams: int) -> list[str]:
-    """Translates a corpus, every process its share of it."""
-    mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
-    part = translate_corpus(
-        model,
-        run.tokenizer,
-        sentences[mine],
-        tokens_per_batch=run.recipe.evaluation.tokens_per_batch,
-        progress=run.accelerator.is_main_process,
-        num_beams=num_beams,
-    )
-    translations = dict(gather_object(list(zip(range(len(sentences))[mine], part, strict=True))))
-    return [translations[i] for i in range(len(sentences))]
-
-
-def _translate_and_score(
-    run: _Run, model: VaswaniForConditionalGeneration, split: str, num_beams: int
-) -> tuple[list[str], dict[str, Any]]:
-    """Translations of a split, and their BLEU with its signature."""
-    evaluation = run.recipe.evaluation
-    translations = _translate(run, model, list(run.pairs[split]["source"]), num_beams)
-    return translations, score(
-        translations, list(run.pairs[split]["target"]), evaluation.tokenize, evaluation.lowercase
-    )
-
-
-@torch.no_grad()
-def _validation_loss(run: _Run, model: torch.nn.Module) -> float:
-    """Cross-entropy without smoothing, in nats per target token."""
-    encoded, accelerator = run.encoded["validation"], run.accelerator
-    lengths = pair_lengths(encoded)
-    sampler = TokenBudgetBatchSampler(
-        lengths,
-        # Nothing is left out here: the budget grows to the longest pair.
-        max(run.recipe.training.tokens_per_batch, int(lengths.max())),
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-    )
-    collator = PairCollator(run.tokenizer.pad_token_id)
-    total = torch.zeros(2, device=accelerator.device)
-    model.eval()
-    for batch in DataLoader(encoded, batch_sampler=sampler, collate_fn=collator, generator=torch.Generator()):
-        batch = send_to_device(batch, accelerator.device)
-        tokens = (batch["labels"] != -100).sum()
-        total += torch.stack([model(**batch, num_items_in_batch=1).loss, tokens])
-    model.train()
-    loss, tokens = accelerator.reduce(total, "sum").tolist()
-    return loss / tokens
-
-
-def _validate(run: _Run, model: torch.nn.Module, step: int) -> None:
-    """Loss and BLEU on the validation set: a line in the log, a line in validations.jsonl."""
-    if "validation" not in run.pairs:
-        return
-    loss = _validation_loss(run, model)
-    bare = run.accelerator.unwrap_model(model)
-    _, scored = _translate_and_score(run, bare, "validation", run.recipe.evaluation.validation_num_beams)
-    logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f} ({scored['signature']})")
-    run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
+    if trainee.ema is not None:
+        trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
+        trainee.ema.n_averaged.fill_(progress["step"])
+    trainee.step, trainee.position = progress["step"], progress["position"]
     if run.accelerator.is_main_process:
-        # A resumed run comes again through updates that it had already validated.
-        lines = [line for line in read_validations(run.folder) if line["step"] < step]
-        lines.append({"step": step, "loss": loss, **scored})
-        best = max(line["bleu"] for line in lines)
-        text = "".join(json.dumps(line | {"best": line["bleu"] == best}) + "\n" for line in lines)
-        write_text(run.folder / VALIDATIONS, text)
+        _tidy(run)
 
 
-def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
+# ---- The end -----------------------------------------------------------------------------------------------------
+
+
+def _finish(run: Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
     """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
     chosen = _checkpoints_to_average(run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
@@ -367,17 +481,21 @@ def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]
         "averaged": [checkpoint.name for checkpoint in chosen],
         "model": str(run.folder / MODEL),
     }
-    translations: list[str] = []
-    if "test" in run.pairs:
-        translations, scored = _translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
-        rows = zip(run.pairs["test"]["source"], translations, run.pairs["test"]["target"], strict=True)
+    translations: dict[str, list[str]] = {}
+    if "test" in run.sets:
+        translations, scored = translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
+        result |= scored | {"samples": []}
         names = ("source", "translation", "reference")
-        result |= scored | {"samples": [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]}
+        for pairs in run.sets["test"]:
+            rows = zip(pairs.source, translations[pairs.name], pairs.target, strict=True)
+            result["samples"] += [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]
     if run.accelerator.is_main_process:
         with written_whole(run.folder / MODEL) as folder:
             model.save_pretrained(folder)
             run.tokenizer.save_pretrained(folder)
-        write_text(run.folder / TRANSLATIONS, "".join(line + "\n" for line in translations))
+        for name, lines in translations.items():
+            file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
+            write_text(run.folder / file, "".join(line + "\n" for line in lines))
         write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     run.accelerator.wait_for_everyone()
     return result
@@ -386,187 +504,24 @@ def _finish(run: _Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
     folder, training = Path(recipe.run_dir), recipe.training
     if training.average_best is not None:
-        return best_checkpoints(folder, training.average_best)
+        return best_checkpoints(folder, training.average_best, training.best_by)
     return list_checkpoints(folder)[-training.average_last :]
-
-
-# ---- Before the loop ---------------------------------------------------------------------------------------------
-
-
-def _build_accelerator(recipe: Recipe) -> Accelerator:
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    on_cpu = launched > 1 and not torch.cuda.is_available()
-    precision = recipe.training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
-    trackers = recipe.training.trackers
-    accelerator = Accelerator(
-        cpu=on_cpu,
-        mixed_precision=recipe.training.mixed_precision,
-        log_with=trackers or None,
-        project_config=ProjectConfiguration(project_dir=recipe.run_dir),
-        step_scheduler_with_optimizer=False,
-    )
-    if accelerator.num_processes != launched:
-        raise ValueError(
-            f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
-            "each would train a model of its own."
-        )
-    # Every process has the same to say, so one of them says it.
-    logger.setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
-    available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
-    if set(trackers) - set(available):
-        raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
-    if accelerator.device.type == "cpu":
-        # `accelerate launch` gives a process a single thread unless it is told otherwise.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        torch.set_num_threads(recipe.training.cpu_threads or share)
-        _keep_freed_memory()
-    return accelerator
-
-
-def _keep_freed_memory() -> None:
-    """
-    Asks glibc to keep large blocks that are freed for the next one, instead of handing them back to the kernel, which
-    then has to zero the pages of every step's logits anew. Elsewhere this does nothing.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     """What `test.json` says, if nothing is left to train, to average or to score."""
-    folder = Path(recipe.run_dir)
-    chosen = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
+    folder, training = Path(recipe.run_dir), recipe.training
+    chosen = _checkpoints_to_average(recipe)
     try:
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        complete = result["averaged"] == chosen and result["step"] >= recipe.training.max_steps
+        stalled = training.patience is not None and has_stalled(
+            [line for line in read_validations(folder) if line["step"] <= result["step"]],
+            training.best_by,
+            training.patience,
+        )
+        complete = result["averaged"] == [checkpoint.name for checkpoint in chosen] and (
+            result["step"] >= training.max_steps or stalled
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return result if complete and (folder / MODEL).is_dir() else None
-
-
-def _read_data(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> _Run:
-    """Text, tokenizer and ids. The run folder is made once the text is known to be readable."""
-    pairs = load_pairs(**asdict(recipe.data), seed=recipe.seed)
-    for split in ("train", *pairs):
-        sides = [pairs[split]["source"], pairs[split]["target"]] if split in pairs else [[], []]
-        if not any(source.strip() and target.strip() for source, target in zip(*sides, strict=True)):
-            raise ValueError(f"The {split} set is empty: the recipe's data section gives no pairs of text for it.")
-    if recipe.training.average_best is not None and "validation" not in pairs:
-        raise ValueError(
-            "training.average_best needs a validation set, which the recipe's data section does not give."
-        )
-    if accelerator.is_main_process:
-        _write_run_files(recipe, accelerator, checkpoint)
-    folder = Path(recipe.run_dir) / TOKENIZER
-    with accelerator.local_main_process_first():
-        if checkpoint is None and accelerator.is_local_main_process:
-            tokenizer = _make_tokenizer(recipe, pairs["train"])
-            with written_whole(folder) as temporary:
-                tokenizer.save_pretrained(temporary)
-        tokenizer = load_tokenizer(str(folder))
-        encoded = {split: encode_pairs(rows, tokenizer) for split, rows in pairs.items()}
-    limit = _longest_side(recipe)
-    for split in set(encoded) - {"train"}:
-        if limit is not None and len(encoded[split]) and (longest := int(pair_lengths(encoded[split]).max())) > limit:
-            raise ValueError(
-                f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
-            )
-        if empty := len(pairs[split]) - len(encoded[split]):
-            logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
-    return _Run(recipe, accelerator, tokenizer, pairs, encoded)
-
-
-def _make_tokenizer(recipe: Recipe, rows: Dataset) -> PreTrainedTokenizerBase:
-    if recipe.tokenizer.path is not None:
-        return load_tokenizer(recipe.tokenizer.path)
-    texts = (text for batch in rows.iter(1000) for text in (*batch["source"], *batch["target"]))
-    return train_tokenizer(texts, recipe.tokenizer.vocab_size, recipe.tokenizer.kind)
-
-
-def _build_sampler(run: _Run) -> TokenBudgetBatchSampler:
-    lengths = pair_lengths(run.encoded["train"])
-    budget = run.recipe.training.tokens_per_batch
-    sampler = TokenBudgetBatchSampler(
-        lengths,
-        budget,
-        seed=run.recipe.seed,
-        batches_per_update=run.recipe.training.accumulation_steps,
-        num_processes=run.accelerator.num_processes,
-        process_index=run.accelerator.process_index,
-        max_length=_longest_side(run.recipe),
-    )
-    source_tokens, target_tokens = lengths.sum(axis=0)
-    logger.info(f"{len(lengths):,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
-    empty = len(run.pairs["train"]) - len(lengths)
-    if empty or sampler.skipped:
-        logger.warning(
-            f"Left out: {empty} pairs with an empty side, {sampler.skipped} with a side above {sampler.limit} tokens "
-            f"({'training.tokens_per_batch' if sampler.limit == budget else 'model.max_position_embeddings'})"
-        )
-    return sampler
-
-
-def _longest_side(recipe: Recipe) -> int | None:
-    """Tokens that the model takes at most: only a learned table of positions has an end."""
-    return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None
-
-
-def _build_model(run: _Run) -> VaswaniForConditionalGeneration:
-    tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
-    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
-    config = VaswaniConfig(
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
-        **asdict(run.recipe.model),
-    )
-    model = VaswaniForConditionalGeneration(config)
-    model.generation_config.update(
-        num_beams=evaluation.num_beams,
-        # transformers saves no setting for which a single beam has no use.
-        length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
-        early_stopping=evaluation.early_stopping if evaluation.num_beams > 1 else None,
-        finish_candidates=evaluation.finish_candidates,
-        length_penalty_type=evaluation.length_penalty_type,
-        max_length_offset=evaluation.max_length_offset,
-        max_length=evaluation.max_length,
-    )
-    logger.info(
-        f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"
-    )
-    return model
-
-
-def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> None:
-    """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
-    run_dir = Path(recipe.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    recipe.save(run_dir / RECIPE)
-    if checkpoint is not None:
-        return
-    # Of this package's own repository: an installed one may lie inside somebody else's.
-    root, revision = Path(__file__).parent.parent, ""
-    if (root / ".git").exists():
-        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    environment = {
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "git_revision": revision or None,
-        "machine": platform.platform(),
-        "device": str(accelerator.device),
-        "processes": accelerator.num_processes,
-        "cpu_threads": torch.get_num_threads(),
-        "mixed_precision": accelerator.mixed_precision,
-        "seed": recipe.seed,
-        "command": sys.argv,
-    }
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")

@@ -1,12 +1,14 @@
 """No pair lost or doubled, no batch above its budget, the same order for the same seed, and each process its share."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
 
-from hf_vaswani.batching import PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.tokenizer import train_tokenizer
 
 LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
 
@@ -108,26 +110,126 @@ def test_nothing_to_train_on_is_refused() -> None:
 
 def test_collator_pads_each_side_to_its_own_width() -> None:
     batch = PairCollator(0)(
-        [{"source_ids": [5, 2], "target_ids": [7, 8, 2]}, {"source_ids": [5, 6, 9, 2], "target_ids": [2]}]
+        [
+            {"source_ids": [5, 2], "target_ids": [7, 8, 2], "number": 3},
+            {"source_ids": [5, 6, 9, 2], "target_ids": [2], "number": 9},
+        ]
     )
     assert batch["input_ids"].tolist() == [[5, 2, 0, 0], [5, 6, 9, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
     assert batch["labels"].tolist() == [[7, 8, 2], [2, -100, -100]]
+    assert batch["numbers"].tolist() == [3, 9]
+
+
+def test_collator_equals_a_slow_one() -> None:
+    """Lists or arrays, of any lengths: cell by cell."""
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        pairs = [
+            {"source_ids": random.integers(4, 99, s, np.int32), "target_ids": random.integers(4, 99, t).tolist()}
+            | {"number": number}
+            for number, (s, t) in enumerate(random.integers(1, 9, (5, 2)), start=1)
+        ]
+        batch = PairCollator(7)(pairs)
+        for name, side, filling in (("input_ids", "source_ids", 7), ("labels", "target_ids", -100)):
+            assert batch[name].shape == (5, max(len(pair[side]) for pair in pairs))
+            for row, pair in zip(batch[name].tolist(), pairs, strict=True):
+                assert row == [*pair[side], *[filling] * (len(row) - len(pair[side]))]
+        for row, pair in zip(batch["attention_mask"].tolist(), pairs, strict=True):
+            assert row == [int(place < len(pair["source_ids"])) for place in range(len(row))]
+        assert all(tensor.dtype == torch.long for tensor in batch.values())
+
+
+class Rows(torch.utils.data.Dataset):
+    """Pairs with LENGTHS, in which every id of a row is its index."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        source, target = LENGTHS[row]
+        return {"source_ids": [row] * source, "target_ids": [row] * target, "number": row + 1}
+
+
+def build(workers: int = 0, processes: int = 1, process: int = 0) -> EpochUpdates:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 2, processes, process)
+    return EpochUpdates(Rows(), sampler, PairCollator(0), workers)
+
+
+def equal(first: list, second: list) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_position_goes_on_as_if_nothing_had_been(workers) -> None:
+    count = len(build().sampler.updates())
+    made = list(itertools.islice(build().after(build().start), 2 * count + 2))
+    assert made[count - 1][1] == {"epoch": 0, "update": count}
+    for number in (0, count - 2, count - 1, count):
+        position = json.loads(json.dumps(made[number][1]))
+        for (batches, reached), (ours, where) in zip(
+            build(workers).after(position), made[number + 1 : number + 4], strict=False
+        ):
+            assert equal(batches, ours)
+            assert reached == where
+
+
+def test_updates_of_two_processes_are_those_of_one() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 4)
+    alone = EpochUpdates(Rows(), sampler, PairCollator(0))
+    shares = [build(processes=2, process=process) for process in (0, 1)]
+    streams = [updates.after(updates.start) for updates in (alone, *shares)]
+    count = len(sampler.updates())
+    numbers: list[int] = []
+    for whole, first, second in itertools.islice(zip(*streams, strict=True), count):
+        assert whole[1] == first[1] == second[1]
+        theirs = [batch for pair in zip(first[0], second[0], strict=True) for batch in pair]
+        assert equal(theirs[: len(whole[0])], whole[0])
+        assert all((batch["labels"] == -100).all() for batch in theirs[len(whole[0]) :])
+        numbers += [number for batch in theirs for number in batch["numbers"].tolist()]
+    assert sorted(numbers) == list(range(1, len(LENGTHS) + 1))
+
+
+def test_the_fingerprint_is_that_of_the_text() -> None:
+    def of(lengths: np.ndarray) -> dict[str, object]:
+        return EpochUpdates(Rows(), TokenBudgetBatchSampler(lengths, 900), PairCollator(0)).fingerprint
+
+    assert json.loads(json.dumps(of(LENGTHS))) == of(LENGTHS.copy())
+    assert of(LENGTHS)["pairs"] == 997
+    # As many tokens, otherwise ordered.
+    assert of(LENGTHS) != of(LENGTHS[::-1].copy())
+
+
+def test_weights_take_pairs_twice_or_a_part_of_them() -> None:
+    taken = []
+    for epoch in (0, 1):
+        sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30, weights=[(400, 2), (597, 0.25)])
+        sampler.set_position(epoch)
+        taken.append(np.bincount(flat(sampler.updates()), minlength=997))
+        fitting = LENGTHS.max(axis=1) <= 30
+        assert (taken[-1][:400] == 2 * fitting[:400]).all()
+        assert taken[-1][400:].sum() == round(0.25 * fitting[400:].sum())
+        assert (taken[-1][400:] <= fitting[400:]).all()
+    assert (taken[0] != taken[1]).any()
 
 
 def test_collator_of_nothing_has_nothing_to_learn() -> None:
     batch = PairCollator(0)([])
+    assert batch.pop("numbers").shape == (0,)
     assert (batch["labels"] == -100).all()
     assert all(tensor.shape == (1, 1) and tensor.dtype == torch.long for tensor in batch.values())
 
 
 @pytest.mark.real_data
 def test_little_padding_on_multi30k(multi30k) -> None:
-    sides = [
-        [len(line.split()) + 1 for line in (multi30k / f"train.{side}").read_text("utf-8").splitlines()]
-        for side in ("en", "de")
-    ]
-    lengths = np.array(sides).T
-    batches = TokenBudgetBatchSampler(lengths, 4096).batches()
-    cells = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in batches)
-    assert lengths.sum() / cells > 0.95
+    """At most 5 % of all positions, source and target together, with a joint vocabulary of 10 000."""
+    sides = [(multi30k / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
+    tokenizer = train_tokenizer(itertools.chain(*sides), 10_000)
+    lengths = np.array([[len(ids) for ids in tokenizer(side)["input_ids"]] for side in sides]).T
+    sampler = TokenBudgetBatchSampler(lengths, 4096)
+    for epoch in (0, 1):
+        sampler.set_position(epoch)
+        cells = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in sampler.batches())
+        assert 1 - lengths.sum() / cells <= 0.05

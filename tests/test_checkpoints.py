@@ -86,7 +86,7 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     checkpoint(tmp_path, 300, complete=False)
     temporary_name(tmp_path / "checkpoint-400").mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
-    remove_old_checkpoints(tmp_path, 2)
+    remove_old_checkpoints(tmp_path, 5, keep_last=2)
     assert not temporary_name(tmp_path / "checkpoint-400").exists()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
 
@@ -102,9 +102,9 @@ def test_the_best_checkpoints_stay_beside_the_last(tmp_path) -> None:
     names = [path.name for path in best_checkpoints(tmp_path, 2)]
     assert names == ["checkpoint-2", "checkpoint-3"]
     assert [path.name for path in best_checkpoints(tmp_path, 9)] == [f"checkpoint-{n}" for n in (1, 2, 3, 5)]
-    remove_old_checkpoints(tmp_path, keep_last=1, keep_best=2)
+    remove_old_checkpoints(tmp_path, 1, keep_last=1, keep_best=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == [*names, "checkpoint-6"]
-    remove_old_checkpoints(tmp_path, keep_last=1)
+    remove_old_checkpoints(tmp_path, 1, keep_last=1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
     (tmp_path / "validations.jsonl").write_text("{")
     with pytest.raises(ValueError, match="validations.jsonl is damaged"):

@@ -1,4 +1,4 @@
-"""hf-vaswani translate: one line in, one line out."""
+"""hf-vaswani translate: one line in, one line out. hf-vaswani average: several checkpoints in, one model out."""
 
 import io
 import sys
@@ -70,3 +70,75 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypat
     with pytest.raises(SystemExit) as stop:
         main(["fly"])
     assert stop.value.code == 2
+
+
+def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) -> None:
+    from hf_vaswani import evaluation
+
+    seen = []
+    monkeypatch.setattr(evaluation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
+    arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
+    code, _, error = translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)
+    assert (code, seen) == (2, []) and "no tag for the target language 'de'" in error
+    from hf_vaswani import tokenizer
+
+    load = tokenizer.load_tokenizer
+
+    def tagged(name):
+        loaded = load(name)
+        tokenizer.add_language_tags(loaded, ["de"])
+        return loaded
+
+    monkeypatch.setattr(tokenizer, "load_tokenizer", tagged)
+    assert translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)[0] == 0
+    assert seen == ["<2de> one", "", "<2de> two"]
+
+
+def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
+    """That of the run itself, from the same checkpoints; named one by one, or as the last of their run."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    names = [str(tiny_run / name) for name in ("checkpoint-8", "checkpoint-12")]
+    assert main(["average", *names, "--output", str(tmp_path / "named")]) == 0
+    assert main(["average", str(tiny_run), "--last", "2", "--output", str(tmp_path / "last")]) == 0
+    assert "checkpoint-8" in capsys.readouterr().out
+    expected = load_file(tiny_run / "model" / "model.safetensors")
+    for folder in (tmp_path / "named", tmp_path / "last"):
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        assert all((model.state_dict()[name] == weight).all() for name, weight in expected.items())
+        assert model.generation_config.num_beams == 2
+        assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+        assert not list(folder.glob("*.bin")) + list(folder.glob("*.pkl")) + list(folder.glob("progress.json"))
+    # Models can be averaged too, of whichever runs; the mean of a model and itself is that model.
+    model = str(tiny_run / "model")
+    assert main(["average", model, model, "--output", str(tmp_path / "again")]) == 0
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all((again[name] == weight).all() for name, weight in expected.items())
+
+
+def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
+    # Only the last checkpoint of this run was validated.
+    assert main(["average", str(tiny_run), "--best", "1", "--output", str(tmp_path / "best")]) == 0
+    assert "checkpoint-12" in capsys.readouterr().out
+    assert main(["average", str(tiny_run), "--best", "2", "--by", "loss", "--output", str(tmp_path / "two")]) == 2
+    assert "has 1 such checkpoints, and not 2" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}/checkpoint-9", "--output", "{new}"], "There is no folder"),
+        (["{run}", "--output", "{new}"], "model.safetensors cannot be read"),
+        (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
+        (["{run}", "--last", "0", "--output", "{new}"], "N being 1 or more"),
+        (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last N or --best N"),
+        (["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"], "Of one run"),
+    ],
+)
+def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, words) -> None:
+    new = tmp_path / "new"
+    assert main(["average", *(argument.format(run=tiny_run, new=new) for argument in arguments)]) == 2
+    assert words in capsys.readouterr().err
+    assert not new.exists()

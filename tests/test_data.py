@@ -5,11 +5,9 @@ import json
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 
-from hf_vaswani.data import encode_pairs, load_pairs, pair_lengths
-from hf_vaswani.tokenizer import train_tokenizer
+from hf_vaswani.data import load_pairs
 
 # What readers of tables stumble over: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
 PAIRS = [
@@ -176,16 +174,89 @@ def test_missing_files_languages_columns_and_values(tmp_path) -> None:
         load_pairs("en", "fr", dataset="pocket")
 
 
-def test_encoding_ends_sentences_drops_empty_pairs_and_is_cached(tmp_path) -> None:
-    pairs = load_pairs("en", "de", train_files=aligned(tmp_path, [("a b", "c"), ("", "x"), ("y", "  "), ("d", "e f")]))
-    tokenizer = train_tokenizer(["a b c d e f"], 270)
-    encoded = encode_pairs(pairs["train"], tokenizer)
-    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in encoded["source_ids"]] == ["a b", "d"]
-    assert all(ids[-1] == 2 for side in ("source_ids", "target_ids") for ids in encoded[side])
-    assert encode_pairs(pairs["train"], tokenizer).cache_files == encoded.cache_files != []
-    assert encode_pairs(pairs["train"], train_tokenizer(["a b"], 264)).cache_files != encoded.cache_files
-    expected = [[len(a), len(b)] for a, b in zip(encoded["source_ids"], encoded["target_ids"], strict=True)]
-    np.testing.assert_array_equal(pair_lengths(encoded), expected)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("few.tsv", "en\tde\na\tb\nc\nd\te\n", ["few.tsv, line 3", "1 columns", "2"]),
+        ("many.tsv", "en\tde\na\tb\nc\td\te\n", ["many.tsv, line 3", "3 columns", "2"]),
+        ("first.tsv", "en\tde\na\tb\tc\n", ["first.tsv, line 2", "3 columns", "2"]),
+        ("few.csv", 'en,de\n"a\n1",b\nc\n', ["few.csv, line 4", "1 columns", "2"]),
+        ("many.csv", "en,de\na,b\nc,d,e\n", ["many.csv, line 3", "3 columns", "2"]),
+        ("open.csv", 'en,de\na,b\n"c,d\ne,f\n', ["open.csv, line 4", "unexpected end"]),
+        ("gap.tsv", "en\tde\na\tb\n\nc\td\n", ["gap.tsv, line 3", "empty"]),
+        ("bytes.csv", b"en,de\na,\xff\n", ["bytes.csv, line 2", "UTF-8"]),
+    ],
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_ragged_table_is_refused_with_its_line(tmp_path, name, content, words, streaming) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError) as error:
+        list(load_pairs("en", "de", train_files=str(tmp_path / name), streaming=streaming)["train"])
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_table_without_header_has_its_width_from_the_first_row_and_may_end_in_empty_lines(tmp_path) -> None:
+    path = tmp_path / "text.tsv"
+    path.write_text("a\tb\nc\td\n\n\n")
+    columns = {"source_column": 0, "target_column": 1}
+    assert rows(load_pairs("en", "de", train_files=str(path), **columns)["train"]) == [("a", "b"), ("c", "d")]
+    path.write_text("a\tb\nc\td\te\n")
+    with pytest.raises(ValueError, match=r"text\.tsv, line 2, has 3 columns, but the first line has 2"):
+        load_pairs("en", "de", train_files=str(path), **columns)
+
+
+@pytest.mark.parametrize("kind", ["aligned", "tsv", "csv", "jsonl", "translation.jsonl", "parquet", "saved", "pocket"])
+def test_a_stream_has_the_pairs_that_are_read_onto_the_disk(tmp_path, kind) -> None:
+    path = tmp_path / f"text.{kind}"
+    table = [{"en": en, "de": de} for en, de in PAIRS]
+    data: dict[str, object] = {"train_files": str(path)}
+    if kind == "aligned":
+        data = {"train_files": aligned(tmp_path)}
+    elif kind == "saved":
+        datasets.Dataset.from_list(table).save_to_disk(path)
+        data = {"dataset": str(path), "validation_split": None, "test_split": None}
+    elif kind == "pocket":
+        data = {"dataset": "pocket"}
+    elif kind == "parquet":
+        datasets.Dataset.from_list(table).to_parquet(path)
+    elif kind == "tsv":
+        path.write_text("en\tde\n" + "".join(f"{en}\t{de}\n" for en, de in PAIRS))
+    elif kind == "csv":
+        datasets.Dataset.from_list(table).to_csv(path)
+    else:
+        lines = [{"translation": row} for row in table] if kind.startswith("translation") else table
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stream = load_pairs("en", "de", **data, streaming=True)
+    assert isinstance(stream["train"], datasets.IterableDataset)
+    assert all(isinstance(pairs, datasets.Dataset) for split, pairs in stream.items() if split != "train")
+    found = [(row["source"], row["target"]) for row in stream["train"]]
+    assert found == rows(load_pairs("en", "de", **data)["train"])
+    assert len(found) == (20_000 if kind == "pocket" else len(PAIRS))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("text.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', ["text.jsonl: row 2", "no target text"]),
+        ("bytes.jsonl", b'{"en": "a", "de": "b"}\n{"en": "\xff", "de": "b"}\n', ["bytes.jsonl, line 2", "UTF-8"]),
+        ("number.jsonl", b'{"en": 1, "de": "b"}\n', ["number.jsonl: row 1", "1 for its source text"]),
+        ("other.jsonl", b'{"en": "a", "fr": "b"}\n', ["other.jsonl", "no column 'de'", "'en', 'fr'"]),
+    ],
+)
+def test_what_is_wrong_with_a_stream_shows_when_it_is_read(tmp_path, name, content, words) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        list(load_pairs("en", "de", train_files=str(tmp_path / name), streaming=True)["train"])
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_unequal_line_counts_of_a_stream_are_counted_to_the_end(tmp_path) -> None:
+    files = aligned(tmp_path)
+    with open(files["de"], "a", encoding="utf-8") as file:
+        file.write("mehr\nund mehr\n")
+    stream = load_pairs("en", "de", train_files=files, streaming=True)["train"]
+    with pytest.raises(ValueError, match=rf"text.en has {len(PAIRS)} and \S+text.de has {len(PAIRS) + 2}"):
+        list(stream)
 
 
 @pytest.mark.real_data

@@ -33,6 +33,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.tokenizer import add_language_tags
 
 # The type hints of pipeline() list the tasks that transformers brings itself.
 pipeline: Any = pipelines.pipeline
@@ -414,6 +415,23 @@ def test_languages_come_from_the_task(model: Any) -> None:
 
 def test_languages_mean_nothing_to_other_tokenizers(translator: Any) -> None:
     assert translator("cat", src_lang="en", tgt_lang="de") == translation("katze")
+
+
+def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> None:
+    tokenizer = build_tokenizer()
+    plain = tokenizer("a dog")["input_ids"]
+    add_language_tags(tokenizer, ["de", "fr"])
+    de, fr = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    translator = pipeline("translation", model=model, tokenizer=tokenizer)
+    assert translator.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    # Without a language it is the sender's own business, who may write the tag.
+    assert translator.preprocess("a dog")["input_ids"].tolist() == [plain]
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+    by_task = pipeline("translation_en_to_fr", model=model, tokenizer=tokenizer)
+    assert by_task.preprocess("a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert by_task.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
+        translator("a dog", tgt_lang="es")
 
 
 def test_task_specific_settings_of_the_config(folder: str, tmp_path: Path) -> None:

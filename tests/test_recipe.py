@@ -6,11 +6,20 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.recipe import EvaluationRecipe, ModelRecipe, Recipe, TokenizerRecipe, TrainingRecipe, load_recipe
+from hf_vaswani.recipe import (
+    EvaluationRecipe,
+    ModelRecipe,
+    Recipe,
+    SourceRecipe,
+    TokenizerRecipe,
+    TrainingRecipe,
+    load_recipe,
+)
 
 from .conftest import ROOT
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+# Those of configs/accelerate are not recipes: they say on how many processes to train one.
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
 
 
 def write(folder: Path, text: str) -> str:
@@ -43,6 +52,25 @@ def test_saved_recipe_is_complete_and_loads_equal(tmp_path) -> None:
     recipe = load_recipe([write(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
     recipe.save(tmp_path / "saved.yaml")
     assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+
+
+SOURCES = "data: {target_language: de}\nmore_data:\n- {target_language: fr, train_files: {en: a, fr: b}, weight: 2}\n"
+
+
+def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
+    path = write(tmp_path, SOURCES)
+    recipe = load_recipe([path])
+    assert recipe.more_data == [SourceRecipe(target_language="fr", train_files={"en": "a", "fr": "b"}, weight=2.0)]
+    recipe.save(tmp_path / "saved.yaml")
+    assert load_recipe([str(tmp_path / "saved.yaml")]).flat() == recipe.flat()
+    # The command line speaks of the last source, adds one, or names all anew.
+    last = load_recipe([path, "--more_data.weight=0.5", "--more_data.train_files", "{en: c, fr: d}"])
+    assert (last.more_data[0].weight, last.more_data[0].train_files) == (0.5, {"en": "c", "fr": "d"})
+    assert last.more_data[0].target_language == "fr"
+    assert last.flat() != recipe.flat()
+    two = load_recipe([path, "--more_data+", "{target_language: es}"])
+    assert [source.target_language for source in two.more_data] == ["fr", "es"]
+    assert load_recipe([path, "--more_data", "[]"]).more_data == []
 
 
 def test_flat_names_every_key_as_the_command_line_does() -> None:
@@ -138,6 +166,17 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("evaluation: {max_length_offset: null}\n", ["max_length_offset", "max_length", "not both be null"]),
         ("evaluation: {length_penalty_type: wu}\n", ["length_penalty_type", "wu", "gnmt"]),
         ("training: {max_steps: [}\n", ["YAML", "line 1"]),
+        ("data: {weight: 0}\n", ["data.weight", "above 0"]),
+        ("data: {stream_window: 0}\n", ["data.stream_window", "at least 1"]),
+        ("more_data: {weight: 2}\n", ["list", "'more_data'", "{'weight': 2}"]),
+        ("more_data: [5]\n", ["list", "'more_data'", "[5]"]),
+        ("more_data: [{}]\n", ["list", "'more_data'", "[{}]"]),
+        ("more_data:\n- {wieght: 2}\n", ["'more_data.wieght'", "'more_data.weight'"]),
+        ("more_data:\n- {weight: 1}\n- {weight: -1}\n", ["more_data[1].weight", "above 0", "-1"]),
+        ("more_data:\n- {train_split: null}\n", ["more_data[0].train_split", "null"]),
+        ("more_data:\n- {streaming: true}\n", ["'more_data.streaming'"]),
+        ("more_data:\n- {weight: two}\n", ["more_data", "weight", "two"]),
+        ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
     ],
 )
 def test_a_slip_in_the_file_is_named(tmp_path, text, words) -> None:

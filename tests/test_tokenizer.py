@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
-from hf_vaswani.tokenizer import load_tokenizer, train_tokenizer
+from hf_vaswani.tokenizer import add_language_tags, find_language_tag, load_tokenizer, train_tokenizer
 
 from .conftest import ROOT
 
@@ -209,6 +209,36 @@ def test_a_vocabulary_without_room_is_refused() -> None:
         with pytest.raises(ValueError, match=f"vocab_size 20 is too small for '{kind}'"):
             train_tokenizer(TEXT, 20, kind)
     assert len(train_tokenizer(TEXT, 1, "bytes")) == 260
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) -> None:
+    """Written into the text; the vocabulary has the size that was asked for, and the tags stand at its end."""
+    tokenizer = train_tokenizer([*TEXT, *HARD], 400, kind, languages=["de", "pt-br"])
+    plain = train_tokenizer([*TEXT, *HARD], 398, kind)
+    assert len(tokenizer) == len(plain) + 2
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for sentence in (*TEXT[:3], *HARD, "", "<2fr> a"):
+        ids = plain(sentence)["input_ids"]
+        assert loaded(sentence)["input_ids"] == ids
+        for space in ("", " ", "  "):
+            assert loaded(f"<2de>{space}{sentence}")["input_ids"] == [len(plain), *ids]
+        assert loaded(f"<2pt-br> {sentence}")["input_ids"] == [len(plain) + 1, *ids]
+    assert find_language_tag(loaded, "pt-br") == "<2pt-br>"
+    with pytest.raises(ValueError, match="target language 'fr', only for de, pt-br"):
+        find_language_tag(loaded, "fr")
+    with pytest.raises(ValueError, match="target language 'fr', nor for any"):
+        find_language_tag(plain, "fr")
+    # A tag that is there already is not added again.
+    add_language_tags(loaded, ["de", "fr"])
+    assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]
+
+
+def test_a_vocabulary_has_room_for_its_tags() -> None:
+    with pytest.raises(ValueError, match="vocab_size 261 .*262"):
+        train_tokenizer(TEXT, 261, languages=["de", "fr"])
+    assert len(train_tokenizer(TEXT, 262, languages=["de", "fr"])) == 262
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path) -> None:

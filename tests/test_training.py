@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -121,11 +122,12 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
 
     seen = {}
 
-    def stop(_, run, sampler, model, optimizer, schedule):
-        seen.update(optimizer=optimizer.optimizer, schedule=schedule.scheduler, tokenizer=run.tokenizer)
+    def stop(run, trainee, _):
+        optimizer, schedule = trainee.optimizer.optimizer, trainee.schedule.scheduler
+        seen.update(optimizer=optimizer, schedule=schedule, tokenizer=run.tokenizer)
         raise ValueError("Enough is seen.")
 
-    monkeypatch.setattr(training, "_train_until", lambda max_steps, *rest: stop(max_steps, *rest[1:]))
+    monkeypatch.setattr(training, "_train", stop)
     switches = {"schedule": "constant", "peak_learning_rate": 0.5, "warmup_steps": 2, "weight_decay": 0.125}
     arguments = [*tiny_recipe(tiny_run.parent, **switches), "--tokenizer.kind=bytes", "--run_dir", str(tmp_path / "r")]
     assert main(["train", *arguments]) == 2
@@ -178,15 +180,16 @@ def test_the_first_symbol_of_the_target_is_the_recipes(tmp_path, symbol, start) 
 
 def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypatch, capsys) -> None:
     """Those of the highest validation BLEU stay on disk, and are averaged."""
-    from hf_vaswani import training
+    from hf_vaswani import training, validation
 
-    bleu, score = iter([7.0, 1.0, 9.0, 3.0, 5.0]), training._translate_and_score
+    bleu, score = iter([7.0, 1.0, 9.0, 3.0, 5.0]), validation.translate_and_score
 
     def scored(run, model, split, num_beams):
         translations, result = score(run, model, split, num_beams)
         return translations, result | ({"bleu": next(bleu)} if split == "validation" else {})
 
-    monkeypatch.setattr(training, "_translate_and_score", scored)
+    for module in (training, validation):
+        monkeypatch.setattr(module, "translate_and_score", scored)
     switches = {"max_steps": 10, "save_every": 2, "validate_every": 2, "keep_last": 1, "average_best": 2}
     run = tmp_path / "run"
     assert train(tmp_path, run, **switches) == 0
@@ -205,18 +208,147 @@ def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypa
     assert "average_best needs a validation set" in capsys.readouterr().err
 
 
+def test_a_moving_average_is_validated_averaged_and_resumed(tmp_path) -> None:
+    """Recomputed from the checkpoints of every update: average = 0.75 * average + 0.25 * weights."""
+    run, switches = tmp_path / "run", {"save_every": 1, "keep_last": 8, "ema_decay": 0.75, "average_last": 1}
+    assert train(tmp_path, run, max_steps=5, **switches) == 0
+    assert train(tmp_path, run, max_steps=8, **switches) == 0
+    expected = weights(run / "checkpoint-1")
+    for step in range(2, 9):
+        now = weights(run / f"checkpoint-{step}")
+        expected = {name: 0.75 * expected[name] + 0.25 * now[name] for name in now}
+    kept = load_file(run / "checkpoint-8" / "ema.safetensors")
+    published = load_file(run / "model" / "model.safetensors")
+    assert set(kept) == set(expected) == set(published)
+    for name in kept:
+        torch.testing.assert_close(kept[name], expected[name], atol=1e-6, rtol=0)
+        assert torch.equal(published[name], kept[name])
+    # With a decay of nearly 1 the average stays at the first update's weights, and so does the validation.
+    frozen = tmp_path / "frozen"
+    assert train(tmp_path, frozen, max_steps=8, validate_every=4, **(switches | {"ema_decay": 1 - 1e-12})) == 0
+    losses = [json.loads(line)["loss"] for line in (frozen / "validations.jsonl").read_text().splitlines()]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("best_by", "end"), [("bleu", 8), ("loss", 10)])
+def test_patience_ends_a_run_early(tmp_path, monkeypatch, best_by, end) -> None:
+    """Two validations in a row without a new best; a complete run stays complete, and more patience goes on."""
+    from hf_vaswani import validation
+
+    bleu, loss = iter([1.0, 3.0, 2.0, 3.0, 9.0, 9.0]), iter([5.0, 4.0, 3.0, 6.0, 3.5, 1.0])
+    score, patched = validation.translate_and_score, {"validation": bleu}
+
+    def scored(run, model, split, num_beams):
+        translations, result = score(run, model, split, num_beams)
+        return translations, result | {"bleu": next(patched[split])}
+
+    monkeypatch.setattr(validation, "translate_and_score", scored)
+    monkeypatch.setattr(validation, "validation_loss", lambda *_: next(loss))
+    switches = {"max_steps": 40, "save_every": 2, "validate_every": 2, "best_by": best_by, "keep_best": 1}
+    run = tmp_path / "run"
+    assert train(tmp_path, run, patience=2, keep_last=1, average_last=1, **switches) == 0
+    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == end
+    best = [line["step"] for line in lines if line["best"]]
+    assert best == ([8] if best_by == "bleu" else [6])
+    assert {path.name for path in run.glob("checkpoint-*")} == {f"checkpoint-{step}" for step in (*best, end)}
+    before = (run / "model" / "model.safetensors").stat().st_mtime_ns
+    assert train(tmp_path, run, patience=2, keep_last=1, average_last=1, **switches) == 0
+    assert (run / "model" / "model.safetensors").stat().st_mtime_ns == before
+    switches["max_steps"] = end + 1
+    assert train(tmp_path, run, patience=9, keep_last=1, average_last=1, **switches) == 0
+    assert json.loads((run / "test.json").read_text())["step"] == end + 1
+
+
+def test_gradient_checkpointing_computes_twice_and_changes_no_weight(tiny_run, tmp_path, monkeypatch) -> None:
+    """Dropout included: the second pass draws the same."""
+    from hf_vaswani.modeling_vaswani import VaswaniFeedForward
+
+    calls, forward = 0, VaswaniFeedForward.forward
+
+    def counted(self, hidden_states):
+        nonlocal calls
+        calls += self.training
+        return forward(self, hidden_states)
+
+    monkeypatch.setattr(VaswaniFeedForward, "forward", counted)
+    assert train(tiny_run.parent, tmp_path / "run", gradient_checkpointing="true") == 0
+    layers, updates = 2, 12
+    assert calls == 2 * layers * updates
+    ours, theirs = weights(tmp_path / "run" / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=0)
+
+
+@pytest.fixture
+def new_state() -> Iterator[None]:
+    """Accelerate keeps a process's number format and compiler for all later trainings in it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path, monkeypatch, new_state) -> None:
+    """By dynamo without its code generator, which would take a minute here; a resumed run is not another one."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import TorchDynamoPlugin
+    from torch._dynamo.utils import counters
+
+    from hf_vaswani import preparation
+
+    monkeypatch.setattr(
+        preparation, "TorchDynamoPlugin", lambda backend, dynamic: TorchDynamoPlugin(backend="eager", dynamic=dynamic)
+    )
+    torch._dynamo.reset()
+    counters.clear()
+    # Without dropout: compiled, it draws other numbers.
+    arguments = [*tiny_recipe(tiny_run.parent), "--model.dropout=0", "--run_dir"]
+    assert main(["train", *arguments, str(tmp_path / "plain")]) == 0
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert main(["train", *arguments, str(tmp_path / "run"), "--training.compile=true"]) == 0
+    # A first batch that is special in some length, and all others.
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
+    assert not counters["graph_break"]
+    ours, theirs = (weights(tmp_path / name / "checkpoint-12") for name in ("run", "plain"))
+    assert set(ours) == set(theirs)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-4, rtol=0)
+    torch._dynamo.reset()
+
+
+def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
+    run = tmp_path / "run"
+    assert train(tmp_path, run, mixed_precision="bf16", max_steps=4) == 0
+    assert json.loads((run / "environment.json").read_text())["mixed_precision"] == "bf16"
+    assert {weight.dtype for weight in weights(run / "checkpoint-4").values()} == {torch.float32}
+
+
+def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
+    """It loads as it is, with its tied weights, its search and its tokenizer."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = tiny_run / "checkpoint-8"
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.lm_head.weight is model.model.encoder.embed_tokens.weight
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in weights(folder).items())
+    assert model.generation_config.num_beams == 2
+    assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+
+
 def test_a_stop_inside_an_epoch_resumes_inside_it(tiny_run, tmp_path) -> None:
     """The checkpoints of the tiny run are not at the ends of epochs."""
     progress = json.loads((tiny_run / "checkpoint-8" / "progress.json").read_text())
     assert progress["step"] == 8
-    assert progress["update"] > 0
+    assert progress["position"]["update"] > 0
 
 
 def test_epochs_are_counted(tiny_run) -> None:
     progress = json.loads((tiny_run / "checkpoint-12" / "progress.json").read_text())
     assert progress["step"] == 12
-    assert progress["epoch"] >= 1
-    assert 0 < progress["update"] < 12
+    assert progress["position"]["epoch"] >= 1
+    assert 0 < progress["position"]["update"] < 12
 
 
 def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
@@ -247,15 +379,15 @@ def test_a_seed_is_a_run(tiny_run, tmp_path) -> None:
 
 
 def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, monkeypatch) -> None:
-    from hf_vaswani import training
+    from hf_vaswani import validation
 
-    beams, translate = [], training.translate_corpus
+    beams, translate = [], validation.translate_corpus
 
     def spy(*args, num_beams: int, **kwargs):
         beams.append(num_beams)
         return translate(*args, num_beams=num_beams, **kwargs)
 
-    monkeypatch.setattr(training, "translate_corpus", spy)
+    monkeypatch.setattr(validation, "translate_corpus", spy)
     assert train(tiny_run.parent, tmp_path / "run", max_steps=1) == 0
     assert beams == [1, 2]
 
@@ -299,8 +431,8 @@ def test_who_shares_the_label_smoothing(over, epsilon) -> None:
     logits = model(**batch).logits[0]
     expected = torch.nn.functional.cross_entropy(logits, ids[0], label_smoothing=epsilon)
     recipe = TrainingRecipe(label_smoothing=0.2, label_smoothing_over=over)
-    loss, _ = _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
-    assert loss.item() == pytest.approx(expected.item())
+    update = _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
+    assert update.loss == pytest.approx(expected.item())
 
 
 def test_epsilon_over_all_tokens_by_hand() -> None:
@@ -343,37 +475,66 @@ def test_an_update_does_not_depend_on_how_it_is_split() -> None:
         model = VaswaniForConditionalGeneration(config).double().train()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         batches = [batch | {"attention_mask": torch.ones_like(batch["input_ids"])} for batch in batches]
-        loss, tokens = _update(Accelerator(), model, optimizer, batches, TrainingRecipe())
-        results.append((loss.item(), tokens.item(), torch.cat([p.detach().flatten() for p in model.parameters()])))
+        update = _update(Accelerator(), model, optimizer, batches, TrainingRecipe())
+        results.append((update.loss, update.tokens, torch.cat([p.detach().flatten() for p in model.parameters()])))
     assert results[0][1] == results[1][1] == 23
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
     torch.testing.assert_close(results[0][2], results[1][2], atol=1e-7, rtol=0)
 
 
-def test_two_processes_equal_one(tmp_path) -> None:
-    """Two processes that take turns at the batches of one make the same model (dropout off)."""
-    folder = tmp_path
-    arguments = [*tiny_recipe(folder, max_steps=4, save_every=4, average_last=1), "--model.dropout=0"]
-    one = [*arguments, "--training.accumulation_steps=2", "--run_dir", str(folder / "one")]
-    two = [*arguments, "--training.accumulation_steps=1", "--run_dir", str(folder / "two")]
-    assert main(["train", *one]) == 0
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        "--standalone",
-        str(ROOT / "train.py"),
-    ]
-    done = subprocess.run([*launch, *two], capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+def by_torchrun(arguments: list[str], folder: Path) -> None:
+    """The real command, as two processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command = [*launch, str(ROOT / "train.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    ours, theirs = weights(folder / "one" / "checkpoint-4"), weights(folder / "two" / "checkpoint-4")
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=0)
-    translations = [(folder / run / "test_translations.txt").read_text() for run in ("one", "two")]
+
+
+def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
+    """
+    One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 20 updates.
+    Of an odd number of batches, the last update of an epoch has fewer than the others, and one process none.
+    """
+    from hf_vaswani import training
+
+    arguments = [*tiny_recipe(tmp_path, max_steps=20, save_every=20, average_last=1, tokens_per_batch=88)]
+    arguments += ["--model.dropout=0", "--evaluation.num_beams=1"]
+    arguments += ["--training.schedule=constant", "--training.peak_learning_rate=0.0005"]
+    runs = {"four": ["--training.accumulation_steps=4"], "two": ["--training.accumulation_steps=2"]}
+    assert main(["train", *arguments, *runs["four"], "--run_dir", str(tmp_path / "four")]) == 0
+    by_torchrun([*arguments, *runs["two"], "--run_dir", str(tmp_path / "two")], tmp_path)
+
+    # The same updates as one batch each, which no budget of tokens would give: their batches are joined.
+    update, sizes = training._update, set()
+
+    def joined(accelerator, model, optimizer, batches, *rest):
+        sizes.add(len(batches))
+        fillings = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        whole = {
+            name: torch.cat([pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches])
+            for name, filling in fillings.items()
+        }
+        return update(accelerator, model, optimizer, [whole], *rest)
+
+    def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=filling)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_update", joined)
+        assert main(["train", *arguments, *runs["four"], "--run_dir", str(tmp_path / "one")]) == 0
+    assert 4 in sizes and sizes & {1, 3}, "an epoch is to end with an odd number of batches"
+
+    progress = json.loads((tmp_path / "two" / "checkpoint-20" / "progress.json").read_text())
+    assert progress["position"]["epoch"] >= 2
+    one, four, two = (weights(tmp_path / name / "checkpoint-20") for name in ("one", "four", "two"))
+    for name in one:
+        torch.testing.assert_close(four[name], one[name], atol=1e-6, rtol=0)
+        torch.testing.assert_close(two[name], one[name], atol=1e-6, rtol=0)
+    translations = [(tmp_path / run / "test_translations.txt").read_text() for run in ("four", "two")]
     assert translations[0] == translations[1]
-    validations = [json.loads((folder / run / "validations.jsonl").read_text()) for run in ("one", "two")]
+    validations = [json.loads((tmp_path / run / "validations.jsonl").read_text()) for run in ("four", "two")]
     assert validations[0]["loss"] == pytest.approx(validations[1]["loss"], rel=1e-5)
+    assert validations[0]["bleu"] == validations[1]["bleu"]
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_path) -> None:

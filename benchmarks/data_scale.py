@@ -1,0 +1,168 @@
+"""Does the data scale? Pairs per second and private memory of the way from text to batches, for more and more pairs.
+
+Multi30k is repeated until there are enough pairs, or the built-in corpus where Multi30k is not given. Every row of the
+table that `python benchmarks/data_scale.py [FOLDER_OF_MULTI30K]` prints is measured in processes of its own. Private
+memory is what they alone hold: the memory-mapped files, which the system may drop at any time, are left out, and what
+forked processes share is counted once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+import psutil
+
+TRAIN_FILES = ("train.en", "train.de")
+PAIRS = (250_000, 1_000_000)
+TOKENS_PER_BATCH = 4096
+VOCABULARY = 10_000
+ARGUMENT = "--measure"
+
+
+def write_corpus(multi30k: Path | None, folder: Path, count: int) -> dict[str, str]:
+    """Writes two line-aligned files of `count` pairs."""
+    from hf_vaswani.pocket_corpus import draw_splits
+
+    if multi30k is None:
+        sides = list(zip(*draw_splits()["train"], strict=True))
+    else:
+        sides = [tuple((multi30k / name).read_text("utf-8").split("\n")[:-1]) for name in TRAIN_FILES]
+    files = {language: folder / f"{count}.{language}" for language in ("en", "de")}
+    for path, lines in zip(files.values(), sides, strict=True):
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in islice(cycle(lines), count))
+    return {language: str(path) for language, path in files.items()}
+
+
+def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str) -> None:
+    """The way from text to batches, in this process; a line of JSON says what each part of it took."""
+    import datasets
+
+    from hf_vaswani.corpus import build_updates, make_tokenizer, read_sources
+    from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
+
+    datasets.disable_progress_bars()
+    recipe = Recipe(
+        run_dir=run_dir,
+        data=DataRecipe(train_files=files, streaming=streaming, num_proc=processes if processes > 1 else None),
+        tokenizer=TokenizerRecipe(vocab_size=VOCABULARY),
+        training=TrainingRecipe(tokens_per_batch=TOKENS_PER_BATCH, data_workers=processes - 1 if streaming else 0),
+    )
+    started = time.perf_counter()
+
+    def report(phase: str, **more: float) -> None:
+        nonlocal started
+        sys.stdout.write(json.dumps({"phase": phase, "seconds": time.perf_counter() - started, **more}) + "\n")
+        sys.stdout.flush()
+        started = time.perf_counter()
+
+    report("start")
+    sources = read_sources(recipe)
+    report("read")
+    tokenizer = make_tokenizer(recipe, sources)
+    report("vocabulary")
+    updates = build_updates(recipe, sources, tokenizer)
+    report("encode")
+    target, real, cells, asked = 0, 0, 0, 0.0
+    before = time.perf_counter()
+    for batches, position in updates.after(updates.start):
+        asked += time.perf_counter() - before
+        for batch in batches:
+            tokens = int((batch["labels"] != -100).sum())
+            target += tokens
+            real += tokens + int(batch["attention_mask"].sum())
+            cells += batch["labels"].numel() + batch["attention_mask"].numel()
+        if position.get("epoch") == 0 and position["update"] == len(updates.sampler.updates()):
+            break
+        if "places" in position and position["places"][0]["passes"] and not position["update"]:
+            break
+        before = time.perf_counter()
+    report("epoch", rate=target / asked, padding=1 - real / cells)
+
+
+def private_memory(process: psutil.Process) -> int:
+    """Bytes of anonymous memory of a process and its children; a page that n of them share counts 1/n in each."""
+    total = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            lines = Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines()
+            total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss_Anon"))
+        except OSError:
+            # It has ended meanwhile.
+            continue
+    return total
+
+
+def watch(files: dict[str, str], streaming: bool, processes: int, folder: Path) -> dict[str, dict[str, float]]:
+    """Runs [`measure`] in a process of its own; returns what its phases took, and the most memory that each had."""
+    arguments = json.dumps([files, streaming, processes, str(folder / "run")])
+    environment = os.environ | {"HF_DATASETS_CACHE": tempfile.mkdtemp(dir=folder), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, ARGUMENT, arguments]
+    phases: dict[str, dict[str, float]] = {}
+    peak = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdout is not None
+        done = threading.Event()
+
+        def sample() -> None:
+            nonlocal peak
+            process = psutil.Process(child.pid)
+            while not done.wait(0.2):
+                try:
+                    peak = max(peak, private_memory(process))
+                except psutil.NoSuchProcess:
+                    return
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        for line in child.stdout:
+            phase = json.loads(line)
+            phases[phase.pop("phase")] = phase | {"peak": peak}
+            peak = 0
+        done.set()
+        thread.join()
+    if child.returncode:
+        raise RuntimeError(f"{command} ended with {child.returncode}.")
+    return phases
+
+
+def main() -> None:
+    """Prints a row for each number of pairs, processes, and way of reading."""
+    if sys.argv[1:2] == [ARGUMENT]:
+        measure(*json.loads(sys.argv[2]))
+        return
+    multi30k = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    print(
+        "| way | pairs | processes | reading, pairs/s | tokenising, pairs/s | private memory: reading, vocabulary, "
+        "tokenising (MB) | an epoch of batches (MB) | batches, target tokens/s | padding |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for streaming in (False, True):
+        for processes in (1, 2):
+            for pairs in PAIRS:
+                with tempfile.TemporaryDirectory() as name:
+                    files = write_corpus(multi30k, Path(name), pairs)
+                    phases = watch(files, streaming, processes, Path(name))
+                speeds = [f"{pairs / phases[phase]['seconds']:,.0f}" for phase in ("read", "encode")]
+                peaks = [phases[phase]["peak"] / 1e6 for phase in ("read", "vocabulary", "encode", "epoch")]
+                cells = [
+                    "stream" if streaming else "files",
+                    f"{pairs:,}",
+                    str(processes),
+                    *(["", ""] if streaming else speeds),
+                    ", ".join(f"{peak:,.0f}" for peak in peaks[:3]),
+                    f"{peaks[3]:,.0f}",
+                    f"{phases['epoch']['rate']:,.0f}",
+                    f"{100 * phases['epoch']['padding']:.1f} %",
+                ]
+                print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""How sentence pairs become ids: encoded once, cached in Arrow files by `datasets`, and read from there as views."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+try:
+    import datasets
+    import pyarrow as pa
+    from datasets import Dataset
+    from datasets.fingerprint import Hasher
+except ImportError as error:
+    raise ImportError(f"Encoding training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+ENCODED = datasets.Features(
+    {
+        "number": datasets.Value("int64"),
+        "source_ids": datasets.List(datasets.Value("int32")),
+        "target_ids": datasets.List(datasets.Value("int32")),
+    }
+)
+
+
+def encode_pairs(
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    tag: str | None = None,
+    first_number: int = 1,
+    num_proc: int | None = None,
+) -> Dataset:
+    """
+    Turns text into ids, once: the result is cached on disk under the text's and the tokenizer's own fingerprints.
+
+    Args:
+        pairs (`Dataset`): text columns `source` and `target`.
+        tokenizer ([`PreTrainedTokenizerBase`]): a fast one, which ends each sentence with `</s>`.
+        tag (`str`, *optional*): goes in front of every source sentence.
+        first_number (`int`): the number of the first pair; the others count on from there.
+        num_proc (`int`, *optional*): processes that share the work; by default this one, with the tokenizer's threads.
+
+    Returns:
+        `Dataset` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+    """
+
+    def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
+        numbers = [first_number + index for index in indices]
+        return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, tag)
+
+    settings = [tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens, tag, first_number]
+    encoded = pairs.with_format("arrow").map(
+        encode,
+        batched=True,
+        with_indices=True,
+        remove_columns=pairs.column_names,
+        features=ENCODED,
+        num_proc=num_proc,
+        # A fast tokenizer's pickle changes when it is used, so that `datasets` would not find its own cache again.
+        new_fingerprint=Hasher.hash([pairs._fingerprint, *settings]),
+        desc="Encoding",
+    )
+    return encoded.with_format(None)
+
+
+def encode_rows(
+    sources: list[str],
+    targets: list[str],
+    numbers: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    tag: str | None = None,
+) -> pa.Table:
+    """
+    Turns some pairs into ids.
+
+    Args:
+        sources (`list[str]`), targets (`list[str]`): the two sides.
+        numbers (`Sequence[int]`): the number of each pair in the text.
+        tokenizer ([`PreTrainedTokenizerBase`]), tag (`str`, *optional*): as in [`encode_pairs`].
+
+    Returns:
+        `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+    """
+    rows = zip(numbers, sources, targets, strict=True)
+    kept = [row for row in rows if row[1].strip() and row[2].strip()]
+    front = "" if tag is None else f"{tag} "
+    return pa.table(
+        {
+            "number": pa.array([number for number, _, _ in kept], pa.int64()),
+            "source_ids": _ids([front + source for _, source, _ in kept], tokenizer),
+            "target_ids": _ids([target for _, _, target in kept], tokenizer),
+        }
+    )
+
+
+def _ids(sentences: list[str], tokenizer: PreTrainedTokenizerBase) -> pa.ListArray:
+    """What the tokenizer gives for each sentence, without the Python lists that it makes on the way."""
+    # A call of its own brings the tokenizer's settings into force.
+    tokenizer("")
+    # The "fast" one does not look for the place of each token in the sentence.
+    encodings = tokenizer.backend_tokenizer.encode_batch_fast(sentences)
+    ids = [encoding.ids for encoding in encodings]
+    offsets = np.zeros(len(ids) + 1, dtype=np.int32)
+    np.cumsum(list(map(len, ids)), out=offsets[1:])
+    values = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
+    """
+    The rows of what [`encode_pairs`] returned, without copies: the ids are views of the memory-mapped Arrow buffers.
+
+    Args:
+        encoded (`Dataset`): columns `number`, `source_ids` and `target_ids`.
+    """
+
+    def __init__(self, encoded: Dataset) -> None:
+        self.encoded = encoded
+        self._open()
+
+    def _open(self) -> None:
+        batches = [batch for batch in self.encoded.data.to_batches() if batch.num_rows]
+        self.starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+        self.numbers = [batch.column("number").to_numpy() for batch in batches]
+        self.sides = {}
+        for name in ("source_ids", "target_ids"):
+            columns = [batch.column(name) for batch in batches]
+            self.sides[name] = [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+        """Several rows at once, which is how a `DataLoader` asks for a batch."""
+        batches = np.searchsorted(self.starts, rows, side="right") - 1
+        places = np.asarray(rows, dtype=np.int64) - self.starts[batches]
+        return [self._pair(batch, place) for batch, place in zip(batches.tolist(), places.tolist(), strict=True)]
+
+    def _pair(self, batch: int, place: int) -> dict[str, Any]:
+        pair = {"number": self.numbers[batch][place]}
+        for name, batches in self.sides.items():
+            offsets, values = batches[batch]
+            pair[name] = values[offsets[place] : offsets[place + 1]]
+        return pair
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that is not forked maps the file anew; the views would travel as copies.
+        return {"encoded": self.encoded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.encoded = state["encoded"]
+        self._open()
+
+
+def pair_lengths(encoded: Dataset) -> np.ndarray:
+    """
+    Tokens of each side of each pair.
+
+    Args:
+        encoded (`Dataset`): what `encode_pairs` returned.
+
+    Returns:
+        `np.ndarray` of shape `(pairs, 2)`: source and target tokens, `</s>` counted.
+    """
+    batches = encoded.data.to_batches()
+    lengths = np.empty((len(encoded), 2), dtype=np.int32)
+    for side, name in enumerate(("source_ids", "target_ids")):
+        start = 0
+        for batch in batches:
+            lengths[start : start + batch.num_rows, side] = np.diff(batch.column(name).offsets.to_numpy())
+            start += batch.num_rows
+    return lengths

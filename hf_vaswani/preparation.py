@@ -1,0 +1,206 @@
+"""From a recipe to a run that can be trained: processes, text, vocabulary, ids, model, and the run's own folder."""
+
+import ctypes
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .batching import Updates
+from .checkpoints import RECIPE, temporary_name, write_text, written_whole
+from .configuration_vaswani import VaswaniConfig
+from .corpus import EvaluationSet, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from .modeling_vaswani import VaswaniForConditionalGeneration
+from .recipe import Recipe
+from .tokenizer import load_tokenizer
+
+try:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration, TorchDynamoPlugin
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
+TOKENIZER = "tokenizer"
+ENVIRONMENT = "environment.json"
+
+
+@dataclass
+class Run:
+    """What every part of a run looks at, and none changes."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    tokenizer: PreTrainedTokenizerBase
+    updates: Updates
+    sets: dict[str, list[EvaluationSet]]
+
+    @property
+    def folder(self) -> Path:
+        """Where all that the run writes is."""
+        return Path(self.recipe.run_dir)
+
+
+def build_accelerator(recipe: Recipe) -> Accelerator:
+    """
+    The processes of the launch, with the recipe's number format and trackers.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+
+    Returns:
+        [`Accelerator`].
+
+    Raises:
+        ValueError: what was launched does not fit together, or the machine does not have what the recipe asks for.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    on_cpu = launched > 1 and not torch.cuda.is_available()
+    precision = recipe.training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
+    trackers = recipe.training.trackers
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision=recipe.training.mixed_precision,
+        log_with=trackers or None,
+        # One graph for all lengths: compiled for each of them, it would never stop compiling.
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
+        project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+        step_scheduler_with_optimizer=False,
+    )
+    if accelerator.num_processes != launched:
+        raise ValueError(
+            f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
+            "each would train a model of its own."
+        )
+    # Every process has the same to say, so one of them says it.
+    logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
+    available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
+    if set(trackers) - set(available):
+        raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
+    if accelerator.device.type == "cpu":
+        # `accelerate launch` gives a process a single thread unless it is told otherwise.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        torch.set_num_threads(recipe.training.cpu_threads or share)
+        _keep_freed_memory()
+    return accelerator
+
+
+def _keep_freed_memory() -> None:
+    """
+    Asks glibc to keep blocks that are freed for the next one, instead of handing them back to the kernel, which then
+    has to zero the pages of every step's activations anew. Blocks of 4 MiB and more still go back: kept, they lie in
+    holes that the next ones do not fit into. Elsewhere than on glibc this does nothing.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 23)
+
+
+def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
+    """
+    Text, vocabulary and ids of a recipe. The run folder is made once the text is known to be readable.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        accelerator ([`Accelerator`]): the processes that share it.
+        checkpoint (`Path`, *optional*): to resume from; without one, the run starts anew.
+
+    Returns:
+        [`Run`].
+
+    Raises:
+        ValueError: the data cannot be trained on: with the file, line or key.
+        OSError: a file cannot be read or written.
+    """
+    sources = read_sources(recipe)
+    needing = {"average_best": None, "keep_best": 0, "patience": None}
+    for key in needing:
+        if getattr(recipe.training, key) != needing[key] and not any("validation" in part.pairs for part in sources):
+            raise ValueError(f"training.{key} needs a validation set, which the recipe's data section does not give.")
+    if accelerator.is_main_process:
+        _write_run_files(recipe, accelerator, checkpoint)
+    folder = Path(recipe.run_dir) / TOKENIZER
+    with accelerator.main_process_first():
+        if checkpoint is None and accelerator.is_main_process:
+            tokenizer = make_tokenizer(recipe, sources)
+            with written_whole(folder) as temporary:
+                tokenizer.save_pretrained(temporary)
+    tokenizer = load_tokenizer(str(folder))
+    # Ids come from the cache once one process has made them.
+    with accelerator.local_main_process_first():
+        updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
+        sets = encode_evaluation_sets(recipe, sources, tokenizer)
+    return Run(recipe, accelerator, tokenizer, updates, sets)
+
+
+def build_model(run: Run) -> VaswaniForConditionalGeneration:
+    """The network of a recipe with its first weights, and the search that the recipe's evaluation section asks for."""
+    tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
+    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
+    config = VaswaniConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
+        **asdict(run.recipe.model),
+    )
+    model = VaswaniForConditionalGeneration(config)
+    model.generation_config.update(
+        num_beams=evaluation.num_beams,
+        # transformers saves no setting for which a single beam has no use.
+        length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
+        early_stopping=evaluation.early_stopping if evaluation.num_beams > 1 else None,
+        finish_candidates=evaluation.finish_candidates,
+        length_penalty_type=evaluation.length_penalty_type,
+        max_length_offset=evaluation.max_length_offset,
+        max_length=evaluation.max_length,
+    )
+    logger.info(
+        f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"
+    )
+    return model
+
+
+def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> None:
+    """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
+    run_dir = Path(recipe.run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(run_dir / RECIPE)
+    recipe.save(temporary)
+    temporary.replace(run_dir / RECIPE)
+    if checkpoint is not None:
+        return
+    # Of this package's own repository: an installed one may lie inside somebody else's.
+    root, revision = Path(__file__).parent.parent, ""
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    environment = {
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "git_revision": revision or None,
+        "machine": platform.platform(),
+        "device": str(accelerator.device),
+        "processes": accelerator.num_processes,
+        "cpu_threads": torch.get_num_threads(),
+        "mixed_precision": accelerator.mixed_precision,
+        "seed": recipe.seed,
+        "command": sys.argv,
+    }
+    write_text(run_dir / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")

@@ -1,0 +1,292 @@
+"""Killed anywhere, nothing lost: the same command again ends with the same bits. Asked to stop, it says how."""
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vaswani.checkpoints import list_checkpoints
+
+from .conftest import ROOT, tiny_recipe
+
+# Children that have everything imported, and have not computed yet: threads do not survive a fork.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training", "hf_vaswani.metric"])
+
+# What a program does with files, as Python reports it before it happens.
+FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"}
+
+
+def child(
+    arguments: list[str], run: Path, kill_at: int | None, count_to: Path | None, environment: dict[str, str]
+) -> None:
+    """Trains, and kills itself before it touches the run's folder for the `kill_at`th time."""
+    os.environ.update(environment)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    count = 0
+
+    def audit(event: str, details: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event not in FILE_EVENTS:
+            return
+        # Within a tree that is removed, files are named without their folder.
+        inside = str(details[0]).startswith(str(run)) or (event in ("os.remove", "os.rmdir") and details[-1] != -1)
+        count += inside
+        if kill_at is not None and inside and count == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    from hf_vaswani.cli import main
+
+    if kill_at is not None or count_to is not None:
+        sys.addaudithook(audit)
+    code = main(["train", *arguments, "--run_dir", str(run)])
+    if count_to is not None:
+        count_to.write_text(str(count))
+    sys.exit(code)
+
+
+def start(
+    arguments: list[str],
+    run: Path,
+    kill_at: int | None = None,
+    count_to: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> multiprocessing.process.BaseProcess:
+    process = FORKED.Process(target=child, args=(arguments, run, kill_at, count_to, environment or {}))
+    process.start()
+    return process
+
+
+def train(arguments: list[str], run: Path, kill_at: int | None = None, count_to: Path | None = None) -> int:
+    process = start(arguments, run, kill_at, count_to)
+    process.join(120)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def bits(run: Path) -> dict[str, Any]:
+    """All that a run leaves: weights, and what it says of itself, but for names of the run's own folder and times."""
+    found: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
+        name = str(path.relative_to(run))
+        if path.suffix == ".safetensors":
+            found[name] = load_file(path)
+        elif path.name in ("progress.json", "validations.jsonl", "test_translations.txt"):
+            found[name] = path.read_text("utf-8")
+        elif name not in ("recipe.yaml", "environment.json", "test.json"):
+            found[name] = None
+    found["test"] = json.loads((run / "test.json").read_text("utf-8")) | {"model": None}
+    return found
+
+
+def assert_same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert set(one) == set(two)
+    for name, value in one.items():
+        if name.endswith(".safetensors"):
+            assert all(torch.equal(value[weight], two[name][weight]) for weight in value | two[name]), name
+        else:
+            assert value == two[name], name
+
+
+SWITCHES = {
+    "plain": {"average_best": 1, "validate_every": 2, "save_every": 2, "keep_last": 1},
+    "workers": {"data_workers": 2, "accumulation_steps": 2},
+    "average": {"ema_decay": 0.9, "accumulation_steps": 3, "patience": 9, "validate_every": 4},
+}
+
+
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches) -> None:
+    """Before each of some accesses to the run's folder, spread from its first to its last."""
+    arguments = tiny_recipe(tmp_path, max_steps=10, **SWITCHES[switches])
+    assert train(arguments, tmp_path / "whole", count_to=tmp_path / "count") == 0
+    whole, count = bits(tmp_path / "whole"), int((tmp_path / "count").read_text())
+    assert count > 100
+    kills = 6 if switches == "plain" else 3
+    for kill in range(kills):
+        # A different place in each run of the tests as well: anywhere means anywhere.
+        at = 1 + (count * kill + int.from_bytes(os.urandom(4)) % count) // kills
+        run = tmp_path / f"killed-{at}"
+        assert train(arguments, run, kill_at=at) == -signal.SIGKILL, at
+        assert train(arguments, run) == 0, at
+        assert_same(bits(run), whole)
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., list[Any]]]:
+    """Starts two processes of one training, as torchrun would; none outlives the test."""
+    started: list[multiprocessing.process.BaseProcess] = []
+
+    def two(arguments: list[str], run: Path, kill_at: int | None = None, count_to: Path | None = None) -> list[Any]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [
+            start(arguments, run, *first, world | {"RANK": rank, "LOCAL_RANK": rank})
+            for rank, first in (("0", (kill_at, count_to)), ("1", (None, None)))
+        ]
+        started.extend(ranks)
+        return ranks
+
+    yield two
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_two_processes_killed_end_with_the_same_bits(tmp_path, launch) -> None:
+    arguments = tiny_recipe(tmp_path, max_steps=10)
+    for process in (processes := launch(arguments, tmp_path / "whole", count_to=tmp_path / "count")):
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    run = tmp_path / "killed"
+    # The first process writes; in the middle of that it dies, and takes the other with it.
+    first, second = launch(arguments, run, kill_at=int((tmp_path / "count").read_text()) // 2)
+    first.join(120)
+    assert first.exitcode == -signal.SIGKILL
+    second.kill()
+    assert list_checkpoints(run) and not (run / "model").exists()
+    for process in (processes := launch(arguments, run)):
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert_same(bits(run), bits(tmp_path / "whole"))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code) -> None:
+    """By the real command; the model is then that of a run that nobody asked."""
+    arguments = tiny_recipe(tmp_path, max_steps=300, save_every=100, keep_last=2)
+    run = tmp_path / "run"
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, "--run_dir", str(run)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    wait_for(lambda: (run / "checkpoint-100").is_dir() or process.poll() is not None)
+    process.send_signal(number)
+    # As launchers do, which pass on what all processes have got already.
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=120)
+    newest = list_checkpoints(run)[-1]
+    step = int(newest.name.removeprefix("checkpoint-"))
+    if process.returncode == 0:
+        pytest.skip("It was done before the signal came.")
+    assert process.returncode == code, stderr[-2000:]
+    sentence = stderr.replace("\r", "\n").strip().splitlines()[-1]
+    assert sentence == (
+        f"hf-vaswani: stopped, with everything in {newest}. The same command again goes on from there."
+    )
+    assert step >= 100 and "Traceback" not in stderr
+    assert train(arguments, run) == 0
+    assert [path.name for path in list_checkpoints(run)] == ["checkpoint-200", "checkpoint-300"]
+    assert train(arguments, tmp_path / "whole") == 0
+    assert_same(bits(run), bits(tmp_path / "whole"))
+
+
+def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, launch) -> None:
+    arguments = tiny_recipe(tmp_path, max_steps=2000, save_every=1000)
+    run = tmp_path / "run"
+    processes = launch(arguments, run)
+    wait_for(lambda: (run / "tokenizer").is_dir())
+    time.sleep(2)
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(120)
+    (checkpoint,) = list_checkpoints(run)
+    assert {path.name for path in checkpoint.glob("random_states_*.pkl")} == {
+        "random_states_0.pkl",
+        "random_states_1.pkl",
+    }
+    assert [process.exitcode for process in processes] == [143, 143]
+
+
+def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
+    from filelock import FileLock
+
+    from hf_vaswani.cli import main
+
+    arguments = [*tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]
+    with FileLock(tmp_path / ".run.lock"):
+        assert main(["train", *arguments]) == 2
+    assert "run is being trained by another process" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(["train", *arguments]) == 0
+    assert not (tmp_path / ".run.lock").exists()
+
+
+# ---- Numbers that are none ---------------------------------------------------------------------------------------
+
+
+def poison(monkeypatch, updates: set[int]) -> None:
+    """Makes the loss of these updates infinite, counted from 1."""
+    from hf_vaswani import VaswaniForConditionalGeneration
+
+    forward, count = VaswaniForConditionalGeneration.forward, 0
+
+    def poisoned(self, *args, **kwargs):
+        nonlocal count
+        outputs = forward(self, *args, **kwargs)
+        if self.training and outputs.loss is not None:
+            count += 1
+            if count in updates:
+                outputs.loss = outputs.loss * float("inf")
+        return outputs
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", poisoned)
+
+
+def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monkeypatch, caplog) -> None:
+    """It changes no weight, and its pairs are written down; Adam's own step does not happen either."""
+    from hf_vaswani.cli import main
+
+    poison(monkeypatch, {3, 5})
+    arguments = [*tiny_recipe(tmp_path, max_steps=6, save_every=1, keep_last=6), "--run_dir", str(tmp_path / "run")]
+    caplog.set_level(logging.WARNING)
+    assert main(["train", *arguments]) == 0
+    weights = [load_file(tmp_path / "run" / f"checkpoint-{n}" / "model.safetensors") for n in range(1, 7)]
+    moved = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(weights)]
+    assert moved == [True, False, True, False, True]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [3, 5]
+    assert all(line["loss"] == "inf" and line["learning_rate"] > 0 for line in lines)
+    assert all(line["pairs"] and set(line["pairs"]) <= set(range(1, 121)) for line in lines)
+    assert sum("Left out update" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+    from hf_vaswani.cli import main
+
+    poison(monkeypatch, set(range(6, 100)))
+    arguments = tiny_recipe(tmp_path, max_steps=30, save_every=4, max_nonfinite_updates=3, keep_last=3)
+    arguments += ["--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments]) == 2
+    sentence = capsys.readouterr().err.strip().splitlines()[-1]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [6, 7, 8]
+    last = lines[-1]
+    words = ["3 updates in a row", "update 8: loss inf", f"learning rate {last['learning_rate']:.3g}", "checkpoint-4"]
+    assert all(word in sentence for word in words), sentence
+    assert ", ".join(map(str, last["pairs"][:10])) in sentence
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint-4"]
+    # Put right, it goes on from there, and what it had noted later is noted again or not at all.
+    monkeypatch.undo()
+    assert main(["train", *arguments, "--training.max_steps=8"]) == 0
+    assert (tmp_path / "run" / "nonfinite_updates.jsonl").read_text() == ""

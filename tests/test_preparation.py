@@ -1,0 +1,81 @@
+"""From a recipe to a run: two directions in one model, streams, and both again after a stop."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vaswani.cli import main
+
+from .conftest import tiny_recipe, write_pairs
+
+
+def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
+    """Command line of a tiny recipe with two directions: numbers in English words to German, and to digits."""
+    arguments = tiny_recipe(folder, **training)
+    source, _ = write_pairs(folder)
+    words = "zero one two three four five six seven eight nine".split()
+    digits = folder / "text.xx"
+    lines = source.read_text("utf-8").splitlines()[:40]
+    digits.write_text(
+        "".join(" ".join(str(words.index(word)) for word in line.split()) + "\n" for line in lines), encoding="utf-8"
+    )
+    (folder / "short.en").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    files = {"en": str(folder / "short.en"), "xx": str(digits)}
+    other = {"target_language": "xx", "weight": 2.0} | {
+        f"{split}_files": files for split in ("train", "validation", "test")
+    }
+    return [*arguments, "--data.target_tag=true", f"--more_data=[{json.dumps(other)}]", *more]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, capsys) -> None:
+    more = ["--data.streaming=true", "--data.stream_window=50"] if streaming else []
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert main(["train", *bilingual(tmp_path, *more, max_steps=24), "--run_dir", str(whole)]) == 0, (
+        capsys.readouterr()
+    )
+    for steps in (8, 24):
+        arguments = bilingual(tmp_path, *more, max_steps=steps, data_workers=steps // 24)
+        assert main(["train", *arguments, "--run_dir", str(parted)]) == 0, capsys.readouterr()
+    ours, theirs = weights(parted / "checkpoint-24"), weights(whole / "checkpoint-24")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    progress = json.loads((whole / "checkpoint-24" / "progress.json").read_text())
+    assert progress["position"].keys() == ({"window", "update", "places"} if streaming else {"epoch", "update"})
+    (validation, *_) = [json.loads(line) for line in (whole / "validations.jsonl").read_text().splitlines()]
+    assert validation["sets"].keys() == {"en-de", "en-xx"}
+    result = json.loads((whole / "test.json").read_text())
+    assert result["sets"].keys() == {"en-de", "en-xx"}
+    added = json.loads((whole / "model" / "tokenizer.json").read_text())["added_tokens"]
+    assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
+
+
+def test_one_model_learns_both_directions(tmp_path) -> None:
+    from transformers import pipeline
+
+    run = tmp_path / "run"
+    sizes = ["--model.d_model=64", "--model.d_ff=128", "--evaluation.max_length=40"]
+    training = {"warmup_steps": 100, "tokens_per_batch": 512, "save_every": 50, "validate_every": 400}
+    arguments = bilingual(tmp_path, *sizes, max_steps=400, **training)
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    result = json.loads((run / "test.json").read_text())
+    assert min(result["sets"].values()) > 50, result["sets"]
+    translator = pipeline("translation", model=str(run / "model"))
+    german, digits = (translator("seven nine", tgt_lang=language)[0]["translation_text"] for language in ("de", "xx"))
+    assert (german, digits) == ("sieben neun", "7 9")
+
+
+def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> None:
+    arguments = [*tiny_recipe(tmp_path, max_steps=4), "--data.streaming=true", "--data.stream_window=50"]
+    run = tmp_path / "run"
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    write_pairs(tmp_path, count=60)
+    longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
+    assert main(["train", *longer, "--run_dir", str(run)]) == 2
+    assert "training text is not that of" in capsys.readouterr().err
