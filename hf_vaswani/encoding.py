@@ -44,6 +44,9 @@ def encode_pairs(
 
     Returns:
         `Dataset` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+
+    Raises:
+        OSError: the cache could not be written.
     """
 
     def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
@@ -51,17 +54,25 @@ def encode_pairs(
         return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, tag)
 
     settings = [tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens, tag, first_number]
-    encoded = pairs.with_format("arrow").map(
-        encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=pairs.column_names,
-        features=ENCODED,
-        num_proc=num_proc,
-        # A fast tokenizer's pickle changes when it is used, so that `datasets` would not find its own cache again.
-        new_fingerprint=Hasher.hash([pairs._fingerprint, *settings]),
-        desc="Encoding",
-    )
+    try:
+        encoded = pairs.with_format("arrow").map(
+            encode,
+            batched=True,
+            with_indices=True,
+            remove_columns=pairs.column_names,
+            features=ENCODED,
+            num_proc=num_proc,
+            # A fast tokenizer's pickle changes when it is used, so that `datasets` would not find its own cache again.
+            new_fingerprint=Hasher.hash([pairs._fingerprint, *settings]),
+            desc="Encoding",
+        )
+    except (OSError, ValueError) as error:
+        # After a full disk `datasets` stumbles once more, over the file that was closed by it.
+        full = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(full, OSError):
+            raise
+        cache = datasets.config.HF_DATASETS_CACHE
+        raise OSError(f"The ids could not be written into the cache {str(cache)!r}: {full}") from error
     return encoded.with_format(None)
 
 

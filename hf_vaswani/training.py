@@ -1,62 +1,43 @@
 """The training loop (Section 5), on Accelerate: from a recipe to a run folder with a scored model in it."""
 
-import copy
 import json
 import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from pickle import UnpicklingError
-from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from .batching import Batch
 from .checkpoints import (
-    EMA_WEIGHTS,
     NONFINITE,
-    PROGRESS,
-    WEIGHTS,
     average_checkpoints,
     best_checkpoints,
     checkpoint_to_resume,
-    forget_after,
     has_stalled,
     list_checkpoints,
-    load_weights,
     read_progress,
     read_validations,
-    remove_old_checkpoints,
-    temporary_name,
     write_text,
     written_whole,
 )
 from .configuration_vaswani import VaswaniConfig
 from .evaluation import score
+from .interruption import Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration
-from .optimization import build_optimizer, build_schedule
-from .preparation import Run, build_accelerator, build_model, prepare
+from .preparation import Run, build_accelerator, prepare
 from .recipe import Recipe, TrainingRecipe
-from .sharding import shard_what_is_tied, whole_weights
+from .trainee import Trainee, build_trainee, save_checkpoint
 from .validation import translate_and_score, validate
 
 try:
     from accelerate import Accelerator
-    from accelerate.utils import gather_object, load, send_to_device, set_seed
+    from accelerate.utils import gather_object, send_to_device, set_seed
     from tqdm.auto import tqdm
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
@@ -97,73 +78,24 @@ def train(recipe: Recipe) -> dict[str, Any]:
     if result is not None:
         logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
-    with _only_one(Path(recipe.run_dir)) if accelerator.is_main_process else nullcontext():
-        # The same first weights in all processes; `_build_trainee` then gives each a dropout of its own.
+    with only_one(Path(recipe.run_dir)) if accelerator.is_main_process else nullcontext():
+        # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
         logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
         accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
-        trainee = _build_trainee(run, checkpoint)
-        with _Interruption() as interruption:
+        trainee = build_trainee(run, checkpoint)
+        with Interruption() as interruption:
             _train(run, trainee, interruption)
         result = _finish(run, trainee.whole or trainee.bare)
         accelerator.end_training()
     return result
 
 
-class Interrupted(KeyboardInterrupt):
-    """A training that was asked to stop, and has written a checkpoint. Its text says how to go on."""
-
-    def __init__(self, text: str, exit_code: int) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Keeps a second training out of a run's folder. The system lets go of the lock of a process that was killed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the folder, which is not made before the text is known to be readable.
-    path = temporary_name(folder).with_suffix(".lock")
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise ValueError(f"{folder} is being trained by another process; name another --run_dir.") from error
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
-
-
 # ---- The loop ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Trainee:
-    """All that changes while a run is trained."""
-
-    bare: VaswaniForConditionalGeneration
-    # The bare model as Accelerate wraps it; a plain copy of it, where its weights are sharded; its moving average.
-    model: torch.nn.Module
-    whole: VaswaniForConditionalGeneration | None
-    ema: AveragedModel | None
-    optimizer: torch.optim.Optimizer
-    schedule: LRScheduler
-    step: int
-    position: dict[str, Any]
-
-    def to_validate(self) -> VaswaniForConditionalGeneration:
-        """What stands for the run: the moving average, where there is one. All processes call it together."""
-        if self.ema is not None:
-            return cast(VaswaniForConditionalGeneration, self.ema.module)
-        if self.whole is not None:
-            self.whole.load_state_dict(whole_weights(self.model), strict=False)
-        return self.whole or self.bare
-
-
-def _train(run: Run, trainee: _Trainee, interruption: "_Interruption") -> None:
+def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
     nonfinite = _NonFinite(run)
@@ -188,7 +120,7 @@ def _train(run: Run, trainee: _Trainee, interruption: "_Interruption") -> None:
                 last = last or _has_stalled(run)
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
-                _save_checkpoint(run, trainee)
+                save_checkpoint(run, trainee)
                 progress.restart_clock()
             if update.stop and not last:
                 raise interruption.error(run.folder / f"checkpoint-{step}")
@@ -283,44 +215,6 @@ class _NonFinite:
             )
 
 
-class _Interruption:
-    """Ctrl-C and SIGTERM: remembered until the running update is done. A second Ctrl-C acts at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    @property
-    def asked(self) -> bool:
-        return self.signal is not None
-
-    def __enter__(self) -> "_Interruption":
-        # Only the main thread may ask for signals.
-        here = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if here else ()
-        self.before = {number: signal.signal(number, self._remember) for number in signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _remember(self, number: int, _: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.signal is None:
-            self.signal, self.since = number, now
-            logger.info("Stopping after this update; Ctrl-C again stops at once, without a checkpoint")
-        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
-        elif number == signal.SIGINT and now - self.since > 1:
-            raise KeyboardInterrupt("stopped at once, and without a checkpoint of this update.")
-
-    def error(self, checkpoint: Path) -> Interrupted:
-        """What to raise once everything is in `checkpoint`."""
-        number = self.signal or signal.SIGTERM
-        return Interrupted(
-            f"stopped, with everything in {checkpoint}. The same command again goes on from there.", 128 + number
-        )
-
-
 class _Progress:
     """The bar: step, loss, learning rate, target tokens per second, time left; and the trackers' curves of these."""
 
@@ -362,110 +256,6 @@ def _has_stalled(run: Run) -> bool:
     return training.patience is not None and has_stalled(
         read_validations(run.folder), training.best_by, training.patience
     )
-
-
-# ---- Its state, built, saved and loaded --------------------------------------------------------------------------
-
-
-def _build_trainee(run: Run, checkpoint: Path | None) -> _Trainee:
-    """Model, optimizer and schedule, as they are at the start or as a checkpoint has them."""
-    recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
-    bare = build_model(run)
-    if training.gradient_checkpointing:
-        # Its name before and since transformers 5.23.
-        enable = "activation_checkpointing_enable"
-        getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
-    if accelerator.is_fsdp2 and training.ema_decay is not None:
-        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
-    if accelerator.process_index > 0:
-        set_seed(recipe.seed, device_specific=True)
-    # A process that has a share of the weights cannot translate by itself.
-    whole = copy.deepcopy(bare).to(accelerator.device) if accelerator.is_fsdp2 else None
-    shard_what_is_tied(accelerator, bare)
-    optimizer = build_optimizer(
-        bare.parameters(),
-        training.adam_beta1,
-        training.adam_beta2,
-        training.adam_epsilon,
-        training.weight_decay,
-        training.peak_learning_rate or 1.0,
-    )
-    schedule = build_schedule(
-        optimizer,
-        training.schedule,
-        recipe.model.d_model,
-        training.warmup_steps,
-        training.max_steps,
-        training.learning_rate_factor,
-    )
-    model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
-    ema = None
-    if training.ema_decay is not None:
-        ema = AveragedModel(copy.deepcopy(bare), multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
-    trainee = _Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
-    if checkpoint is not None:
-        _load_checkpoint(run, trainee, checkpoint)
-    if accelerator.is_main_process:
-        forget_after(run.folder, trainee.step, training.best_by)
-    accelerator.wait_for_everyone()
-    return trainee
-
-
-def _save_checkpoint(run: Run, trainee: _Trainee) -> None:
-    """
-    One folder with the state of model, optimizer, schedule and random numbers, and the position in the data. It is
-    also a folder that `from_pretrained` loads.
-    """
-    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
-    with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
-        accelerator.wait_for_everyone()
-        accelerator.save_state(str(temporary))
-        # Shards are there to go on from; what is averaged and loaded are whole weights.
-        weights = whole_weights(trainee.model) if accelerator.is_fsdp2 else None
-        if accelerator.is_main_process:
-            if weights is not None:
-                save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-            if trainee.ema is not None:
-                save_file(whole_weights(trainee.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
-            trainee.bare.config.save_pretrained(temporary)
-            trainee.bare.generation_config.save_pretrained(temporary)
-            run.tokenizer.save_pretrained(temporary)
-            progress = {"step": trainee.step, "position": trainee.position, "data": run.updates.fingerprint}
-            (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
-        accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        _tidy(run)
-    # Nobody goes on to read a folder that the first process has not renamed yet.
-    accelerator.wait_for_everyone()
-
-
-def _tidy(run: Run) -> None:
-    training = run.recipe.training
-    best = max(training.keep_best, training.average_best or 0)
-    remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
-
-
-def _load_checkpoint(run: Run, trainee: _Trainee, checkpoint: Path) -> None:
-    """Everything as it was, and the position in the data, which must be the data of then."""
-    progress, data = read_progress(checkpoint), run.updates.fingerprint
-    if progress["data"] != data:
-        raise ValueError(
-            f"The training text is not that of {checkpoint}, which was {progress['data']}; now it is {data}."
-        )
-    try:
-        # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
-        load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
-        run.accelerator.load_state(str(checkpoint))
-    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
-        raise ValueError(
-            f"{checkpoint} was damaged after it was written; delete it to go on from the one before: {error}"
-        ) from error
-    if trainee.ema is not None:
-        trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
-        trainee.ema.n_averaged.fill_(progress["step"])
-    trainee.step, trainee.position = progress["step"], progress["position"]
-    if run.accelerator.is_main_process:
-        _tidy(run)
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------

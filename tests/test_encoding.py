@@ -110,3 +110,18 @@ def test_memory_does_not_grow_with_the_text(tokenizer, on_disk) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert (peaks[1] - peaks[0]) / 20_000 < 25
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch) -> None:
+    from datasets.arrow_writer import ArrowWriter
+
+    def full(*_):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise ValueError("I/O operation on closed file")  # noqa: B904 (as datasets does)
+
+    pairs, tokenizer = Dataset.from_dict({"source": ["a"], "target": ["b"]}), train_tokenizer(["a b"], 300)
+    monkeypatch.setattr(ArrowWriter, "finalize", full)
+    with pytest.raises(OSError, match="ids could not be written into the cache .*No space left"):
+        encode_pairs(pairs, tokenizer)

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "modeling_vaswani": {"configuration_vaswani", "generation_vaswani", "pipeline_vaswani"},
     "data": {"pocket_corpus"},
     "encoding": set(),
+    "interruption": set(),
     "streaming": {"batching", "encoding"},
     "corpus": {"batching", "data", "encoding", "recipe", "streaming", "tokenizer"},
     "__init__": TRAVELLING,
@@ -39,6 +40,7 @@ for name in LEVEL_2:
     ALLOWED[name] = set(ALLOWED) - {"__init__"} - LEVEL_2
 ALLOWED["preparation"] = set(ALLOWED) - {"__init__"}
 ALLOWED["validation"] = set(ALLOWED) - {"__init__"}
+ALLOWED["trainee"] = set(ALLOWED) - {"__init__"}
 ALLOWED["training"] = set(ALLOWED) - {"__init__"}
 ALLOWED["cli"] = set(ALLOWED) - {"__init__"}
 
@@ -90,6 +92,7 @@ def test_every_module_has_a_test_file_and_a_docstring() -> None:
         "metric": "evaluation",
         "pocket_lexicon": "pocket_corpus",
         "sharding": "launch",
+        "trainee": "training",
         "validation": "training",
     }
     for name, path in MODULES.items():

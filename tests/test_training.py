@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -325,6 +327,43 @@ def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
     assert {weight.dtype for weight in weights(run / "checkpoint-4").values()} == {torch.float32}
 
 
+def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_state) -> None:
+    """By the name that Accelerate knows it by; here a tracker that only remembers."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+
+    from hf_vaswani import training
+
+    logged: dict[str, dict[int, float]] = {}
+
+    class Notebook(GeneralTracker):
+        name = "notebook"
+        requires_logging_directory = False
+        tracker = None
+        config: dict[str, str] = {}
+
+        def __init__(self, run_name, **_):
+            super().__init__()
+
+        def store_init_configuration(self, values):
+            Notebook.config = values
+
+        def log(self, values, step, **_):
+            for name, value in values.items():
+                logged.setdefault(name, {})[step] = value
+
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
+    # As if more than a second went by in each update.
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=count(step=2).__next__))
+    assert train(tmp_path, tmp_path / "run", max_steps=6, validate_every=3, trackers="[notebook]") == 0
+    assert Notebook.config["training.max_steps"] == "6"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
+    assert logged["validation_bleu"] == {line["step"]: line["bleu"] for line in lines}
+    assert logged["validation_loss"] == {line["step"]: line["loss"] for line in lines}
+    assert list(logged["loss"]) == list(range(1, 7))
+    assert logged["learning_rate"] == pytest.approx({n: noam(n, 16, 10) for n in range(1, 7)})
+    assert all(norm > 0 for norm in logged["gradient_norm"].values())
+
+
 def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
     """It loads as it is, with its tied weights, its search and its tokenizer."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -542,8 +581,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     assert train(folder, run, max_steps=4) == 0
     shutil.rmtree(run / "model")
     command = [sys.executable, str(ROOT / "train.py"), *tiny_recipe(folder, max_steps=8), "--run_dir", str(run)]
-    # No file may become larger than 10 000 bytes, which a checkpoint's are.
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # noqa: E731
+    # No file may become larger than 20 000 bytes, which a checkpoint's are, and the ids of the text are not.
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=120, check=False)
     assert done.returncode == 2, done.stderr[-3000:]
     sentence = done.stderr.replace("\r", "\n").strip().splitlines()[-1]

@@ -1,0 +1,87 @@
+"""Signals that ask a training to stop, and the lock that keeps a second one out of its folder."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from filelock import FileLock, Timeout
+
+logger = logging.getLogger(__name__)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A training that was asked to stop, and has written a checkpoint. Its text says how to go on."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """
+    Keeps a second training out of a run's folder. The system lets go of the lock of a process that was killed.
+
+    Args:
+        folder (`Path`): the run's folder, which need not be there yet.
+
+    Raises:
+        ValueError: another process is training there.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, which is not made before the text is known to be readable.
+    path = folder.with_name(f".{folder.name}.lock")
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(f"{folder} is being trained by another process; name another --run_dir.") from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM: remembered until the running update is done. A second Ctrl-C acts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    def __enter__(self) -> "Interruption":
+        # Only the main thread may ask for signals.
+        here = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if here else ()
+        self.before = {number: signal.signal(number, self._remember) for number in signals}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self.since = number, now
+            logger.info("Stopping after this update; Ctrl-C again stops at once, without a checkpoint")
+        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
+        elif number == signal.SIGINT and now - self.since > 1:
+            raise KeyboardInterrupt("stopped at once, and without a checkpoint of this update.")
+
+    def error(self, checkpoint: Path) -> Interrupted:
+        """What to raise once everything is in `checkpoint`."""
+        number = self.signal or signal.SIGTERM
+        return Interrupted(
+            f"stopped, with everything in {checkpoint}. The same command again goes on from there.", 128 + number
+        )

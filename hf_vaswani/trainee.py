@@ -1,0 +1,179 @@
+"""All that changes while a run is trained: built, saved as a checkpoint, and loaded again."""
+
+import copy
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from .checkpoints import (
+    EMA_WEIGHTS,
+    PROGRESS,
+    WEIGHTS,
+    forget_after,
+    load_weights,
+    read_progress,
+    remove_old_checkpoints,
+    temporary_name,
+    written_whole,
+)
+from .modeling_vaswani import VaswaniForConditionalGeneration
+from .optimization import build_optimizer, build_schedule
+from .preparation import Run, build_model
+from .sharding import shard_what_is_tied, whole_weights
+
+try:
+    from accelerate.utils import load, set_seed
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+
+@dataclass
+class Trainee:
+    """All that changes while a run is trained."""
+
+    bare: VaswaniForConditionalGeneration
+    # The bare model as Accelerate wraps it; a plain copy of it, where its weights are sharded; its moving average.
+    model: torch.nn.Module
+    whole: VaswaniForConditionalGeneration | None
+    ema: AveragedModel | None
+    optimizer: torch.optim.Optimizer
+    schedule: LRScheduler
+    step: int
+    position: dict[str, Any]
+
+    def to_validate(self) -> VaswaniForConditionalGeneration:
+        """What stands for the run: the moving average, where there is one. All processes call it together."""
+        if self.ema is not None:
+            return cast(VaswaniForConditionalGeneration, self.ema.module)
+        if self.whole is not None:
+            self.whole.load_state_dict(whole_weights(self.model), strict=False)
+        return self.whole or self.bare
+
+
+def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
+    """
+    Model, optimizer and schedule, as they are at the start or as a checkpoint has them.
+
+    Args:
+        run ([`Run`]): recipe, processes, tokenizer and text.
+        checkpoint (`Path`, *optional*): to go on from.
+
+    Returns:
+        [`Trainee`].
+
+    Raises:
+        ValueError: the checkpoint is damaged, or of another text.
+    """
+    recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
+    bare = build_model(run)
+    if training.gradient_checkpointing:
+        # Its name before and since transformers 5.23.
+        enable = "activation_checkpointing_enable"
+        getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
+    if accelerator.is_fsdp2 and training.ema_decay is not None:
+        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
+    if accelerator.process_index > 0:
+        set_seed(recipe.seed, device_specific=True)
+    # A process that has a share of the weights cannot translate by itself.
+    whole = copy.deepcopy(bare).to(accelerator.device) if accelerator.is_fsdp2 else None
+    shard_what_is_tied(accelerator, bare)
+    optimizer = build_optimizer(
+        bare.parameters(),
+        training.adam_beta1,
+        training.adam_beta2,
+        training.adam_epsilon,
+        training.weight_decay,
+        training.peak_learning_rate or 1.0,
+    )
+    schedule = build_schedule(
+        optimizer,
+        training.schedule,
+        recipe.model.d_model,
+        training.warmup_steps,
+        training.max_steps,
+        training.learning_rate_factor,
+    )
+    model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
+    ema = None
+    if training.ema_decay is not None:
+        ema = AveragedModel(copy.deepcopy(bare), multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
+    trainee = Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
+    if checkpoint is not None:
+        _load_checkpoint(run, trainee, checkpoint)
+    if accelerator.is_main_process:
+        forget_after(run.folder, trainee.step, training.best_by)
+    accelerator.wait_for_everyone()
+    return trainee
+
+
+def save_checkpoint(run: Run, trainee: Trainee) -> None:
+    """
+    Writes one folder with the state of model, optimizer, schedule and random numbers, and the position in the data. It
+    is also a folder that `from_pretrained` loads. All processes call it together.
+
+    Args:
+        run ([`Run`]), trainee ([`Trainee`]): what is saved.
+
+    Raises:
+        OSError: the disk is full, or cannot be written; nothing of the folder is left then.
+    """
+    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
+    with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
+        accelerator.wait_for_everyone()
+        accelerator.save_state(str(temporary))
+        # Shards are there to go on from; what is averaged and loaded are whole weights.
+        weights = whole_weights(trainee.model) if accelerator.is_fsdp2 else None
+        if accelerator.is_main_process:
+            if weights is not None:
+                save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+            if trainee.ema is not None:
+                save_file(whole_weights(trainee.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
+            trainee.bare.config.save_pretrained(temporary)
+            trainee.bare.generation_config.save_pretrained(temporary)
+            run.tokenizer.save_pretrained(temporary)
+            progress = {"step": trainee.step, "position": trainee.position, "data": run.updates.fingerprint}
+            (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+        accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        _tidy(run)
+    # Nobody goes on to read a folder that the first process has not renamed yet.
+    accelerator.wait_for_everyone()
+
+
+def _tidy(run: Run) -> None:
+    training = run.recipe.training
+    best = max(training.keep_best, training.average_best or 0)
+    remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
+
+
+def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
+    """Everything as it was, and the position in the data, which must be the data of then."""
+    progress, data = read_progress(checkpoint), run.updates.fingerprint
+    if progress["data"] != data:
+        raise ValueError(
+            f"The training text is not that of {checkpoint}, which was {progress['data']}; now it is {data}."
+        )
+    try:
+        # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
+        load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
+        run.accelerator.load_state(str(checkpoint))
+    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
+        raise ValueError(
+            f"{checkpoint} was damaged after it was written; delete it to go on from the one before: {error}"
+        ) from error
+    if trainee.ema is not None:
+        trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
+        trainee.ema.n_averaged.fill_(progress["step"])
+    trainee.step, trainee.position = progress["step"], progress["position"]
+    if run.accelerator.is_main_process:
+        _tidy(run)
