@@ -7,7 +7,9 @@ import sys
 # makes training several times slower. OpenMP reads this when torch is loaded, so it stands before the import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from hf_vaswani.cli import main
-
 if __name__ == "__main__":
+    try:
+        from hf_vaswani.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     sys.exit(main(["train", *sys.argv[1:]]))

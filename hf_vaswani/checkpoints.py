@@ -1,6 +1,8 @@
 """The folder of a run and its checkpoints: written whole or not at all, found, ranked, averaged (Section 6.1)."""
 
 import json
+import math
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .recipe import Recipe, load_recipe
+from .recipe import Recipe, TrainingRecipe, load_recipe
 
 WEIGHTS = "model.safetensors"
 EMA_WEIGHTS = "ema.safetensors"
@@ -20,6 +22,7 @@ PROGRESS = "progress.json"
 RECIPE = "recipe.yaml"
 VALIDATIONS = "validations.jsonl"
 NONFINITE = "nonfinite_updates.jsonl"
+CURVE = "training.jsonl"
 
 # What a run may change when it is resumed: nothing that its results so far depend on.
 CHANGEABLE = {
@@ -64,6 +67,10 @@ def written_whole(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)
@@ -105,20 +112,24 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, the `position` in the data, and `data`, which text that was."""
+    """
+    What a checkpoint says of itself: `step`, the `position` in the data, `data`, which text that was, the number of
+    `processes`, and how many updates in a row were left out last (`nonfinite`).
+    """
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if "position" not in progress:
             # As 0.0 wrote it.
             progress["position"] = {key: progress[key] for key in ("epoch", "update")}
-        return {key: progress[key] for key in ("step", "position", "data")}
+        rest = {"processes": progress.get("processes"), "nonfinite": progress.get("nonfinite", 0)}
+        return {key: progress[key] for key in ("step", "position", "data")} | rest
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; delete {checkpoint} to go on from the one before.") from error
 
 
 def read_validations(run_dir: Path) -> list[dict[str, Any]]:
-    """What a run has validated so far, oldest first: `step`, `loss`, `bleu`, `signature`, `best`."""
+    """What a run has validated so far, oldest first: `step`, `loss`, `bleu`, `signature`, `best`, maybe `sets`."""
     path = run_dir / VALIDATIONS
     try:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
@@ -138,8 +149,13 @@ def ranked(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss
     Returns:
         `list[dict[str, Any]]`.
     """
-    sign = 1 if best_by == "loss" else -1
-    return sorted(validations, key=lambda line: (sign * line[best_by], -line["step"]))
+    return sorted(validations, key=lambda line: (_badness(line, best_by), -line["step"]))
+
+
+def _badness(validation: dict[str, Any], best_by: Literal["bleu", "loss"]) -> float:
+    """Less is better. A loss that is no finite number is written as null, and is the worst."""
+    value = validation[best_by]
+    return math.inf if value is None else value if best_by == "loss" else -value
 
 
 def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"], patience: int) -> bool:
@@ -153,13 +169,14 @@ def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", 
     Returns:
         `bool`.
     """
-    sign = 1 if best_by == "loss" else -1
-    values = [sign * line[best_by] for line in validations]
+    values = [_badness(line, best_by) for line in validations]
     # A value that only equals an earlier one is no progress.
     return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
 
 
-def best_checkpoints(run_dir: Path, count: int, best_by: Literal["bleu", "loss"] = "bleu") -> list[Path]:
+def best_checkpoints(
+    run_dir: Path, count: int, best_by: Literal["bleu", "loss"] = "bleu", among: Sequence[Path] | None = None
+) -> list[Path]:
     """
     The complete checkpoints of the best validations. One that was not validated has no rank.
 
@@ -167,11 +184,12 @@ def best_checkpoints(run_dir: Path, count: int, best_by: Literal["bleu", "loss"]
         run_dir (`Path`): the run's folder.
         count (`int`): how many at most; of equals, the later ones.
         best_by (`str`): `"bleu"` or `"loss"`.
+        among (`Sequence[Path]`, *optional*): only these, instead of all of the run's.
 
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    checkpoints = {path.name: path for path in list_checkpoints(run_dir)}
+    checkpoints = {path.name: path for path in (list_checkpoints(run_dir) if among is None else among)}
     names = [f"checkpoint-{line['step']}" for line in ranked(read_validations(run_dir), best_by)]
     best = [name for name in names if name in checkpoints][:count]
     return [path for name, path in checkpoints.items() if name in best]
@@ -184,25 +202,33 @@ def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best
     write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
-def forget_after(run_dir: Path, step: int, best_by: Literal["bleu", "loss"]) -> None:
+def forget_after(run_dir: Path, step: int, training: TrainingRecipe) -> None:
     """
-    Drops what a run noted later than the checkpoint that it goes on from: it will come by there again.
+    Drops what a run noted later than the checkpoint that it goes on from: it will come by there again. The validation
+    at what was once its end goes, too, if the run has got more updates since.
 
     Args:
         run_dir (`Path`): the run's folder.
         step (`int`): updates that are kept; 0 for a run that starts anew.
-        best_by (`str`): as in [`ranked`].
+        training ([`TrainingRecipe`]): when to validate, and what is best.
     """
-    validations = [line for line in read_validations(run_dir) if line["step"] <= step]
+    validations = [
+        line
+        for line in read_validations(run_dir)
+        if line["step"] <= step and (line["step"] % training.validate_every == 0 or line["step"] == training.max_steps)
+    ]
     if validations:
-        write_validations(run_dir, validations, best_by)
+        write_validations(run_dir, validations, training.best_by)
     else:
         (run_dir / VALIDATIONS).unlink(missing_ok=True)
-    path = run_dir / NONFINITE
-    lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-    if lines:
+    for path in (run_dir / NONFINITE, run_dir / CURVE):
+        lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
         # A line that was cut short is the last one, and later than the checkpoint.
-        write_text(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        if not kept:
+            path.unlink(missing_ok=True)
+        elif len(kept) < len(lines):
+            write_text(path, "".join(kept))
 
 
 def checkpoint_to_resume(recipe: Recipe) -> Path | None:
@@ -254,15 +280,16 @@ def remove_old_checkpoints(
         best_by (`str`): `"bleu"` or `"loss"`.
     """
     checkpoints = list_checkpoints(run_dir)
-    planned = {path for path in checkpoints if int(path.name.removeprefix("checkpoint-")) % save_every == 0}
-    planned |= {*checkpoints[-1:]}
-    newest = [path for path in checkpoints if path in planned][-keep_last:]
+    planned = [path for path in checkpoints if int(path.name.removeprefix("checkpoint-")) % save_every == 0]
+    newest = [path for path in checkpoints if path in planned or path == checkpoints[-1]][-keep_last:]
+    # One in between goes again itself, so it must not push out a best one for good.
+    kept = {*newest, *best_checkpoints(run_dir, keep_best, best_by, planned)}
     for checkpoint in checkpoints:
-        if checkpoint not in {*newest, *best_checkpoints(run_dir, keep_best, best_by)} & planned:
+        if checkpoint not in kept:
             # Half deleted, it must not pass for a whole one.
             checkpoint.rename(temporary_name(checkpoint))
     for leftover in run_dir.glob(temporary_name(Path("checkpoint-*")).name):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:

@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     average.add_argument("--last", type=int, metavar="N", help="of a run: its last N checkpoints")
     average.add_argument("--best", type=int, metavar="N", help="of a run: the N checkpoints of its best validations")
     average.add_argument("--by", choices=("bleu", "loss"), default="bleu", help="what is best; default: bleu")
-    average.add_argument("--output", required=True, metavar="FOLDER", help="the model's folder, which is made")
+    average.add_argument(
+        "--output", required=True, metavar="FOLDER", help="the model's folder, which must not exist yet"
+    )
     try:
         # A recipe has a command line of its own, in which every key is an option.
         if arguments[:1] == ["train"]:
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
         return 2
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"hf-vaswani: {error or 'stopped.'}\n")
+        sys.stderr.write(f"hf-vaswani: {str(error) or 'stopped.'}\n")
         return getattr(error, "exit_code", 130)
 
 
@@ -104,6 +106,8 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
         if len(found) < counts[0]:
             raise ValueError(f"{folders[0]} has {len(found)} such checkpoints, and not {counts[0]}.")
         folders = found
+    elif (folders[0] / "recipe.yaml").is_file():
+        raise ValueError(f"{folders[0]} is the folder of a run: say which of its checkpoints by --last N or --best N.")
     save_average(folders, Path(options.output))
     sys.stdout.write(f"The mean of {', '.join(map(str, folders))}\nModel     {options.output}\n")
 
@@ -115,7 +119,7 @@ def _translate(model_name: str, num_beams: int | None, target_language: str | No
     from transformers.utils.logging import disable_progress_bar
 
     from .evaluation import translate_corpus
-    from .tokenizer import find_language_tag, load_tokenizer
+    from .tokenizer import find_language_tag, language_tags, load_tokenizer
 
     if num_beams is not None and num_beams < 1:
         raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
@@ -137,12 +141,24 @@ def _translate(model_name: str, num_beams: int | None, target_language: str | No
         model.to(torch.accelerator.current_accelerator())
     if num_beams is not None:
         model.generation_config.num_beams = num_beams
-    lines = (front + line if line.strip() else line for line in _lines(sys.stdin.buffer))
+    # A model for several directions would take any, without one.
+    tags = () if front else tuple(language_tags(tokenizer).values())
+    lines = _addressed(_lines(sys.stdin.buffer), front, tags)
     while chunk := list(islice(lines, LINES_AT_A_TIME)):
         for translation in translate_corpus(model, tokenizer, chunk):
             # One line in is one line out, whatever the model says.
             sys.stdout.write(" ".join(translation.splitlines()) + "\n")
         sys.stdout.flush()
+
+
+def _addressed(lines: Iterable[str], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if tags and line.strip() and not line.startswith(tags):
+            raise ValueError(
+                f"Line {number} of the input does not say into which language: give --target-language, or put one of "
+                f"{', '.join(tags)} in front."
+            )
+        yield front + line if line.strip() else line
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[str]:

@@ -72,7 +72,7 @@ def read_sources(recipe: Recipe) -> list[Source]:
         pairs = load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming)
         tag = language_tag(part.target_language) if recipe.data.target_tag else None
         sources.append(Source(part, pairs, tag))
-        for split in ("train", *pairs):
+        for split in dict.fromkeys(("train", *pairs)):
             if split not in pairs or not _has_text(pairs[split]):
                 of = f" of {sources[-1].name}" if recipe.more_data else ""
                 section = "more_data" if sources[:-1] else "data"
@@ -151,7 +151,9 @@ def encode_evaluation_sets(
                 logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
             front = "" if source.tag is None else f"{source.tag} "
             sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
-            sets.setdefault(split, []).append(EvaluationSet(source.name, sentences, list(pairs["target"]), encoded))
+            same = sum(other.name.split(".")[0] == source.name for other in sets.setdefault(split, []))
+            name = f"{source.name}.{same + 1}" if same else source.name
+            sets[split].append(EvaluationSet(name, sentences, list(pairs["target"]), encoded))
     return sets
 
 
@@ -221,7 +223,7 @@ def _description(source: SourceRecipe) -> dict[str, Any]:
     files = source.train_files
     paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
     if paths:
-        return {Path(path).name: Path(path).stat().st_size for path in paths}
+        return {"files": [[Path(path).name, Path(path).stat().st_size] for path in paths]}
     return {"dataset": source.dataset, "config": source.dataset_config, "split": source.train_split}
 
 

@@ -4,7 +4,7 @@ import csv
 import gzip
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from . import pocket_corpus
 
@@ -114,7 +114,7 @@ def _existing(path: Path) -> Path:
 def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) -> Iterator[dict[str, str]]:
     """Pairs of lines. `stamps` are sizes and times of the files: a changed file is not answered from the cache."""
     counts = [0, 0]
-    with open(paths[0], "rb") as source_file, open(paths[1], "rb") as target_file:
+    with _opened(paths[0]) as source_file, _opened(paths[1]) as target_file:
         while True:
             lines = [source_file.readline(), target_file.readline()]
             if not any(lines):
@@ -131,6 +131,10 @@ def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) 
             yield {"source": source, "target": target}
 
 
+def _opened(path: str | Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if Path(path).suffix == ".gz" else open(path, "rb")
+
+
 def _decode(line: bytes, path: str, number: int) -> str:
     try:
         return line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -145,6 +149,9 @@ def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming:
             f"but these are for {sorted(files)}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
+    if not streaming and not any(path.stat().st_size for path in paths):
+        # What `datasets` says of a generator without rows names no file.
+        return Dataset.from_dict({"source": [], "target": []}, features=TEXT)
     # Tuples, because `datasets` takes a list for shards that it may read in parallel.
     arguments = {"paths": tuple(str(path.resolve()) for path in paths), "stamps": tuple(map(_stamp, paths))}
     return _generated(_aligned_lines, arguments, streaming)
@@ -199,7 +206,7 @@ def _column_file(
 
 def _lines(path: Path) -> Iterator[str]:
     """Lines with their ends, of a file that may be compressed."""
-    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+    with _opened(path) as file:
         try:
             for number, line in enumerate(file, start=1):
                 yield _decode(line, str(path), number)

@@ -35,7 +35,7 @@ def only_one(folder: Path) -> Iterator[None]:
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside the folder, which is not made before the text is known to be readable.
-    path = folder.with_name(f".{folder.name}.lock")
+    path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)

@@ -44,7 +44,8 @@ class SourceRecipe:
     test_split: str | None = "test"
     """Name of the dataset's test split; null where it has none."""
     train_files: Files = None
-    """Training text: two line-aligned files as {en: FILE, de: FILE}, or one .tsv, .csv, .jsonl or .parquet file."""
+    """Training text: two line-aligned files as {en: FILE, de: FILE}, or one .tsv, .csv, .jsonl or .parquet file.
+    All but the last may be .gz."""
     validation_files: Files = None
     """Validation text, likewise."""
     test_files: Files = None
@@ -178,12 +179,15 @@ class TrainingRecipe:
     gradient_checkpointing: bool = False
     """Whether the layers are computed a second time in the backward pass, instead of kept: less memory, more time."""
     compile: bool = False
-    """Whether `torch.compile` makes the network faster: one dynamic graph, so that no new length is compiled anew."""
+    """Whether `torch.compile` makes the network faster: one dynamic graph, so that no new length is compiled anew.
+    The first update then takes minutes, and needs a C++ compiler on a CPU."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the weights, which is then what is validated, averaged and published;
     null keeps none, as the paper."""
     max_nonfinite_updates: int = 10
     """Updates in a row whose loss or gradient is not a finite number, and which are left out, before the run stops."""
+    log_every: int = 100
+    """Updates between two lines of training.jsonl, which are also what trackers draw: loss, gradient's norm, rate."""
     validate_every: int = 1000
     """Updates between two validations (loss and BLEU)."""
     save_every: int = 1000
@@ -191,13 +195,14 @@ class TrainingRecipe:
     keep_last: int = 5
     """Checkpoints that stay on disk."""
     keep_best: int = 0
-    """Checkpoints of the best validations that stay on disk as well."""
+    """Checkpoints of the best validations that stay on disk as well; save_every is then a multiple of
+    validate_every."""
     best_by: Literal["bleu", "loss"] = "bleu"
     """What makes a validation the best: the highest BLEU or the lowest loss."""
     patience: int | None = None
     """Validations in a row without a new best after which the run ends before max_steps; null never."""
     average_last: int = 5
-    """Checkpoints whose mean is the final model (Section 6.1); 1 takes the last as it is."""
+    """Checkpoints whose mean is the final model (Section 6.1), at most keep_last; 1 takes the last as it is."""
     average_best: int | None = None
     """Average this many checkpoints of the best validations instead; they stay on disk beside the last."""
     data_workers: int = 0
@@ -392,6 +397,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "training.weight_decay": (0, math.inf),
     "training.label_smoothing": (0, 1 - TINY),
     "training.clip_norm": (TINY, math.inf),
+    "training.log_every": (1, math.inf),
     "training.validate_every": (1, math.inf),
     "training.save_every": (1, math.inf),
     "training.keep_last": (1, math.inf),

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from .batching import Batch, PairCollator, TokenBudgetBatchSampler
+from .batching import Batch, PairCollator, TokenBudgetBatchSampler, leave_signals_to_the_training
 from .encoding import EncodedPairs, encode_rows, pair_lengths
 
 try:
@@ -141,7 +141,7 @@ class StreamUpdates:
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
             prefetch_factor=1 if self.num_workers else None,
-            worker_init_fn=_without_threads,
+            worker_init_fn=_in_a_worker,
             # Its own generator: without one, a loader draws from the generator that the dropout uses.
             generator=torch.Generator(),
         )
@@ -209,6 +209,7 @@ def _as_it_is(window: Any) -> Any:
     return window
 
 
-def _without_threads(_: int) -> None:
+def _in_a_worker(worker: int) -> None:
+    leave_signals_to_the_training(worker)
     # A tokenizer's threads are lost where a process is forked, and it says so unless it is told to do without.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -132,6 +132,11 @@ def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[st
     )
 
 
+def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The tags of a tokenizer by their target languages, as `{"de": "<2de>"}`; none, if it is for one direction."""
+    return {match[1]: tag for tag in tokenizer.get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+
+
 def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
     """
     The tag of a target language, to be written in front of a sentence, as `f"{tag} {sentence}"`.
@@ -146,7 +151,7 @@ def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
     Raises:
         ValueError: the vocabulary has none for this language; the message names those that it has.
     """
-    tags = {match[1]: tag for tag in tokenizer.get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+    tags = language_tags(tokenizer)
     if language not in tags:
         there = f"only for {', '.join(tags)}" if tags else "nor for any other"
         raise ValueError(f"There is no tag for the target language {language!r}, {there}.")

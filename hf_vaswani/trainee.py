@@ -50,6 +50,8 @@ class Trainee:
     schedule: LRScheduler
     step: int
     position: dict[str, Any]
+    # Updates in a row that were left out last.
+    nonfinite: int = 0
 
     def to_validate(self) -> VaswaniForConditionalGeneration:
         """What stands for the run: the moving average, where there is one. All processes call it together."""
@@ -106,12 +108,12 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
     model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
     ema = None
     if training.ema_decay is not None:
-        ema = AveragedModel(copy.deepcopy(bare), multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
+        ema = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
     trainee = Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
     if checkpoint is not None:
         _load_checkpoint(run, trainee, checkpoint)
     if accelerator.is_main_process:
-        forget_after(run.folder, trainee.step, training.best_by)
+        forget_after(run.folder, trainee.step, training)
     accelerator.wait_for_everyone()
     return trainee
 
@@ -141,7 +143,13 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
             trainee.bare.config.save_pretrained(temporary)
             trainee.bare.generation_config.save_pretrained(temporary)
             run.tokenizer.save_pretrained(temporary)
-            progress = {"step": trainee.step, "position": trainee.position, "data": run.updates.fingerprint}
+            progress = {
+                "step": trainee.step,
+                "position": trainee.position,
+                "data": run.updates.fingerprint,
+                "processes": accelerator.num_processes,
+                "nonfinite": trainee.nonfinite,
+            }
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -158,10 +166,18 @@ def _tidy(run: Run) -> None:
 
 def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
     """Everything as it was, and the position in the data, which must be the data of then."""
-    progress, data = read_progress(checkpoint), run.updates.fingerprint
+    progress, data, processes = read_progress(checkpoint), run.updates.fingerprint, run.accelerator.num_processes
     if progress["data"] != data:
+        different = [key for key in data if progress["data"].get(key) != data[key]] or list(progress["data"])
+        then, now = ({key: text.get(key) for key in different} for text in (progress["data"], data))
         raise ValueError(
-            f"The training text is not that of {checkpoint}, which was {progress['data']}; now it is {data}."
+            f"The training text is not that of {checkpoint}: then it had {then}, and now {now}. Give it the text of "
+            "then, or name another --run_dir."
+        )
+    if progress["processes"] not in (None, processes):
+        raise ValueError(
+            f"{checkpoint} was written by {progress['processes']} processes, and now there are {processes}, but its "
+            "position in the data and its random numbers are those of as many. Name another --run_dir to change that."
         )
     try:
         # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
@@ -174,6 +190,6 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
     if trainee.ema is not None:
         trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
         trainee.ema.n_averaged.fill_(progress["step"])
-    trainee.step, trainee.position = progress["step"], progress["position"]
+    trainee.step, trainee.position, trainee.nonfinite = (progress[key] for key in ("step", "position", "nonfinite"))
     if run.accelerator.is_main_process:
         _tidy(run)

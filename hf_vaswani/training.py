@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from .batching import Batch
 from .checkpoints import (
+    CURVE,
     NONFINITE,
     average_checkpoints,
     best_checkpoints,
@@ -28,7 +29,7 @@ from .checkpoints import (
 )
 from .configuration_vaswani import VaswaniConfig
 from .evaluation import score
-from .interruption import Interruption, only_one
+from .interruption import Interrupted, Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .preparation import Run, build_accelerator, prepare
 from .recipe import Recipe, TrainingRecipe
@@ -61,8 +62,9 @@ def train(recipe: Recipe) -> dict[str, Any]:
         recipe ([`Recipe`]): the experiment.
 
     Returns:
-        `dict[str, Any]`: what `test.json` in the run folder says: `step`, `model` (the folder that `from_pretrained`
-        loads) and, with a test set, `bleu`, `signature` and `samples`.
+        `dict[str, Any]`: what `test.json` in the run folder says: `step`, `averaged` (checkpoints), `model` (the
+        folder that `from_pretrained` loads) and, with a test set, `bleu`, `signature`, `sets` (each one's BLEU, where
+        there are several) and `samples`.
 
     Raises:
         ValueError: the data or the recipe cannot be trained on, or the run folder belongs to another recipe.
@@ -79,6 +81,10 @@ def train(recipe: Recipe) -> dict[str, Any]:
         logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
     with only_one(Path(recipe.run_dir)) if accelerator.is_main_process else nullcontext():
+        # Looked up again, now that nobody else writes there, and before process 0 does.
+        accelerator.wait_for_everyone()
+        checkpoint = checkpoint_to_resume(recipe)
+        accelerator.wait_for_everyone()
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -86,7 +92,18 @@ def train(recipe: Recipe) -> dict[str, Any]:
         accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
         trainee = build_trainee(run, checkpoint)
         with Interruption() as interruption:
-            _train(run, trainee, interruption)
+            try:
+                _train(run, trainee, interruption)
+            except Interrupted:
+                accelerator.end_training()
+                raise
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise OSError(
+                    f"A process of training.data_workers ended, perhaps for want of memory: {error} The same command "
+                    "again goes on from the last checkpoint."
+                ) from error
         result = _finish(run, trainee.whole or trainee.bare)
         accelerator.end_training()
     return result
@@ -98,31 +115,37 @@ def train(recipe: Recipe) -> dict[str, Any]:
 def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
-    nonfinite = _NonFinite(run)
     last = trainee.step >= training.max_steps or _has_stalled(run)
     updates = run.updates.after(trainee.position)
     with closing(_Progress(accelerator, trainee.step, training.max_steps)) as progress:
         while not last:
             batches, position = next(updates)
-            numbers = [batch.pop("numbers", None) for batch in batches]
+            numbers = [batch.pop("numbers") for batch in batches]
             rate = float(trainee.schedule.get_last_lr()[0])
             update = _update(accelerator, trainee.model, trainee.optimizer, batches, training, interruption.asked)
             trainee.schedule.step()
-            if trainee.ema is not None and update.finite:
+            # The average starts as a copy of the first weights, even if their update was left out.
+            if trainee.ema is not None and (update.finite or trainee.step == 0):
                 trainee.ema.update_parameters(trainee.bare)
             step = trainee.step = trainee.step + 1
             trainee.position = position
-            nonfinite.note(step, update, rate, numbers)
-            progress.show(step, update, rate)
+            trainee.nonfinite = 0 if update.finite else trainee.nonfinite + 1
+            if not update.finite:
+                _note_nonfinite(run, trainee, update, rate, numbers)
+            progress.show(step, update)
+            if step % training.log_every == 0:
+                _log(run, step, update, rate, progress.speed)
             last = step == training.max_steps
             if (step % training.validate_every == 0 or last) and "validation" in run.sets:
                 validate(run, trainee.to_validate(), step)
-                last = last or _has_stalled(run)
+                if not last and _has_stalled(run):
+                    last = True
+                    logger.info(f"update {step}: {training.patience} validations without a new best; that is the end")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, trainee)
                 progress.restart_clock()
-            if update.stop and not last:
+            if update.stop:
                 raise interruption.error(run.folder / f"checkpoint-{step}")
 
 
@@ -172,6 +195,9 @@ def _update(
     finite = math.isfinite(loss) and (math.isfinite(norm) or accelerator.scaler is not None)
     if finite:
         optimizer.step()
+    elif accelerator.scaler is not None:
+        # The step would have told the scaler that it is done with this update's gradients.
+        accelerator.scaler.update()
     optimizer.zero_grad()
     return _Update(loss, int(tokens), norm, finite, bool(counts[1]))
 
@@ -181,46 +207,45 @@ def _epsilon_of_the_others(epsilon: float, vocab_size: int) -> float:
     return epsilon * (vocab_size - 1) / vocab_size
 
 
-class _NonFinite:
-    """Counts updates in a row that were left out, because their loss or gradient was not a finite number."""
+def _log(run: Run, step: int, update: _Update, rate: float, speed: float) -> None:
+    """A line in `training.jsonl`, and a point of the trackers' curves."""
+    values = {"loss": update.loss, "gradient_norm": update.gradient_norm, "learning_rate": rate}
+    run.accelerator.log(values | {"target_tokens_per_second": speed}, step=step)
+    if run.accelerator.is_main_process:
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        with open(run.folder / CURVE, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **finite}) + "\n")
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.in_a_row = 0
 
-    def note(self, step: int, update: _Update, rate: float, numbers: list[torch.Tensor | None]) -> None:
-        """Writes such an update down, with its pairs; raises `ValueError` when there were too many of them."""
-        if update.finite:
-            self.in_a_row = 0
-            return
-        self.in_a_row += 1
-        mine = [int(number) for batch in numbers if batch is not None for number in batch]
-        pairs = sorted(gather_object(mine))
-        line = {"step": step, "loss": str(update.loss), "gradient_norm": str(update.gradient_norm)}
-        path = self.run.folder / NONFINITE
-        if self.run.accelerator.is_main_process:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {"learning_rate": rate, "pairs": pairs}) + "\n")
-        some = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
-        what = f"update {step}: loss {update.loss}, gradient norm {update.gradient_norm}, learning rate {rate:.3g}"
-        logger.warning(f"Left out {what}, pairs {some}")
-        limit = self.run.recipe.training.max_nonfinite_updates
-        if self.in_a_row >= limit:
-            checkpoints = list_checkpoints(self.run.folder)
-            kept = f"{checkpoints[-1]} is as it was" if checkpoints else "there was no checkpoint yet"
-            raise ValueError(
-                f"The training stopped after {limit} updates in a row without a finite loss and gradient "
-                f"(training.max_nonfinite_updates); the last was {what}, with the pairs {some} of the training text, "
-                f"counted from 1. {path} has all of them; {kept}."
-            )
+def _note_nonfinite(run: Run, trainee: Trainee, update: _Update, rate: float, numbers: list[torch.Tensor]) -> None:
+    """Writes down an update that was left out, with its pairs; raises `ValueError` when there were too many."""
+    mine = [int(number) for batch in numbers for number in batch]
+    pairs = sorted(gather_object(mine))
+    line = {"step": trainee.step, "loss": str(update.loss), "gradient_norm": str(update.gradient_norm)}
+    path = run.folder / NONFINITE
+    if run.accelerator.is_main_process:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"learning_rate": rate, "pairs": pairs}) + "\n")
+    some = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+    what = f"update {trainee.step}: loss {update.loss}, gradient norm {update.gradient_norm}, learning rate {rate:.3g}"
+    logger.warning(f"Left out {what}, pairs {some}")
+    limit = run.recipe.training.max_nonfinite_updates
+    if trainee.nonfinite >= limit:
+        checkpoints = list_checkpoints(run.folder)
+        kept = f"{checkpoints[-1]} is as it was" if checkpoints else "there was no checkpoint yet"
+        raise ValueError(
+            f"The training stopped after {limit} updates in a row without a finite loss and gradient "
+            f"(training.max_nonfinite_updates); the last was {what}, with the pairs {some} of the training text, "
+            f"counted from 1. {path} has all of them; {kept}."
+        )
 
 
 class _Progress:
-    """The bar: step, loss, learning rate, target tokens per second, time left; and the trackers' curves of these."""
+    """The bar: step, loss, target tokens per second, time left."""
 
     def __init__(self, accelerator: Accelerator, step: int, max_steps: int) -> None:
-        self.accelerator = accelerator
         self.step = step
+        self.speed = 0.0
         self.bar = tqdm(
             total=max_steps, initial=step, desc="Training", unit=" updates", disable=not accelerator.is_main_process
         )
@@ -231,18 +256,16 @@ class _Progress:
         self.since = time.monotonic()
         self.tokens = 0
 
-    def show(self, step: int, update: _Update, rate: float) -> None:
+    def show(self, step: int, update: _Update) -> None:
         """Takes an update's numbers, and shows them about once a second."""
         self.step = step
         self.tokens += update.tokens
         seconds = time.monotonic() - self.since
         if seconds < 1:
             return
-        speed = self.tokens / seconds
-        self.bar.set_postfix_str(f"loss {update.loss:.3f}, lr {rate:.2e}, {speed:,.0f} target tokens/s", refresh=False)
+        self.speed = self.tokens / seconds
+        self.bar.set_postfix_str(f"loss {update.loss:.3f}, {self.speed:,.0f} target tokens/s", refresh=False)
         self.bar.update(step - self.bar.n)
-        values = {"loss": update.loss, "gradient_norm": update.gradient_norm, "learning_rate": rate}
-        self.accelerator.log(values | {"target_tokens_per_second": speed}, step=step)
         self.restart_clock()
 
     def close(self) -> None:

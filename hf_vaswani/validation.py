@@ -1,6 +1,7 @@
 """Validation during the training and the test at its end: loss, translations of all processes together, BLEU."""
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -121,7 +122,9 @@ def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> Non
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({scored['signature']})")
     run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
     if run.accelerator.is_main_process:
-        lines = [*read_validations(run.folder), {"step": step, "loss": loss, **scored}]
+        # JSON has no word for what is not finite.
+        line = {"step": step, "loss": loss if math.isfinite(loss) else None, **scored}
+        lines = [*read_validations(run.folder), line]
         write_validations(run.folder, lines, run.recipe.training.best_by)
     # Everybody reads them to know whether to stop.
     run.accelerator.wait_for_everyone()

@@ -233,3 +233,11 @@ def test_little_padding_on_multi30k(multi30k) -> None:
         sampler.set_position(epoch)
         cells = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in sampler.batches())
         assert 1 - lengths.sum() / cells <= 0.05
+
+
+def test_the_last_update_of_an_epoch_may_have_fewer_batches() -> None:
+    count = len(TokenBudgetBatchSampler(LENGTHS, 200).batches())
+    for per_update in (2, 3, 4, 5):
+        sampler = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=per_update)
+        assert sampler.batches_of_updates() == [min(per_update, count - n) for n in range(0, count, per_update)]
+        assert sorted(flat(sampler.updates())) == list(range(997))

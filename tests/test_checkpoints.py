@@ -11,7 +11,9 @@ from hf_vaswani.checkpoints import (
     average_checkpoints,
     best_checkpoints,
     checkpoint_to_resume,
+    forget_after,
     list_checkpoints,
+    read_progress,
     remove_old_checkpoints,
     temporary_name,
     write_text,
@@ -162,3 +164,48 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not the folder of a run"):
         checkpoint_to_resume(Recipe(run_dir=str(tmp_path)))
+
+
+def test_what_was_noted_later_is_forgotten_and_no_more(tmp_path) -> None:
+    """The line of the very update stays; one that was cut short goes."""
+    files = ("validations.jsonl", "nonfinite_updates.jsonl", "training.jsonl")
+    for name in files:
+        lines = [json.dumps({"step": step, "loss": 1.0, "bleu": 1.0}) + "\n" for step in (2, 4, 6)]
+        (tmp_path / name).write_text("".join(lines))
+    with open(tmp_path / "nonfinite_updates.jsonl", "a") as file:
+        file.write('{"step": 7, "lo')
+    forget_after(tmp_path, 4, TrainingRecipe(validate_every=2))
+    for name in files:
+        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [2, 4]
+
+
+def test_a_checkpoint_of_0_0_has_its_position(tmp_path) -> None:
+    folder = checkpoint(tmp_path, 7, complete=False)
+    (folder / "progress.json").write_text(json.dumps({"step": 7, "epoch": 1, "update": 3, "data": {"pairs": 9}}))
+    progress = read_progress(folder)
+    assert (progress["step"], progress["position"]) == (7, {"epoch": 1, "update": 3})
+    assert (progress["data"], progress["processes"], progress["nonfinite"]) == ({"pairs": 9}, None, 0)
+
+
+def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None:
+    """Stopped at update 6, which was the best so far: afterwards all is as if it had not been."""
+    bleu = {2: 1.0, 4: 5.0, 6: 7.0, 8: 3.0}
+    lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
+    (tmp_path / "validations.jsonl").write_text("".join(lines))
+    for step, left in ((4, [4]), (6, [4, 6]), (8, [4, 8])):
+        checkpoint(tmp_path, step)
+        remove_old_checkpoints(tmp_path, 4, keep_last=1, keep_best=1)
+        assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in left]
+
+
+def test_text_that_cannot_be_written_leaves_the_old(tmp_path, monkeypatch) -> None:
+    write_text(tmp_path / "a.txt", "old")
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        path.write_bytes(b"ne")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        write_text(tmp_path / "a.txt", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "old")]

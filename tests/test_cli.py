@@ -1,6 +1,7 @@
 """hf-vaswani translate: one line in, one line out. hf-vaswani average: several checkpoints in, one model out."""
 
 import io
+import json
 import sys
 
 import pytest
@@ -92,6 +93,10 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     monkeypatch.setattr(tokenizer, "load_tokenizer", tagged)
     assert translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)[0] == 0
     assert seen == ["<2de> one", "", "<2de> two"]
+    assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments[:2])[0] == 0
+    assert seen[3:] == ["<2de> one"]
+    code, _, error = translate(monkeypatch, capsys, b"<2de> one\ntwo\n", *arguments[:2])
+    assert code == 2 and "Line 2 of the input does not say into which language" in error and "<2de>" in error
 
 
 def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
@@ -130,7 +135,8 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
     ("arguments", "words"),
     [
         (["{run}/checkpoint-9", "--output", "{new}"], "There is no folder"),
-        (["{run}", "--output", "{new}"], "model.safetensors cannot be read"),
+        (["{run}", "--output", "{new}"], "say which of its checkpoints"),
+        (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
         (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
         (["{run}", "--last", "0", "--output", "{new}"], "N being 1 or more"),
         (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last N or --best N"),
@@ -142,3 +148,18 @@ def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, 
     assert main(["average", *(argument.format(run=tiny_run, new=new) for argument in arguments)]) == 2
     assert words in capsys.readouterr().err
     assert not new.exists()
+
+
+def test_average_of_the_best_by_loss(tmp_path, monkeypatch) -> None:
+    from hf_vaswani import checkpoints
+
+    averaged = []
+    monkeypatch.setattr(checkpoints, "save_average", lambda folders, output: averaged.append(folders[0].name))
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "progress.json").write_text("{}")
+    lines = [{"step": 1, "loss": 2.0, "bleu": 9.0}, {"step": 2, "loss": 1.0, "bleu": 8.0}]
+    (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for by in ([], ["--by", "bleu"], ["--by", "loss"]):
+        assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
+    assert averaged == ["checkpoint-1", "checkpoint-1", "checkpoint-2"]

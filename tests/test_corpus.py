@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_vaswani import corpus
 from hf_vaswani.corpus import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
 
@@ -131,7 +132,8 @@ def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
     sources = read_sources(recipe)
     tokenizer = make_tokenizer(recipe, sources)
     updates = build_updates(recipe, sources, tokenizer)
-    assert updates.fingerprint["streams"][0].keys() == {"de.50.en", "de.50.de"}
+    files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
+    assert len(files) == 2 and updates.fingerprint["streams"][0] == {"files": files}
     numbers: list[int] = []
     for batches, position in updates.after(updates.start):
         for batch in batches:
@@ -156,3 +158,37 @@ def test_a_source_without_text_is_named(tmp_path) -> None:
     recipe.more_data[0].train_files = None
     with pytest.raises(ValueError, match="The train set of en-fr is empty"):
         read_sources(recipe)
+
+
+def test_the_recipes_numbers_reach_the_updates(tmp_path, monkeypatch) -> None:
+    recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
+    recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2
+    sources = corpus.read_sources(recipe)
+    tokenizer = corpus.make_tokenizer(recipe, sources)
+    processes, encode = [], corpus.encode_pairs
+
+    def spy(*arguments):
+        processes.append(arguments[4])
+        return encode(*arguments[:4])
+
+    monkeypatch.setattr(corpus, "encode_pairs", spy)
+    updates = corpus.build_updates(recipe, sources, tokenizer, 2, 1)
+    sampler = updates.sampler
+    assert (sampler.seed, sampler.batches_per_update, sampler.num_processes, sampler.process_index) == (9, 4, 2, 1)
+    assert (updates.loader.num_workers, processes) == (2, [3, 3])
+    recipe.data.streaming = True
+    stream = corpus.build_updates(recipe, corpus.read_sources(recipe), tokenizer, 2, 1)
+    assert (stream.size, stream.num_workers) == (7, 2)
+    assert stream.order | {"max_length": None} == {
+        "tokens_per_batch": 200, "seed": 9, "batches_per_update": 4, "num_processes": 2, "process_index": 1,
+        "max_length": None,
+    }  # fmt: skip
+
+
+def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    recipe.more_data.append(recipe.more_data[0])
+    sources = corpus.read_sources(recipe)
+    sets = corpus.encode_evaluation_sets(recipe, sources, corpus.make_tokenizer(recipe, sources))
+    assert [part.name for part in sets["validation"]] == ["en-de", "en-fr", "en-fr.2"]
+    assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]

@@ -263,3 +263,14 @@ def test_unequal_line_counts_of_a_stream_are_counted_to_the_end(tmp_path) -> Non
 def test_multi30k_has_its_size(multi30k) -> None:
     files = {"en": str(multi30k / "val.en"), "fr": str(multi30k / "val.fr")}
     assert len(load_pairs("en", "fr", train_files=files)["train"]) == 1014
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_line_aligned_files_may_be_gzipped(tmp_path, streaming) -> None:
+    import gzip
+
+    for side, text in (("en", "a\nb\n"), ("de", "c\nd\n")):
+        (tmp_path / f"t.{side}.gz").write_bytes(gzip.compress(text.encode()))
+    files = {side: str(tmp_path / f"t.{side}.gz") for side in ("en", "de")}
+    rows = load_pairs("en", "de", train_files=files, streaming=streaming)["train"]
+    assert list(rows) == [{"source": "a", "target": "c"}, {"source": "b", "target": "d"}]

@@ -125,3 +125,16 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch) -> None:
     monkeypatch.setattr(ArrowWriter, "finalize", full)
     with pytest.raises(OSError, match="ids could not be written into the cache .*No space left"):
         encode_pairs(pairs, tokenizer)
+
+
+def test_the_cache_knows_tags_numbers_and_the_tokenizers_switch(tmp_path) -> None:
+    text(numbers_in_words(9)).save_to_disk(tmp_path / "text")
+    pairs, tokenizer = (
+        Dataset.load_from_disk(tmp_path / "text"),
+        train_tokenizer(["a b c d e f"], 270, languages=["de"]),
+    )
+    settings = [{}, {"tag": "<2de>"}, {"first_number": 4}]
+    files = [encode_pairs(pairs, tokenizer, **arguments).cache_files[0]["filename"] for arguments in settings]
+    tokenizer.split_special_tokens = False
+    files.append(encode_pairs(pairs, tokenizer).cache_files[0]["filename"])
+    assert len(set(files)) == 4

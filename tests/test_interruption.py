@@ -1,7 +1,6 @@
 """Killed anywhere, nothing lost: the same command again ends with the same bits. Asked to stop, it says how."""
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -84,7 +83,7 @@ def bits(run: Path) -> dict[str, Any]:
         name = str(path.relative_to(run))
         if path.suffix == ".safetensors":
             found[name] = load_file(path)
-        elif path.name in ("progress.json", "validations.jsonl", "test_translations.txt"):
+        elif path.name in ("progress.json", "validations.jsonl", "training.jsonl", "test_translations.txt"):
             found[name] = path.read_text("utf-8")
         elif name not in ("recipe.yaml", "environment.json", "test.json"):
             found[name] = None
@@ -102,7 +101,7 @@ def assert_same(one: dict[str, Any], two: dict[str, Any]) -> None:
 
 
 SWITCHES = {
-    "plain": {"average_best": 1, "validate_every": 2, "save_every": 2, "keep_last": 1},
+    "plain": {"average_best": 1, "validate_every": 2, "save_every": 2, "keep_last": 1, "log_every": 1},
     "workers": {"data_workers": 2, "accumulation_steps": 2},
     "average": {"ema_decay": 0.9, "accumulation_steps": 3, "patience": 9, "validate_every": 4},
 }
@@ -173,15 +172,17 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code) -> None:
-    """By the real command; the model is then that of a run that nobody asked."""
-    arguments = tiny_recipe(tmp_path, max_steps=300, save_every=100, keep_last=2)
+@pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 0)])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code, workers) -> None:
+    """By the real command, with its workers; the model is then that of a run that nobody asked."""
+    arguments = tiny_recipe(tmp_path, max_steps=300, save_every=100, keep_last=2, data_workers=workers)
     run = tmp_path / "run"
     command = [sys.executable, str(ROOT / "train.py"), *arguments, "--run_dir", str(run)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
     wait_for(lambda: (run / "checkpoint-100").is_dir() or process.poll() is not None)
-    process.send_signal(number)
+    os.killpg(process.pid, number)
     # As launchers do, which pass on what all processes have got already.
     process.send_signal(number)
     _, stderr = process.communicate(timeout=120)
@@ -209,13 +210,46 @@ def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, l
     time.sleep(2)
     os.kill(processes[1].pid, signal.SIGTERM)
     for process in processes:
-        process.join(120)
+        process.join(30)
     (checkpoint,) = list_checkpoints(run)
     assert {path.name for path in checkpoint.glob("random_states_*.pkl")} == {
         "random_states_0.pkl",
         "random_states_1.pkl",
     }
     assert [process.exitcode for process in processes] == [143, 143]
+
+
+def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:
+    from hf_vaswani.interruption import Interruption
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Interruption() as interruption:
+        assert not interruption.asked
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.asked
+        # What a launcher passes on at once is the same Ctrl-C.
+        signal.raise_signal(signal.SIGINT)
+        interruption.since -= 2
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt, match="without a checkpoint"):
+            signal.raise_signal(signal.SIGINT)
+        assert interruption.error(Path("checkpoint-3")).exit_code == 130
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def seed(checkpoint: Path, process: int) -> int:
+    """That of the dropout."""
+    from accelerate.utils import load
+
+    generator = torch.Generator()
+    generator.set_state(load(checkpoint / f"random_states_{process}.pkl")["torch_manual_seed"])
+    return generator.initial_seed()
+
+
+def test_each_process_has_a_dropout_of_its_own(tmp_path, launch) -> None:
+    for process in launch(tiny_recipe(tmp_path, max_steps=1), tmp_path / "run"):
+        process.join(120)
+    assert [seed(tmp_path / "run" / "checkpoint-1", process) for process in (0, 1)] == [1, 2]
 
 
 def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
@@ -236,7 +270,7 @@ def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
 
 
 def poison(monkeypatch, updates: set[int]) -> None:
-    """Makes the loss of these updates infinite, counted from 1."""
+    """Makes the loss of these updates infinite, counted from 1; their gradients are as they were."""
     from hf_vaswani import VaswaniForConditionalGeneration
 
     forward, count = VaswaniForConditionalGeneration.forward, 0
@@ -247,35 +281,57 @@ def poison(monkeypatch, updates: set[int]) -> None:
         if self.training and outputs.loss is not None:
             count += 1
             if count in updates:
-                outputs.loss = outputs.loss * float("inf")
+                outputs.loss = outputs.loss + float("inf")
         return outputs
 
     monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", poisoned)
 
 
-def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monkeypatch, caplog) -> None:
-    """It changes no weight, and its pairs are written down; Adam's own step does not happen either."""
+def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monkeypatch) -> None:
     from hf_vaswani.cli import main
+    from hf_vaswani.optimization import noam
 
     poison(monkeypatch, {3, 5})
-    arguments = [*tiny_recipe(tmp_path, max_steps=6, save_every=1, keep_last=6), "--run_dir", str(tmp_path / "run")]
-    caplog.set_level(logging.WARNING)
-    assert main(["train", *arguments]) == 0
-    weights = [load_file(tmp_path / "run" / f"checkpoint-{n}" / "model.safetensors") for n in range(1, 7)]
-    moved = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(weights)]
-    assert moved == [True, False, True, False, True]
+    switches = {"max_steps": 6, "save_every": 1, "keep_last": 6, "max_nonfinite_updates": 2, "ema_decay": 0.9}
+    assert main(["train", *tiny_recipe(tmp_path, **switches), "--run_dir", str(tmp_path / "run")]) == 0
+    for file in ("model", "ema"):
+        weights = [load_file(tmp_path / "run" / f"checkpoint-{n}" / f"{file}.safetensors") for n in range(1, 7)]
+        moved = [any(not torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(weights)]
+        assert moved == [True, False, True, False, True]
     lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 5]
-    assert all(line["loss"] == "inf" and line["learning_rate"] > 0 for line in lines)
-    assert all(line["pairs"] and set(line["pairs"]) <= set(range(1, 121)) for line in lines)
-    assert sum("Left out update" in record.getMessage() for record in caplog.records) == 2
+    # The schedule goes on meanwhile.
+    assert [line["learning_rate"] for line in lines] == pytest.approx([noam(3, 16, 10), noam(5, 16, 10)])
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_stop_among_updates_that_were_left_out_changes_nothing(tmp_path, monkeypatch, stop) -> None:
+    """Neither how many in a row end the run, nor where the moving average begins."""
+    from hf_vaswani.cli import main
+
+    switches = {"save_every": 1, "keep_last": 9, "max_nonfinite_updates": 4, "ema_decay": 0.75, "average_last": 1}
+    averages = []
+    for steps, name in (((3,), "whole"), ((1, 3), "parted")):
+        for number, max_steps in enumerate(steps):
+            poison(monkeypatch, set() if number else {1})
+            arguments = tiny_recipe(tmp_path, max_steps=max_steps, **switches)
+            assert main(["train", *arguments, "--run_dir", str(tmp_path / name)]) == 0
+            monkeypatch.undo()
+        averages.append(load_file(tmp_path / name / "checkpoint-3" / "ema.safetensors"))
+    assert all(torch.equal(averages[0][name], averages[1][name]) for name in averages[0])
+    poison(monkeypatch, set(range(1, 99)))
+    run = tmp_path / "never"
+    for max_steps, code in ((stop, 0), (9, 2)):
+        assert main(["train", *tiny_recipe(tmp_path, max_steps=max_steps, **switches), "--run_dir", str(run)]) == code
+    lines = (run / "nonfinite_updates.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
 def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
     from hf_vaswani.cli import main
 
     poison(monkeypatch, set(range(6, 100)))
-    arguments = tiny_recipe(tmp_path, max_steps=30, save_every=4, max_nonfinite_updates=3, keep_last=3)
+    arguments = tiny_recipe(tmp_path, max_steps=30, save_every=4, max_nonfinite_updates=3, keep_last=3, log_every=1)
     arguments += ["--run_dir", str(tmp_path / "run")]
     assert main(["train", *arguments]) == 2
     sentence = capsys.readouterr().err.strip().splitlines()[-1]
@@ -286,7 +342,9 @@ def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, m
     assert all(word in sentence for word in words), sentence
     assert ", ".join(map(str, last["pairs"][:10])) in sentence
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint-4"]
+    curve = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
+    assert [line["loss"] is None for line in curve] == [False] * 5 + [True] * 2
     # Put right, it goes on from there, and what it had noted later is noted again or not at all.
     monkeypatch.undo()
     assert main(["train", *arguments, "--training.max_steps=8"]) == 0
-    assert (tmp_path / "run" / "nonfinite_updates.jsonl").read_text() == ""
+    assert not (tmp_path / "run" / "nonfinite_updates.jsonl").exists()

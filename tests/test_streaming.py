@@ -152,3 +152,8 @@ def test_the_fingerprint_says_what_was_read_and_json_can_hold_it(tokenizer) -> N
     updates = build(tokenizer, [stream(3), stream(4)])
     assert json.loads(json.dumps(updates.fingerprint)) == updates.fingerprint
     assert updates.fingerprint != build(tokenizer, [stream(3), stream(5)]).fingerprint
+
+
+def test_a_window_of_many_parts_has_every_pair_once() -> None:
+    tokenizer = train_tokenizer(["a b c d e f"], 270, languages=["de", "fr"])
+    assert sorted(numbers(one_pass(build(tokenizer, [stream(1005)], size=2000)))) == list(range(1, 1006))

@@ -7,9 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -331,8 +330,6 @@ def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_stat
     """By the name that Accelerate knows it by; here a tracker that only remembers."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-    from hf_vaswani import training
-
     logged: dict[str, dict[int, float]] = {}
 
     class Notebook(GeneralTracker):
@@ -352,16 +349,18 @@ def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_stat
                 logged.setdefault(name, {})[step] = value
 
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
-    # As if more than a second went by in each update.
-    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=count(step=2).__next__))
-    assert train(tmp_path, tmp_path / "run", max_steps=6, validate_every=3, trackers="[notebook]") == 0
+    assert train(tmp_path, tmp_path / "run", max_steps=6, validate_every=3, log_every=2, trackers="[notebook]") == 0
     assert Notebook.config["training.max_steps"] == "6"
     lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
     assert logged["validation_bleu"] == {line["step"]: line["bleu"] for line in lines}
     assert logged["validation_loss"] == {line["step"]: line["loss"] for line in lines}
-    assert list(logged["loss"]) == list(range(1, 7))
-    assert logged["learning_rate"] == pytest.approx({n: noam(n, 16, 10) for n in range(1, 7)})
+    assert list(logged["loss"]) == [2, 4, 6]
+    assert logged["learning_rate"] == pytest.approx({n: noam(n, 16, 10) for n in (2, 4, 6)})
     assert all(norm > 0 for norm in logged["gradient_norm"].values())
+    # Without a tracker, the same is in the run's folder.
+    curve = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert {line["step"]: line[name] for line in curve} == logged[name]
 
 
 def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
@@ -529,6 +528,16 @@ def by_torchrun(arguments: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_a_run_goes_on_with_as_many_processes_as_before(tmp_path, capsys) -> None:
+    assert train(tmp_path, tmp_path / "run", max_steps=4) == 0
+    path = tmp_path / "run" / "checkpoint-4" / "progress.json"
+    progress = json.loads(path.read_text())
+    assert progress["processes"] == 1
+    path.write_text(json.dumps(progress | {"processes": 2}))
+    assert train(tmp_path, tmp_path / "run", max_steps=8) == 2
+    assert "written by 2 processes, and now there are 1" in capsys.readouterr().err
+
+
 def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
     """
     One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 20 updates.
@@ -614,6 +623,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, c
     [
         (["--data.train_files={en: nowhere.en, de: nowhere.de}"], ["nowhere.en"]),
         (["--data.train_files=null"], ["train set is empty"]),
+        (["--data.train_files={en: /dev/null, de: /dev/null}"], ["/dev/null"]),
         (["--model.num_heads=3"], ["d_model (16)", "num_heads (3)"]),
         (["--training.tokens_per_batch=1"], ["training.tokens_per_batch 1", "has 2 tokens"]),
         (["--tokenizer.vocab_size=100"], ["260", "100"]),
@@ -652,7 +662,8 @@ def test_empty_validation_set_changed_text_and_lost_models(tmp_path, capsys) -> 
     # `tiny_recipe` writes the text of before again, so the command line is made by hand.
     longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
-    assert "training text is not that of" in capsys.readouterr().err
+    assert "training text is not that of" in (error := capsys.readouterr().err)
+    assert "'pairs': 120" in error and "'pairs': 60" in error
 
 
 def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog) -> None:
@@ -712,3 +723,117 @@ def test_training_learns(tmp_path) -> None:
     assert lines[-1]["loss"] < 1.0
     assert [line["best"] for line in lines] == [line["bleu"] == max(o["bleu"] for o in lines) for line in lines]
     assert not lines[0]["best"]
+
+
+def tiny_update():
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    config = VaswaniConfig(vocab_size=30, d_model=16, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+    model = VaswaniForConditionalGeneration(config).train()
+    ids = torch.arange(4, 10)[None]
+    return Accelerator(), model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def test_an_infinite_gradient_of_a_finite_loss_is_left_out() -> None:
+    from hf_vaswani.training import _update
+
+    accelerator, model, batch = tiny_update()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    next(model.model.encoder.layers[0].parameters()).register_hook(lambda gradient: gradient * math.inf)
+    update = _update(accelerator, model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], TrainingRecipe())
+    assert math.isfinite(update.loss) and not math.isfinite(update.gradient_norm) and not update.finite
+    assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_the_last_batch_of_an_update_is_synchronised_and_weighs_as_many_processes() -> None:
+    """As one of three processes, each with its share of one sum, of which DDP takes the mean."""
+    from hf_vaswani.training import _update
+
+    accelerator, model, batch = tiny_update()
+    seen: list[object] = []
+
+    class OneOfThree:
+        num_processes = 3
+
+        @contextmanager
+        def no_sync(self, _):
+            seen.append("no sync")
+            yield
+
+        def backward(self, loss):
+            seen.append(loss.item())
+            loss.backward()
+
+        def reduce(self, tensor, _):
+            return tensor * 3
+
+        def __getattr__(self, name):
+            return getattr(accelerator, name)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    update = _update(OneOfThree(), model, optimizer, [batch, batch], TrainingRecipe(), True)
+    assert [entry == "no sync" for entry in seen] == [True, False, False]
+    assert sum(seen[1:]) == pytest.approx(update.loss)
+    assert (update.tokens, update.stop) == (3 * 2 * 6, True)
+
+
+def test_in_fp16_an_update_after_one_that_was_left_out_goes_on() -> None:
+    """The scaler hears of it, too: it takes an optimizer's gradients once between two of its own updates."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    from hf_vaswani.training import _update
+
+    accelerator, model, batch = tiny_update()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+
+    class Scaled:
+        def __init__(self):
+            self.scaler = scaler
+
+        def backward(self, loss):
+            scaler.scale(loss).backward()
+
+        def clip_grad_norm_(self, parameters, most):
+            scaler.unscale_(optimizer.optimizer)
+            return torch.nn.utils.clip_grad_norm_(parameters, most)
+
+        def __getattr__(self, name):
+            return getattr(accelerator, name)
+
+    infinite = model.lm_head.register_forward_hook(lambda _, __, logits: logits * math.inf)
+    assert not _update(Scaled(), model, optimizer, [batch], TrainingRecipe()).finite
+    infinite.remove()
+    before = model.lm_head.weight.detach().clone()
+    assert _update(Scaled(), model, optimizer, [batch], TrainingRecipe()).finite
+    assert scaler.get_scale() == 4.0 and not torch.equal(model.lm_head.weight, before)
+
+
+def test_a_complete_run_is_averaged_anew_on_request(tiny_run, tmp_path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    for count, names in ((2, ["checkpoint-8", "checkpoint-12"]), (1, ["checkpoint-12"])):
+        arguments = tiny_recipe(tiny_run.parent, average_last=count)
+        assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+        assert json.loads((run / "test.json").read_text())["averaged"] == names
+
+
+def test_a_checkpoint_gets_its_name_when_every_process_has_written(tmp_path, monkeypatch) -> None:
+    """Nobody writes before the folder is made, nobody goes on before it has its name."""
+    from accelerate import Accelerator
+
+    events: list[str] = []
+
+    def noted(owner, name, event):
+        function = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (events.append(event(a)), function(*a, **k))[1])
+
+    noted(Accelerator, "wait_for_everyone", lambda _: "wait")
+    noted(Accelerator, "save_state", lambda _: "save")
+    for name in ("mkdir", "rename"):
+        noted(Path, name, lambda a, name=name: name if a[0].name == ".checkpoint-1.writing" else "")
+    assert main(["train", *tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]) == 0
+    start = events.index("mkdir")
+    assert [event for event in events[start:] if event][:6] == ["mkdir", "wait", "save", "wait", "rename", "wait"]
