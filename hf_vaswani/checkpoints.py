@@ -119,13 +119,11 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if "position" not in progress:
-            # As 0.0 wrote it.
-            progress["position"] = {key: progress[key] for key in ("epoch", "update")}
-        rest = {"processes": progress.get("processes"), "nonfinite": progress.get("nonfinite", 0)}
-        return {key: progress[key] for key in ("step", "position", "data")} | rest
+        return {key: progress[key] for key in ("step", "position", "data", "processes", "nonfinite")}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged; delete {checkpoint} to go on from the one before.") from error
+        raise ValueError(
+            f"{path} is damaged, or of another version; delete {checkpoint} to go on from the one before."
+        ) from error
 
 
 def read_validations(run_dir: Path) -> list[dict[str, Any]]:

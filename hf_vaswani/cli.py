@@ -91,7 +91,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _average(folders: list[Path], options: argparse.Namespace) -> None:
-    from .checkpoints import best_checkpoints, list_checkpoints, save_average
+    from .checkpoints import RECIPE, best_checkpoints, list_checkpoints, save_average
 
     for folder in folders:
         if not folder.is_dir():
@@ -106,7 +106,7 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
         if len(found) < counts[0]:
             raise ValueError(f"{folders[0]} has {len(found)} such checkpoints, and not {counts[0]}.")
         folders = found
-    elif (folders[0] / "recipe.yaml").is_file():
+    elif (folders[0] / RECIPE).is_file():
         raise ValueError(f"{folders[0]} is the folder of a run: say which of its checkpoints by --last N or --best N.")
     save_average(folders, Path(options.output))
     sys.stdout.write(f"The mean of {', '.join(map(str, folders))}\nModel     {options.output}\n")

@@ -40,7 +40,9 @@ def only_one(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ValueError(f"{folder} is being trained by another process; name another --run_dir.") from error
+        raise ValueError(
+            f"{folder} is being trained by another process; name another --run_dir. (If there is none, delete {path}.)"
+        ) from error
     try:
         yield
     finally:

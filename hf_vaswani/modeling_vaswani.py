@@ -859,25 +859,12 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             use_cache=use_cache,
             **kwargs,
         )
-        if labels is not None:
-            check_shape("labels", labels, *outputs.last_hidden_state.shape[:2])
-            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
-        # The embedding's padding row is zero and stays zero, also as a row of this matrix: no gradient for it.
-        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
-        logits = loss = None
-        if labels is not None and loss_only and is_plain_linear(self.lm_head, outputs.last_hidden_state):
-            loss = smoothed_linear_cross_entropy(
-                outputs.last_hidden_state, self.lm_head.weight, labels, epsilon_ls, num_items_in_batch, frozen
-            )
-        else:
-            logits = self.lm_head(outputs.last_hidden_state)  # [batch, target, vocab_size]
-            if frozen is not None:
-                logits[..., frozen] = logits[..., frozen].detach()
-            if labels is not None:
-                loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only
+        )
         return Seq2SeqLMOutput(
             loss=loss,
-            logits=None if loss_only else logits,
+            logits=logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
@@ -886,6 +873,40 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def logits_and_loss(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.LongTensor | None,
+        epsilon_ls: float,
+        num_items_in_batch: torch.Tensor | int | None,
+        loss_only: bool,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """
+        "Linear" of Figure 1, and the loss of what comes out of it. Arguments and errors as in `forward`.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output.
+
+        Returns:
+            Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`; and the loss, where there are
+            labels.
+        """
+        # The embedding's padding row is zero and stays zero, also as a row of this matrix: no gradient for it.
+        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
+        if labels is not None:
+            check_shape("labels", labels, *hidden_states.shape[:2])
+            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
+            if loss_only and is_plain_linear(self.lm_head, hidden_states):
+                weight = self.lm_head.weight
+                return None, smoothed_linear_cross_entropy(
+                    hidden_states, weight, labels, epsilon_ls, num_items_in_batch, frozen
+                )
+        logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
+        if frozen is not None:
+            logits[..., frozen] = logits[..., frozen].detach()
+        loss = None if labels is None else smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        return None if loss_only else logits, loss
 
 
 class VaswaniEncoderModel(VaswaniPreTrainedModel):

@@ -62,7 +62,7 @@ class SourceRecipe:
 
 @dataclass
 class DataRecipe(SourceRecipe):
-    """The sentence pairs. The keys from streaming on are for the sources in more_data as well."""
+    """The sentence pairs. streaming and the keys after it are set here alone, and hold for more_data as well."""
 
     streaming: bool = False
     """Read the training text as it is needed, for text that does not fit on the disk: it is neither copied nor
@@ -254,8 +254,8 @@ class Recipe:
     """Of the initial weights, the dropout, the order of the data and the built-in corpus."""
     data: DataRecipe = field(default_factory=DataRecipe)
     more_data: list[SourceRecipe] = field(default_factory=list)
-    """Further sources of text, each with the keys of data up to weight; on the command line --more_data.KEY is that of
-    the last one."""
+    """Further sources of text, each with data's keys from source_language to weight; on the command line
+    --more_data.KEY is that of the last one."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)

@@ -91,10 +91,17 @@ def train_tokenizer(
             raise ValueError(f"{too_small}, which needs at least {least} entries.")
     if kind == "unigram":
         _settle(tokenizer)
+    wrapped = _wrapped(tokenizer)
+    add_language_tags(wrapped, languages)
+    return wrapped
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """As transformers knows it, with `</s>` behind each sentence."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
-    wrapped = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<s>",
@@ -104,8 +111,6 @@ def train_tokenizer(
         # A "</s>" that somebody wrote in a sentence is text, not the end of it.
         split_special_tokens=True,
     )
-    add_language_tags(wrapped, languages)
-    return wrapped
 
 
 def language_tag(language: str) -> str:

@@ -174,7 +174,7 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
             f"The training text is not that of {checkpoint}: then it had {then}, and now {now}. Give it the text of "
             "then, or name another --run_dir."
         )
-    if progress["processes"] not in (None, processes):
+    if progress["processes"] != processes:
         raise ValueError(
             f"{checkpoint} was written by {progress['processes']} processes, and now there are {processes}, but its "
             "position in the data and its random numbers are those of as many. Name another --run_dir to change that."

@@ -115,7 +115,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
 def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
-    last = trainee.step >= training.max_steps or _has_stalled(run)
+    last = trainee.step >= training.max_steps or _has_stalled(run.recipe, trainee.step)
     updates = run.updates.after(trainee.position)
     with closing(_Progress(accelerator, trainee.step, training.max_steps)) as progress:
         while not last:
@@ -138,7 +138,7 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
             last = step == training.max_steps
             if (step % training.validate_every == 0 or last) and "validation" in run.sets:
                 validate(run, trainee.to_validate(), step)
-                if not last and _has_stalled(run):
+                if not last and _has_stalled(run.recipe, step):
                     last = True
                     logger.info(f"update {step}: {training.patience} validations without a new best; that is the end")
                 progress.restart_clock()
@@ -274,11 +274,11 @@ class _Progress:
         self.bar.close()
 
 
-def _has_stalled(run: Run) -> bool:
-    training = run.recipe.training
-    return training.patience is not None and has_stalled(
-        read_validations(run.folder), training.best_by, training.patience
-    )
+def _has_stalled(recipe: Recipe, step: int) -> bool:
+    """Whether patience was at its end after that update."""
+    training = recipe.training
+    validations = [line for line in read_validations(Path(recipe.run_dir)) if line["step"] <= step]
+    return training.patience is not None and has_stalled(validations, training.best_by, training.patience)
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------
@@ -323,17 +323,11 @@ def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
 
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     """What `test.json` says, if nothing is left to train, to average or to score."""
-    folder, training = Path(recipe.run_dir), recipe.training
-    chosen = _checkpoints_to_average(recipe)
+    folder, chosen = Path(recipe.run_dir), _checkpoints_to_average(recipe)
     try:
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        stalled = training.patience is not None and has_stalled(
-            [line for line in read_validations(folder) if line["step"] <= result["step"]],
-            training.best_by,
-            training.patience,
-        )
         complete = result["averaged"] == [checkpoint.name for checkpoint in chosen] and (
-            result["step"] >= training.max_steps or stalled
+            result["step"] >= recipe.training.max_steps or _has_stalled(recipe, result["step"])
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

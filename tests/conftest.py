@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf_vaswani_tests_")
+CACHES = tempfile.TemporaryDirectory(prefix="hf_vaswani_tests_", ignore_cleanup_errors=True)
+os.environ["HF_HOME"] = CACHES.name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent

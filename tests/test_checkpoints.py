@@ -13,7 +13,6 @@ from hf_vaswani.checkpoints import (
     checkpoint_to_resume,
     forget_after,
     list_checkpoints,
-    read_progress,
     remove_old_checkpoints,
     temporary_name,
     write_text,
@@ -177,14 +176,6 @@ def test_what_was_noted_later_is_forgotten_and_no_more(tmp_path) -> None:
     forget_after(tmp_path, 4, TrainingRecipe(validate_every=2))
     for name in files:
         assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [2, 4]
-
-
-def test_a_checkpoint_of_0_0_has_its_position(tmp_path) -> None:
-    folder = checkpoint(tmp_path, 7, complete=False)
-    (folder / "progress.json").write_text(json.dumps({"step": 7, "epoch": 1, "update": 3, "data": {"pairs": 9}}))
-    progress = read_progress(folder)
-    assert (progress["step"], progress["position"]) == (7, {"epoch": 1, "update": 3})
-    assert (progress["data"], progress["processes"], progress["nonfinite"]) == ({"pairs": 9}, None, 0)
 
 
 def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None:
