@@ -53,6 +53,7 @@ from hf_vaswani.encoding import EncodedPairs, encode_pairs, pair_lengths
 from hf_vaswani.modeling_vaswani import sinusoids
 from hf_vaswani.optimization import build_optimizer
 from hf_vaswani.pocket_corpus import draw_splits
+from hf_vaswani.preparation import keep_freed_memory
 from hf_vaswani.tokenizer import train_tokenizer
 
 Batch = dict[str, torch.Tensor]
@@ -324,8 +325,11 @@ def set_malloc(keep: bool) -> None:
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.malloc_trim(0)
-        libc.mallopt(-3, 1 << 22 if keep else 1 << 25)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, (1 << 31) - 1 if keep else 1 << 26)  # M_TRIM_THRESHOLD
+        if keep:
+            keep_freed_memory()
+            return
+        libc.mallopt(-3, 1 << 25)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 1 << 26)  # M_TRIM_THRESHOLD
 
 
 # ---- Do they compute the same? -----------------------------------------------------------------------------------

@@ -50,10 +50,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if len(lengths) == 0:
             raise ValueError("There is no pair with text on both sides, so the train set is empty.")
         self.longest = lengths.max(axis=1)
-        self.limit = tokens_per_batch if max_length is None else min(tokens_per_batch, max_length)
+        self.limit, key = longest_side(tokens_per_batch, max_length)
         self.skipped = int((self.longest > self.limit).sum())
         if self.skipped == len(lengths):
-            key = "training.tokens_per_batch" if self.limit == tokens_per_batch else "model.max_position_embeddings"
             raise ValueError(
                 f"No training pair fits {key} {self.limit}: "
                 f"the shortest has {self.longest.min()} tokens on its longer side."
@@ -132,6 +131,19 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         for update in self.updates()[self.first_update :]:
             for batch in update:
                 yield batch.tolist()
+
+
+def longest_side(tokens_per_batch: int, max_length: int | None) -> tuple[int, str]:
+    """Tokens that a side may have at most, and the key of the recipe that says so."""
+    if max_length is None or tokens_per_batch <= max_length:
+        return tokens_per_batch, "training.tokens_per_batch"
+    return max_length, "model.max_position_embeddings"
+
+
+def left_out(empty: int, skipped: int, tokens_per_batch: int, max_length: int | None) -> str:
+    """Says how many pairs nobody will be trained on."""
+    limit, key = longest_side(tokens_per_batch, max_length)
+    return f"{empty:,} pairs with an empty side, {skipped:,} with a side above {limit} tokens ({key})"
 
 
 def leave_signals_to_the_training(_: int) -> None:

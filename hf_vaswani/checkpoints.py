@@ -23,6 +23,7 @@ RECIPE = "recipe.yaml"
 VALIDATIONS = "validations.jsonl"
 NONFINITE = "nonfinite_updates.jsonl"
 CURVE = "training.jsonl"
+RESULT = "test.json"
 
 # What a run may change when it is resumed: nothing that its results so far depend on.
 CHANGEABLE = {
@@ -48,12 +49,14 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
+def written_whole(folder: Path, first: bool = True) -> Iterator[Path]:
     """
     A folder that appears under its name only when everything in it is on disk, in the place of an earlier one.
 
     Args:
         folder (`Path`): the name it gets.
+        first (`bool`): whether this is the process that makes it and gives it its name. Others only write into it, and
+            wait for the first one before and after that.
 
     Yields:
         `Path`: the temporary folder beside it to write into; removed again if writing fails.
@@ -61,6 +64,21 @@ def written_whole(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: the disk is full, or cannot be written.
     """
+    try:
+        if first:
+            with _renamed_at_the_end(folder) as temporary:
+                yield temporary
+        else:
+            yield temporary_name(folder)
+    except Exception as error:
+        # safetensors and torch report a full disk as errors of their own, in words of their own.
+        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
+            raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
+        raise
+
+
+@contextmanager
+def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
     temporary, old = temporary_name(folder), folder.with_name(f".{folder.name}.old")
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -75,13 +93,10 @@ def written_whole(folder: Path) -> Iterator[Path]:
             folder.rename(old)
         temporary.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
-    except BaseException as error:
+    except BaseException:
         if old.exists() and not folder.exists():
             old.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
-        # safetensors and torch report a full disk as errors of their own, in words of their own.
-        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
-            raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
         raise
 
 
@@ -108,18 +123,18 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """
     named = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     found = [path for path in named if (path / PROGRESS).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    return sorted(found, key=_step)
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """
-    What a checkpoint says of itself: `step`, the `position` in the data, `data`, which text that was, the number of
-    `processes`, and how many updates in a row were left out last (`nonfinite`).
+    What a checkpoint says of itself: `step`, the `position` in the data, `data`, which text that was, `launch`, how
+    many processes of which kind, and how many updates in a row were left out last (`nonfinite`).
     """
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: progress[key] for key in ("step", "position", "data", "processes", "nonfinite")}
+        return {key: progress[key] for key in ("step", "position", "data", "launch", "nonfinite")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged, or of another version; delete {checkpoint} to go on from the one before."
@@ -172,25 +187,38 @@ def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", 
     return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
 
 
-def best_checkpoints(
-    run_dir: Path, count: int, best_by: Literal["bleu", "loss"] = "bleu", among: Sequence[Path] | None = None
+def checkpoints_to_average(
+    run_dir: Path,
+    save_every: int,
+    last: int | None = None,
+    best: int | None = None,
+    best_by: Literal["bleu", "loss"] = "bleu",
 ) -> list[Path]:
     """
-    The complete checkpoints of the best validations. One that was not validated has no rank.
+    The last checkpoints of a run, or those of its best validations, be they there or deleted.
 
     Args:
         run_dir (`Path`): the run's folder.
-        count (`int`): how many at most; of equals, the later ones.
+        save_every (`int`): updates between two checkpoints, as the run's recipe has it.
+        last (`int`, *optional*): how many of the newest, or all if the run made no more.
+        best (`int`, *optional*): how many of the best, instead; of equals, the later ones. A checkpoint that was not
+            validated has no rank.
         best_by (`str`): `"bleu"` or `"loss"`.
-        among (`Sequence[Path]`, *optional*): only these, instead of all of the run's.
 
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    checkpoints = {path.name: path for path in (list_checkpoints(run_dir) if among is None else among)}
-    names = [f"checkpoint-{line['step']}" for line in ranked(read_validations(run_dir), best_by)]
-    best = [name for name in names if name in checkpoints][:count]
-    return [path for name, path in checkpoints.items() if name in best]
+    newest = max(map(_step, list_checkpoints(run_dir)), default=0)
+    made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
+    if best is not None:
+        validated = [line["step"] for line in ranked(read_validations(run_dir), best_by)]
+        made = [step for step in validated if step in made]
+    steps = made[: last if best is None else best]
+    return [run_dir / f"checkpoint-{step}" for step in sorted(steps)]
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> None:
@@ -210,6 +238,9 @@ def forget_after(run_dir: Path, step: int, training: TrainingRecipe) -> None:
         step (`int`): updates that are kept; 0 for a run that starts anew.
         training ([`TrainingRecipe`]): when to validate, and what is best.
     """
+    if step == 0:
+        # The result of an earlier training must not pass for this one's.
+        (run_dir / RESULT).unlink(missing_ok=True)
     validations = [
         line
         for line in read_validations(run_dir)
@@ -245,7 +276,9 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     run_dir = Path(recipe.run_dir)
     if not run_dir.exists():
         return None
-    if not run_dir.is_dir() or (any(run_dir.iterdir()) and not (run_dir / RECIPE).is_file()):
+    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+    # A run that was killed while it wrote its recipe has nothing else yet.
+    if not run_dir.is_dir() or (RECIPE not in names and names - {temporary_name(run_dir / RECIPE).name}):
         raise ValueError(f"{run_dir} is not the folder of a run, because it has no {RECIPE}; name another --run_dir.")
     checkpoints = list_checkpoints(run_dir)
     if not checkpoints:
@@ -274,16 +307,16 @@ def remove_old_checkpoints(
         save_every (`int`): updates between two checkpoints. One that was written in between, because the run was
             stopped there, goes when a newer one is there: the run would not have it, had it not been stopped.
         keep_last (`int`): how many of the newest stay.
-        keep_best (`int`): how many of the best stay, as [`best_checkpoints`] ranks them.
+        keep_best (`int`): how many of the best stay, as [`ranked`] has them.
         best_by (`str`): `"bleu"` or `"loss"`.
     """
     checkpoints = list_checkpoints(run_dir)
-    planned = [path for path in checkpoints if int(path.name.removeprefix("checkpoint-")) % save_every == 0]
-    newest = [path for path in checkpoints if path in planned or path == checkpoints[-1]][-keep_last:]
+    planned = [_step(path) for path in checkpoints if _step(path) % save_every == 0]
+    newest = [_step(path) for path in checkpoints if _step(path) in planned or path == checkpoints[-1]][-keep_last:]
     # One in between goes again itself, so it must not push out a best one for good.
-    kept = {*newest, *best_checkpoints(run_dir, keep_best, best_by, planned)}
+    best = [line["step"] for line in ranked(read_validations(run_dir), best_by) if line["step"] in planned][:keep_best]
     for checkpoint in checkpoints:
-        if checkpoint not in kept:
+        if _step(checkpoint) not in (*newest, *best):
             # Half deleted, it must not pass for a whole one.
             checkpoint.rename(temporary_name(checkpoint))
     for leftover in run_dir.glob(temporary_name(Path("checkpoint-*")).name):
@@ -354,6 +387,10 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: there are none, or they cannot be read.
     """
+    if not checkpoint.is_dir():
+        raise ValueError(
+            f"{checkpoint} is not there any more: training.keep_last and training.keep_best say how many stay."
+        )
     path = checkpoint / (EMA_WEIGHTS if (checkpoint / EMA_WEIGHTS).is_file() else WEIGHTS)
     try:
         return load_file(path)

@@ -91,7 +91,8 @@ def _train(arguments: list[str]) -> None:
 
 
 def _average(folders: list[Path], options: argparse.Namespace) -> None:
-    from .checkpoints import RECIPE, best_checkpoints, list_checkpoints, save_average
+    from .checkpoints import RECIPE, checkpoints_to_average, save_average
+    from .recipe import load_recipe
 
     for folder in folders:
         if not folder.is_dir():
@@ -100,9 +101,8 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
     if counts:
         if len(counts) > 1 or counts[0] < 1 or len(folders) > 1:
             raise ValueError("Of one run, give --last N or --best N, N being 1 or more.")
-        found = list_checkpoints(folders[0])[-counts[0] :]
-        if options.best is not None:
-            found = best_checkpoints(folders[0], options.best, options.by)
+        save_every = load_recipe([str(folders[0] / RECIPE)]).training.save_every
+        found = checkpoints_to_average(folders[0], save_every, options.last, options.best, options.by)
         if len(found) < counts[0]:
             raise ValueError(f"{folders[0]} has {len(found)} such checkpoints, and not {counts[0]}.")
         folders = found

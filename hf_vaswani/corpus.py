@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
+from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates, left_out
 from .data import load_pairs
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .recipe import Recipe, SourceRecipe
@@ -79,6 +79,12 @@ def read_sources(recipe: Recipe) -> list[Source]:
                 raise ValueError(
                     f"The {split} set{of} is empty: the recipe's {section} section gives no pairs of text for it."
                 )
+    targets = dict.fromkeys(source.recipe.target_language for source in sources)
+    if len(targets) > 1 and not recipe.data.target_tag:
+        logger.warning(
+            f"The target sides are in {', '.join(targets)}, and nothing tells the model which one is wanted, unless "
+            "the source sentences do; data.target_tag puts a tag in front of them"
+        )
     return sources
 
 
@@ -103,6 +109,11 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
     languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
     if recipe.tokenizer.path is not None:
         tokenizer = load_tokenizer(recipe.tokenizer.path)
+        if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+            raise ValueError(
+                f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after a "
+                "sentence, so that a model would never learn where to end; give it a post-processor that does."
+            )
         add_language_tags(tokenizer, languages)
         return tokenizer
     sentences = (sentence for source in sources for sentence in _sentences(source.pairs["train"]))
@@ -137,7 +148,7 @@ def encode_evaluation_sets(
         ValueError: a sentence is too long for the model.
     """
     sets: dict[str, list[EvaluationSet]] = {}
-    limit = longest_side(recipe)
+    limit = _positions(recipe)
     for source in sources:
         for split, pairs in source.pairs.items():
             if split == "train":
@@ -186,7 +197,7 @@ def build_updates(
         "batches_per_update": training.accumulation_steps,
         "num_processes": num_processes,
         "process_index": process_index,
-        "max_length": longest_side(recipe),
+        "max_length": _positions(recipe),
     }
     if recipe.data.streaming:
         streams = [
@@ -202,20 +213,16 @@ def build_updates(
     encoded = concatenate_datasets(parts)
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), **order, weights=weights)
-    _report(sampler, empty=first - 1 - len(encoded))
+    _report(sampler, first - 1 - len(encoded), order["max_length"])
     return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
 
 
-def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:
+def _report(sampler: TokenBudgetBatchSampler, empty: int, max_length: int | None) -> None:
     source_tokens, target_tokens = sampler.lengths.sum(axis=0)
     count = len(sampler.lengths)
     logger.info(f"{count:,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
     if empty or sampler.skipped:
-        budget = sampler.limit == sampler.tokens_per_batch
-        logger.warning(
-            f"Left out: {empty} pairs with an empty side, {sampler.skipped} with a side above {sampler.limit} tokens "
-            f"({'training.tokens_per_batch' if budget else 'model.max_position_embeddings'})"
-        )
+        logger.warning(f"Left out: {left_out(empty, sampler.skipped, sampler.tokens_per_batch, max_length)}")
 
 
 def _description(source: SourceRecipe) -> dict[str, Any]:
@@ -227,6 +234,6 @@ def _description(source: SourceRecipe) -> dict[str, Any]:
     return {"dataset": source.dataset, "config": source.dataset_config, "split": source.train_split}
 
 
-def longest_side(recipe: Recipe) -> int | None:
+def _positions(recipe: Recipe) -> int | None:
     """Tokens that the model takes at most: only a learned table of positions has an end."""
     return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None

@@ -2,7 +2,10 @@
 
 import csv
 import gzip
+import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -17,10 +20,12 @@ except ImportError as error:
 
 Files = dict[str, str] | str | None
 
-# How each kind of file is read: tables by their delimiter, the others by a reader of `datasets`. Its reader of tables
-# would take "null" for a missing value, and a row that lacks a column for one with an empty one.
+# How each kind of file is read: tables by their delimiter, lines of JSON as such, others by a reader of `datasets`.
+# Its reader of tables would take "null" for a missing value, and a row that lacks a column for one with an empty one;
+# its reader of JSON lets any bytes pass.
 DELIMITERS = {".tsv": "\t", ".csv": ","}
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+READERS = {".json": "json", ".parquet": "parquet"}
+LINES = ".jsonl"
 
 SIDES = ("source", "target")
 ADVICE = "Name the two sides with data.source_column and data.target_column."
@@ -85,8 +90,10 @@ def load_pairs(
             pairs[split] = _aligned_files(split_files, languages, as_stream)
         elif split_files is not None:
             pairs[split] = _column_file(Path(split_files), languages, columns, as_stream)
-        elif split in pocket:
-            pairs[split] = pocket[split].to_iterable_dataset() if as_stream else pocket[split]
+        elif dataset == "pocket" and name is not None:
+            if name not in pocket:
+                raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(pocket)}.")
+            pairs[split] = pocket[name].to_iterable_dataset() if as_stream else pocket[name]
         elif dataset is not None and name is not None:
             rows = _dataset_split(dataset, dataset_config, name, as_stream)
             pairs[split] = _text_columns(rows, languages, columns, f"{dataset}, split {name}")
@@ -113,33 +120,31 @@ def _existing(path: Path) -> Path:
 
 def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) -> Iterator[dict[str, str]]:
     """Pairs of lines. `stamps` are sizes and times of the files: a changed file is not answered from the cache."""
-    counts = [0, 0]
-    with _opened(paths[0]) as source_file, _opened(paths[1]) as target_file:
-        while True:
-            lines = [source_file.readline(), target_file.readline()]
-            if not any(lines):
-                return
-            counts = [count + bool(line) for count, line in zip(counts, lines, strict=True)]
-            if not all(lines):
-                rest = [sum(1 for _ in file) for file in (source_file, target_file)]
-                totals = [count + more for count, more in zip(counts, rest, strict=True)]
-                raise ValueError(
-                    f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
-                    f"and {paths[1]} has {totals[1]}."
-                )
-            source, target = (_decode(lines[side], paths[side], counts[side]).rstrip("\r\n") for side in (0, 1))
-            yield {"source": source, "target": target}
+    sides = [_lines(path) for path in paths]
+    for number, (source, target) in enumerate(zip_longest(*sides), start=1):
+        if source is None or target is None:
+            counts = [number - 1 + (line is not None) for line in (source, target)]
+            totals = [count + sum(1 for _ in side) for count, side in zip(counts, sides, strict=True)]
+            raise ValueError(
+                f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
+                f"and {paths[1]} has {totals[1]}."
+            )
+        yield {"source": source.rstrip("\r\n"), "target": target.rstrip("\r\n")}
 
 
-def _opened(path: str | Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if Path(path).suffix == ".gz" else open(path, "rb")
-
-
-def _decode(line: bytes, path: str, number: int) -> str:
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
+def _lines(path: str) -> Iterator[str]:
+    """Lines with their ends, of a file that may be compressed."""
+    compressed = Path(path).suffix == ".gz"
+    with cast(IO[bytes], gzip.open(path)) if compressed else open(path, "rb") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}."
+            ) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} cannot be read as gz: {error}") from error
 
 
 def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
@@ -149,9 +154,6 @@ def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming:
             f"but these are for {sorted(files)}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
-    if not streaming and not any(path.stat().st_size for path in paths):
-        # What `datasets` says of a generator without rows names no file.
-        return Dataset.from_dict({"source": [], "target": []}, features=TEXT)
     # Tuples, because `datasets` takes a list for shards that it may read in parallel.
     arguments = {"paths": tuple(str(path.resolve()) for path in paths), "stamps": tuple(map(_stamp, paths))}
     return _generated(_aligned_lines, arguments, streaming)
@@ -168,6 +170,9 @@ def _generated(
     """What a generator yields, on disk or as a stream."""
     if streaming:
         return IterableDataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
+    if next(generator(**arguments), None) is None:
+        # What `datasets` says of a generator without rows names no file.
+        return Dataset.from_dict({"source": [], "target": []}, features=TEXT)
     try:
         return Dataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
     except DatasetGenerationError as error:
@@ -180,21 +185,22 @@ def _column_file(
     path: Path, languages: tuple[str, str], columns: tuple[int | str, int | str], streaming: bool
 ) -> Dataset | IterableDataset:
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
-    if suffix not in DELIMITERS and suffix not in READERS:
+    if suffix not in (*DELIMITERS, LINES, *READERS):
         raise ValueError(
-            f"{path} is of a kind that cannot be read by its name; known are {', '.join([*DELIMITERS, *READERS])} "
-            "(also .gz), and two line-aligned files as {en: FILE, de: FILE}."
+            f"{path} is of a kind that cannot be read by its name; known are "
+            f"{', '.join([*DELIMITERS, LINES, *READERS])} (also .gz), and two line-aligned files as "
+            "{en: FILE, de: FILE}."
         )
-    if columns[0] == columns[1]:
-        raise ValueError(f"Source and target are to be different columns of {path}, but both are {columns[0]!r}.")
     if _existing(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
+    arguments = {"path": str(path.resolve()), "columns": columns, "stamp": _stamp(path)}
     if suffix in DELIMITERS:
-        arguments = {"path": str(path.resolve()), "delimiter": DELIMITERS[suffix], "columns": columns}
-        return _generated(_table_rows, arguments | {"stamp": _stamp(path)}, streaming)
+        _check_different(columns, str(path))
+        return _generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming)
+    if suffix == LINES:
+        return _generated(_json_rows, arguments | {"languages": languages}, streaming)
     if READERS[suffix] == "json":
-        # Its reader lets any bytes pass, and they would come to light far from here.
-        for _ in _lines(path):
+        for _ in _lines(str(path)):
             pass
     try:
         rows = datasets.load_dataset(READERS[suffix], data_files=str(path), split="train", streaming=streaming)
@@ -204,17 +210,31 @@ def _column_file(
     return _text_columns(rows, languages, columns, str(path))
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Lines with their ends, of a file that may be compressed."""
-    with _opened(path) as file:
+def _json_rows(
+    path: str, columns: tuple[int | str, int | str], languages: tuple[str, str], stamp: tuple[int, int]
+) -> Iterator[dict[str, str]]:
+    """Two columns of lines of JSON. `stamp` is the file's size and time, as that of [`_table_rows`]."""
+    names: list[str] = []
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
         try:
-            for number, line in enumerate(file, start=1):
-                yield _decode(line, str(path), number)
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} cannot be read as gz: {error}") from error
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            where = f"at character {error.pos + 1}"
+            raise ValueError(f"{path}, line {number}, is not JSON: {error.msg} {where}.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}, is not an object of JSON, as {{...}}.")
+        names = names or _names(list(row), languages, columns, path)
+        pair = _text_pair(row, number, names, f"{path}, line")
+        try:
+            "".join(pair.values()).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{path}, line {number}, has half a character of UTF-16 and not the other.") from error
+        yield pair
 
 
-def _table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """The rows of a table, each with its line. In a CSV file a quoted field may hold commas and line ends."""
     lines = _lines(path)
     if delimiter == "\t":
@@ -231,12 +251,12 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _table_rows(
-    path: str, delimiter: str, columns: tuple[int | str, int | str], stamp: tuple[int, int]
+    path: str, columns: tuple[int | str, int | str], delimiter: str, stamp: tuple[int, int]
 ) -> Iterator[dict[str, str]]:
     """Two columns of a table. `stamp` is the file's size and time: a changed file is not answered from the cache."""
     places: list[int] = []
     width = blank = 0
-    for number, row in _table(Path(path), delimiter):
+    for number, row in _table(path, delimiter):
         if not row:
             # At the end of a file it does no harm.
             blank = blank or number
@@ -277,24 +297,41 @@ def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: 
             raise ValueError(f"{where} has no column {column!r}; it has {names}. {advice}")
 
 
+def _check_different(columns: Sequence[int | str], where: str) -> None:
+    if columns[0] == columns[1]:
+        raise ValueError(f"Source and target are to be different columns of {where}, but both are {columns[0]!r}.")
+
+
+def _names(
+    known: list[str], languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
+) -> list[str]:
+    """Under which names a row has the two sides, in itself or in its `translation`."""
+    names = [str(column) for column in columns]
+    if "translation" in known and "translation" not in names:
+        return list(languages)
+    _check_different(names, where)
+    _check_columns(known, names, where, ADVICE)
+    return names
+
+
 def _text_columns(
     rows: Dataset | IterableDataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
 ) -> Dataset | IterableDataset:
     """The columns `source` and `target` of a dataset that has them by other names, or as a `translation` feature."""
-    names, advice = [str(column) for column in columns], ADVICE
+    known = rows.column_names or list(next(iter(rows), {}))
+    names = _names(known, languages, columns, where)
     if isinstance(rows, IterableDataset):
-        known = rows.column_names or list(next(iter(rows), {}))
-        if "translation" in known:
-            names = list(languages)
-        else:
-            _check_columns(known, names, where, advice)
-        arguments = {"names": names, "where": where}
-        return rows.map(_text_pair, with_indices=True, fn_kwargs=arguments, remove_columns=known, features=TEXT)
-    if "translation" in rows.column_names:
+        return rows.map(
+            lambda row, index: _text_pair(row, index + 1, names, f"{where}: row"),
+            with_indices=True,
+            remove_columns=known,
+            features=TEXT,
+        )
+    if "translation" in known and "translation" not in names:
         rows = rows.select_columns("translation").flatten()
         names = [f"translation.{language}" for language in languages]
         advice = "A `translation` holds the text of each language under its code."
-    _check_columns(rows.column_names, names, where, advice)
+        _check_columns(rows.column_names, names, where, advice)
     rows = rows.select_columns(names).rename_columns(dict(zip(names, SIDES, strict=True)))
     for side in SIDES:
         kind = getattr(rows.features[side], "dtype", rows.features[side])
@@ -306,13 +343,16 @@ def _text_columns(
     return rows
 
 
-def _text_pair(row: dict[str, Any], index: int, names: list[str], where: str) -> dict[str, str]:
-    """A row of a stream, whose values nobody has looked at before."""
-    texts, pair = row.get("translation", row) or {}, {}
+def _text_pair(row: dict[str, Any], number: int, names: list[str], where: str) -> dict[str, str]:
+    """A row whose values nobody has looked at before."""
+    inside = "translation" in row and "translation" not in names
+    texts, pair = row["translation"] if inside else row, {}
+    if not isinstance(texts, dict):
+        texts = {}
     for side, name in zip(SIDES, names, strict=True):
         text = texts.get(name)
         if not isinstance(text, str):
             what = f"no {side} text" if text is None else f"{text!r} for its {side} text"
-            raise ValueError(f"{where}: row {index + 1} has {what}.")
+            raise ValueError(f"{where} {number} has {what}.")
         pair[side] = text
     return pair

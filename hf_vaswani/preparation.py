@@ -7,28 +7,39 @@ import os
 import platform
 import subprocess
 import sys
+import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batching import Updates
-from .checkpoints import RECIPE, temporary_name, write_text, written_whole
+from .checkpoints import RECIPE, write_text, written_whole
 from .configuration_vaswani import VaswaniConfig
-from .corpus import EvaluationSet, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .recipe import Recipe
 from .tokenizer import load_tokenizer
 
 try:
     from accelerate import Accelerator
-    from accelerate.utils import ProjectConfiguration, TorchDynamoPlugin
+    from accelerate.utils import (
+        InitProcessGroupKwargs,
+        ProjectConfiguration,
+        TorchDynamoPlugin,
+        broadcast_object_list,
+    )
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
@@ -49,6 +60,12 @@ class Run:
     def folder(self) -> Path:
         """Where all that the run writes is."""
         return Path(self.recipe.run_dir)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the text is, in what JSON can hold: a run is resumed with the same, or its validations mean nothing."""
+        lines = [line for pairs in self.sets.get("validation", []) for line in (*pairs.source, *pairs.target)]
+        return self.updates.fingerprint | {"crc32_of_validation": zlib.crc32("\n".join(lines).encode())}
 
 
 def build_accelerator(recipe: Recipe) -> Accelerator:
@@ -77,6 +94,8 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         # One graph for all lengths: compiled for each of them, it would never stop compiling.
         dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
         project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+        # The others wait while one process reads a large text, learns its vocabulary and makes the ids.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],
         step_scheduler_with_optimizer=False,
     )
     if accelerator.num_processes != launched:
@@ -94,11 +113,11 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         torch.set_num_threads(recipe.training.cpu_threads or share)
-        _keep_freed_memory()
+        keep_freed_memory()
     return accelerator
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """
     Asks glibc to keep blocks that are freed for the next one, instead of handing them back to the kernel, which then
     has to zero the pages of every step's activations anew. Blocks of 4 MiB and more still go back: kept, they lie in
@@ -109,6 +128,33 @@ def _keep_freed_memory() -> None:
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 23)
+
+
+def by_the_first(accelerator: Accelerator, function: Callable[..., T], *arguments: Any) -> T:
+    """
+    Lets process 0 do something on the disk, while the others wait; all have its result, or its error. What the others
+    would find there themselves may lag behind, on another machine.
+
+    Args:
+        accelerator ([`Accelerator`]): the processes, which call this together.
+        function (`Callable`): what is done with the `arguments`.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        ValueError, OSError: as the function did.
+    """
+    told: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            told[0] = function(*arguments)
+        except (ValueError, OSError) as error:
+            told[1] = error
+    result, failure = broadcast_object_list(told)
+    if failure is not None:
+        raise failure
+    return cast(T, result)
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
@@ -132,14 +178,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     for key in needing:
         if getattr(recipe.training, key) != needing[key] and not any("validation" in part.pairs for part in sources):
             raise ValueError(f"training.{key} needs a validation set, which the recipe's data section does not give.")
-    if accelerator.is_main_process:
-        _write_run_files(recipe, accelerator, checkpoint)
+    by_the_first(accelerator, _write_run_files, recipe, accelerator, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
-    with accelerator.main_process_first():
-        if checkpoint is None and accelerator.is_main_process:
-            tokenizer = make_tokenizer(recipe, sources)
-            with written_whole(folder) as temporary:
-                tokenizer.save_pretrained(temporary)
+    if checkpoint is None:
+        by_the_first(accelerator, _write_tokenizer, recipe, sources, folder)
     tokenizer = load_tokenizer(str(folder))
     # Ids come from the cache once one process has made them.
     with accelerator.local_main_process_first():
@@ -177,13 +219,17 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
     return model
 
 
+def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
+    tokenizer = make_tokenizer(recipe, sources)
+    with written_whole(folder) as temporary:
+        tokenizer.save_pretrained(temporary)
+
+
 def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> None:
     """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
     run_dir = Path(recipe.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(run_dir / RECIPE)
-    recipe.save(temporary)
-    temporary.replace(run_dir / RECIPE)
+    write_text(run_dir / RECIPE, recipe.as_yaml())
     if checkpoint is not None:
         return
     # Of this package's own repository: an installed one may lie inside somebody else's.

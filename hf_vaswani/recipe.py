@@ -68,12 +68,13 @@ class DataRecipe(SourceRecipe):
     """Read the training text as it is needed, for text that does not fit on the disk: it is neither copied nor
     counted, and a vocabulary is trained on its first million pairs."""
     stream_window: int = 100_000
-    """Pairs of a stream that are read, shuffled and put into batches together."""
+    """Pairs of a stream (data.streaming) that are read, shuffled and put into batches together."""
     target_tag: bool = False
     """Put the target language in front of each source sentence, as <2de>: an entry of the vocabulary, by which one
     model can translate into several languages."""
     num_proc: int | None = None
-    """Processes that turn text into ids; null means this one, with the tokenizer's threads."""
+    """Processes that turn the training text into ids, unless it is a stream (see training.data_workers); null means
+    this one, with the tokenizer's threads."""
 
 
 @dataclass
@@ -265,9 +266,9 @@ class Recipe:
         """Every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
         return _flat(asdict(self))
 
-    def save(self, path: Path) -> None:
-        """Writes the recipe with all its defaults as YAML, which `load_recipe` reads back to an equal one."""
-        path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    def as_yaml(self) -> str:
+        """The recipe with all its defaults as YAML, which `load_recipe` reads back to an equal one."""
+        return str(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
 
 
 def _flat(sections: dict[str, Any]) -> dict[str, Any]:

@@ -1,24 +1,35 @@
 """Training text beyond the disk: read in windows, each shuffled, tokenised and put into batches in memory."""
 
 import copy
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from .batching import Batch, PairCollator, TokenBudgetBatchSampler, leave_signals_to_the_training
+from .batching import (
+    Batch,
+    PairCollator,
+    TokenBudgetBatchSampler,
+    leave_signals_to_the_training,
+    left_out,
+    longest_side,
+)
 from .encoding import EncodedPairs, encode_rows, pair_lengths
 
 try:
     from datasets import Dataset, IterableDataset
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
 
 # The place where a stream begins.
 START: dict[str, Any] = {"passes": 0, "pairs": 0, "state": {}}
@@ -91,7 +102,8 @@ class _Window:
     index: int
     before: list[dict[str, Any]]
     after: list[dict[str, Any]]
-    # For each stream, what was read of it.
+    # How many they are, and for each stream, what was read of it.
+    pairs: int
     texts: list[list[_Text]]
 
 
@@ -145,10 +157,14 @@ class StreamUpdates:
             # Its own generator: without one, a loader draws from the generator that the dropout uses.
             generator=torch.Generator(),
         )
+        complete = True
         for window, table in loader:
             pairs = Dataset(table, fingerprint="window")
+            lengths = pair_lengths(pairs)
+            if complete:
+                complete = self._is_complete(window, lengths)
             try:
-                sampler = TokenBudgetBatchSampler(pair_lengths(pairs), **self.order)
+                sampler = TokenBudgetBatchSampler(lengths, **self.order)
             except ValueError:
                 # No pair of this window fits; that of no other fits either when a whole pass was like this.
                 if window.after[0]["passes"] > passes + 1:
@@ -163,6 +179,17 @@ class StreamUpdates:
                     reached = {"window": window.index + 1, "update": 0, "places": window.after}
                 yield [self.collator(rows.__getitems__(batch.tolist())) for batch in batches], reached
             update = 0
+
+    def _is_complete(self, window: _Window, lengths: np.ndarray) -> bool:
+        """Whether all pairs of a window can be trained on; says so if not."""
+        budget, most = self.order["tokens_per_batch"], self.order.get("max_length")
+        empty, skipped = window.pairs - len(lengths), int((lengths > longest_side(budget, most)[0]).any(axis=1).sum())
+        if empty or skipped:
+            logger.warning(
+                f"Of the {window.pairs:,} pairs of window {window.index + 1} were left out, as they will be of later "
+                f"windows: {left_out(empty, skipped, budget, most)}"
+            )
+        return not (empty or skipped)
 
     def _windows(self, index: int, places: list[dict[str, Any]]) -> Iterator[_Window]:
         first, *others = [_Reader(stream, place) for stream, place in zip(self.streams, places, strict=True)]
@@ -180,7 +207,8 @@ class StreamUpdates:
                     texts[-1].append(reader.take(wanted))
                     wanted -= len(texts[-1][-1].sources)
             reached = [reader.place for reader in (first, *others)]
-            yield _Window(index, places, reached, texts)
+            count = sum(len(text.sources) for parts in texts for text in parts)
+            yield _Window(index, places, reached, count, texts)
             index, places = index + 1, reached
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +22,6 @@ from .checkpoints import (
     load_weights,
     read_progress,
     remove_old_checkpoints,
-    temporary_name,
     written_whole,
 )
 from .modeling_vaswani import VaswaniForConditionalGeneration
@@ -130,7 +128,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
         OSError: the disk is full, or cannot be written; nothing of the folder is left then.
     """
     accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
-    with written_whole(folder) if accelerator.is_main_process else nullcontext(temporary_name(folder)) as temporary:
+    with written_whole(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
         # Shards are there to go on from; what is averaged and loaded are whole weights.
@@ -146,8 +144,8 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
             progress = {
                 "step": trainee.step,
                 "position": trainee.position,
-                "data": run.updates.fingerprint,
-                "processes": accelerator.num_processes,
+                "data": run.fingerprint,
+                "launch": _launch(run),
                 "nonfinite": trainee.nonfinite,
             }
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
@@ -164,20 +162,32 @@ def _tidy(run: Run) -> None:
     remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
 
 
+def _launch(run: Run) -> dict[str, Any]:
+    """What a checkpoint cannot be loaded without, and the recipe does not say."""
+    accelerator = run.accelerator
+    return {
+        "processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "fsdp": accelerator.is_fsdp2,
+    }
+
+
 def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
     """Everything as it was, and the position in the data, which must be the data of then."""
-    progress, data, processes = read_progress(checkpoint), run.updates.fingerprint, run.accelerator.num_processes
+    progress, data, launch = read_progress(checkpoint), run.fingerprint, _launch(run)
     if progress["data"] != data:
         different = [key for key in data if progress["data"].get(key) != data[key]] or list(progress["data"])
         then, now = ({key: text.get(key) for key in different} for text in (progress["data"], data))
         raise ValueError(
-            f"The training text is not that of {checkpoint}: then it had {then}, and now {now}. Give it the text of "
-            "then, or name another --run_dir."
+            f"The training text, or that of the validation, is not that of {checkpoint}: then it had {then}, and now "
+            f"{now}. Give it the text of then, or name another --run_dir."
         )
-    if progress["processes"] != processes:
+    if progress["launch"] != launch:
+        different = [key for key in launch if progress["launch"].get(key) != launch[key]]
+        old, new = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress["launch"], launch))
         raise ValueError(
-            f"{checkpoint} was written by {progress['processes']} processes, and now there are {processes}, but its "
-            "position in the data and its random numbers are those of as many. Name another --run_dir to change that."
+            f"{checkpoint} was written with {old}, and now it is {new}: its files, random numbers and position in "
+            "the data are of no use here. Start it as it was started then, or name another --run_dir."
         )
     try:
         # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,12 @@ from .batching import Batch
 from .checkpoints import (
     CURVE,
     NONFINITE,
+    RESULT,
     average_checkpoints,
-    best_checkpoints,
     checkpoint_to_resume,
+    checkpoints_to_average,
     has_stalled,
     list_checkpoints,
-    read_progress,
     read_validations,
     write_text,
     written_whole,
@@ -31,7 +31,7 @@ from .configuration_vaswani import VaswaniConfig
 from .evaluation import score
 from .interruption import Interrupted, Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration
-from .preparation import Run, build_accelerator, prepare
+from .preparation import Run, build_accelerator, by_the_first, prepare
 from .recipe import Recipe, TrainingRecipe
 from .trainee import Trainee, build_trainee, save_checkpoint
 from .validation import translate_and_score, validate
@@ -45,7 +45,6 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-RESULT = "test.json"
 MODEL = "model"
 TRANSLATIONS = "test_translations.txt"
 
@@ -74,17 +73,16 @@ def train(recipe: Recipe) -> dict[str, Any]:
     # Wrong settings of the model and of the score are to show now, and not after the data, or at the first validation.
     VaswaniConfig(**asdict(recipe.model))
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
-    checkpoint = checkpoint_to_resume(recipe)
-    result = _result_if_complete(recipe)
+    checkpoint_to_resume(recipe)
     accelerator = build_accelerator(recipe)
+    result = by_the_first(accelerator, _result_if_complete, recipe)
     if result is not None:
         logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
         return result
-    with only_one(Path(recipe.run_dir)) if accelerator.is_main_process else nullcontext():
-        # Looked up again, now that nobody else writes there, and before process 0 does.
-        accelerator.wait_for_everyone()
-        checkpoint = checkpoint_to_resume(recipe)
-        accelerator.wait_for_everyone()
+    with ExitStack() as stack:
+        by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
+        # Looked up again, now that nobody else writes there.
+        checkpoint = by_the_first(accelerator, checkpoint_to_resume, recipe)
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -104,7 +102,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
                     f"A process of training.data_workers ended, perhaps for want of memory: {error} The same command "
                     "again goes on from the last checkpoint."
                 ) from error
-        result = _finish(run, trainee.whole or trainee.bare)
+        result = _finish(run, trainee.whole or trainee.bare, trainee.step)
         accelerator.end_training()
     return result
 
@@ -115,7 +113,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
 def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
-    last = trainee.step >= training.max_steps or _has_stalled(run.recipe, trainee.step)
+    last = trainee.step >= training.max_steps or by_the_first(accelerator, _has_stalled, run.recipe, trainee.step)
     updates = run.updates.after(trainee.position)
     with closing(_Progress(accelerator, trainee.step, training.max_steps)) as progress:
         while not last:
@@ -138,15 +136,17 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
             last = step == training.max_steps
             if (step % training.validate_every == 0 or last) and "validation" in run.sets:
                 validate(run, trainee.to_validate(), step)
-                if not last and _has_stalled(run.recipe, step):
+                if not last and by_the_first(accelerator, _has_stalled, run.recipe, step):
                     last = True
                     logger.info(f"update {step}: {training.patience} validations without a new best; that is the end")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, trainee)
                 progress.restart_clock()
-            if update.stop:
-                raise interruption.error(run.folder / f"checkpoint-{step}")
+            last = last or update.stop
+    asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
+    if asked:
+        raise interruption.error(run.folder / f"checkpoint-{trainee.step}")
 
 
 class _Update(NamedTuple):
@@ -191,8 +191,9 @@ def _update(
     # With an infinite bound nothing is clipped, but the norm is known.
     norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
     norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-    # In fp16 an infinite gradient is the scaler's business: it leaves the step out by itself and scales less.
-    finite = math.isfinite(loss) and (math.isfinite(norm) or accelerator.scaler is not None)
+    # In fp16 an infinite gradient is at first the scaler's business: it leaves the step out by itself and scales less.
+    scaled = accelerator.scaler is not None and not math.isfinite(norm) and accelerator.scaler.get_scale() > 1
+    finite = math.isfinite(loss) and (math.isfinite(norm) or scaled)
     if finite:
         optimizer.step()
     elif accelerator.scaler is not None:
@@ -284,13 +285,13 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 # ---- The end -----------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
+def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int) -> dict[str, Any]:
     """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
-    chosen = _checkpoints_to_average(run.recipe)
+    chosen = by_the_first(run.accelerator, _checkpoints_to_average, run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
     model.load_state_dict(average_checkpoints(chosen), strict=False)
     result: dict[str, Any] = {
-        "step": read_progress(list_checkpoints(run.folder)[-1])["step"],
+        "step": step,
         "averaged": [checkpoint.name for checkpoint in chosen],
         "model": str(run.folder / MODEL),
     }
@@ -303,6 +304,8 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
             rows = zip(pairs.source, translations[pairs.name], pairs.target, strict=True)
             result["samples"] += [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]
     if run.accelerator.is_main_process:
+        # What stands there is the result of the model that goes now.
+        (run.folder / RESULT).unlink(missing_ok=True)
         with written_whole(run.folder / MODEL) as folder:
             model.save_pretrained(folder)
             run.tokenizer.save_pretrained(folder)
@@ -315,20 +318,22 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration) -> dict[str, Any]:
 
 
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
-    folder, training = Path(recipe.run_dir), recipe.training
-    if training.average_best is not None:
-        return best_checkpoints(folder, training.average_best, training.best_by)
-    return list_checkpoints(folder)[-training.average_last :]
+    training = recipe.training
+    return checkpoints_to_average(
+        Path(recipe.run_dir), training.save_every, training.average_last, training.average_best, training.best_by
+    )
 
 
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     """What `test.json` says, if nothing is left to train, to average or to score."""
-    folder, chosen = Path(recipe.run_dir), _checkpoints_to_average(recipe)
+    folder = Path(recipe.run_dir)
     try:
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        complete = result["averaged"] == [checkpoint.name for checkpoint in chosen] and (
+        # Some of them may have been deleted meanwhile.
+        complete = result["averaged"] == [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)] and (
             result["step"] >= recipe.training.max_steps or _has_stalled(recipe, result["step"])
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return result if complete and (folder / MODEL).is_dir() else None
+    # The run's folder may have got another name since.
+    return result | {"model": str(folder / MODEL)} if complete and (folder / MODEL).is_dir() else None

@@ -35,14 +35,19 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
     Returns:
         `list[str]`: all translations in the order of `sentences`, in every process.
     """
+    evaluation = run.recipe.evaluation
     mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
+    search: dict[str, Any] = {"num_beams": num_beams}
+    if num_beams > 1:
+        # A model whose own search is greedy has not kept them.
+        search |= {"length_penalty": evaluation.length_penalty, "early_stopping": evaluation.early_stopping}
     part = translate_corpus(
         model,
         run.tokenizer,
         sentences[mine],
-        tokens_per_batch=run.recipe.evaluation.tokens_per_batch,
+        tokens_per_batch=evaluation.tokens_per_batch,
         progress=run.accelerator.is_main_process,
-        num_beams=num_beams,
+        **search,
     )
     translations = dict(gather_object(list(zip(range(len(sentences))[mine], part, strict=True))))
     return [translations[i] for i in range(len(sentences))]
@@ -126,5 +131,3 @@ def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> Non
         line = {"step": step, "loss": loss if math.isfinite(loss) else None, **scored}
         lines = [*read_validations(run.folder), line]
         write_validations(run.folder, lines, run.recipe.training.best_by)
-    # Everybody reads them to know whether to stop.
-    run.accelerator.wait_for_everyone()

@@ -1,7 +1,9 @@
 """Nothing is half-written, nothing good is lost, and the mean is the mean."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from safetensors.torch import save_file
 
 from hf_vaswani.checkpoints import (
     average_checkpoints,
-    best_checkpoints,
     checkpoint_to_resume,
+    checkpoints_to_average,
     forget_after,
     list_checkpoints,
     remove_old_checkpoints,
@@ -74,6 +76,16 @@ def test_other_errors_come_through_and_leave_nothing(tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_of_many_processes_the_first_gives_the_name_and_each_says_that_the_disk_is_full(tmp_path) -> None:
+    temporary = temporary_name(tmp_path / "new")
+    temporary.mkdir()
+    with written_whole(tmp_path / "new", first=False) as folder:
+        assert folder == temporary
+    with pytest.raises(OSError, match="new could not be written"), written_whole(tmp_path / "new", first=False):
+        raise RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed writing file")
+    assert [path.name for path in tmp_path.iterdir()] == [temporary.name]
+
+
 def test_text_is_replaced_in_one_act(tmp_path) -> None:
     write_text(tmp_path / "a.txt", "ä")
     write_text(tmp_path / "a.txt", "ö")
@@ -92,24 +104,42 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
 
 
-def test_the_best_checkpoints_stay_beside_the_last(tmp_path) -> None:
+def to_average(folder: Path, *arguments: Any, **options: Any) -> list[int]:
+    found = checkpoints_to_average(folder, *arguments, **options)
+    return [int(path.name.removeprefix("checkpoint-")) for path in found]
+
+
+def test_the_best_checkpoints_stay_beside_the_last_and_are_averaged(tmp_path) -> None:
     """By validation BLEU; of equals the later; one without a validation has no rank."""
     for step in (1, 2, 3, 4, 5, 6):
         checkpoint(tmp_path, step)
-    assert best_checkpoints(tmp_path, 3) == []
+    assert to_average(tmp_path, 1, best=3) == []
     bleu = {1: 30.0, 2: 50.0, 3: 30.0, 5: 10.0, 7: 99.0}
     lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
     (tmp_path / "validations.jsonl").write_text("".join(lines))
-    names = [path.name for path in best_checkpoints(tmp_path, 2)]
-    assert names == ["checkpoint-2", "checkpoint-3"]
-    assert [path.name for path in best_checkpoints(tmp_path, 9)] == [f"checkpoint-{n}" for n in (1, 2, 3, 5)]
+    assert to_average(tmp_path, 1, best=2) == [2, 3]
+    assert to_average(tmp_path, 1, best=9) == [1, 2, 3, 5]
     remove_old_checkpoints(tmp_path, 1, keep_last=1, keep_best=2)
-    assert [path.name for path in list_checkpoints(tmp_path)] == [*names, "checkpoint-6"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 6)]
+    assert to_average(tmp_path, 1, best=3) == [1, 2, 3]
+    with pytest.raises(ValueError, match="checkpoint-1 is not there any more: training.keep_last"):
+        average_checkpoints(checkpoints_to_average(tmp_path, 1, best=3))
     remove_old_checkpoints(tmp_path, 1, keep_last=1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
     (tmp_path / "validations.jsonl").write_text("{")
     with pytest.raises(ValueError, match="validations.jsonl is damaged"):
-        best_checkpoints(tmp_path, 2)
+        to_average(tmp_path, 1, best=2)
+
+
+def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path) -> None:
+    """Saved every 4 updates, and at the end; that of update 6 was made by a stop, and is none of the run's own."""
+    assert to_average(tmp_path, 4, last=2) == []
+    for step in (4, 6, 8, 12, 14):
+        checkpoint(tmp_path, step)
+    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
+    assert to_average(tmp_path, 4, last=9) == [4, 8, 12, 14]
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
 
 
 def test_the_average_is_the_mean(tmp_path) -> None:
@@ -135,7 +165,7 @@ def test_which_run_is_resumed(tmp_path) -> None:
     recipe = Recipe(run_dir=str(tmp_path / "run"))
     assert checkpoint_to_resume(recipe) is None
     (tmp_path / "run").mkdir()
-    recipe.save(tmp_path / "run" / "recipe.yaml")
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert checkpoint_to_resume(Recipe(run_dir=recipe.run_dir, seed=9)) is None
     newest = checkpoint(tmp_path / "run", 7)
     assert checkpoint_to_resume(recipe) == newest
@@ -152,7 +182,7 @@ def test_a_cosine_is_not_prolonged(tmp_path) -> None:
     """What it has done so far depends on its end."""
     cosine = {"schedule": "cosine", "peak_learning_rate": 0.1}
     recipe = Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine))
-    recipe.save(tmp_path / "recipe.yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
     newest = checkpoint(tmp_path, 7)
     assert checkpoint_to_resume(recipe) == newest
     with pytest.raises(ValueError, match="max_steps is 100000 there and 9 here"):
@@ -160,6 +190,9 @@ def test_a_cosine_is_not_prolonged(tmp_path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
+    # What is left of a run that was killed while it wrote its recipe.
+    temporary_name(tmp_path / "recipe.yaml").write_text("da")
+    assert checkpoint_to_resume(Recipe(run_dir=str(tmp_path))) is None
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not the folder of a run"):
         checkpoint_to_resume(Recipe(run_dir=str(tmp_path)))
@@ -173,9 +206,14 @@ def test_what_was_noted_later_is_forgotten_and_no_more(tmp_path) -> None:
         (tmp_path / name).write_text("".join(lines))
     with open(tmp_path / "nonfinite_updates.jsonl", "a") as file:
         file.write('{"step": 7, "lo')
+    (tmp_path / "test.json").write_text("{}")
     forget_after(tmp_path, 4, TrainingRecipe(validate_every=2))
     for name in files:
         assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [2, 4]
+    # A training that starts anew has no result yet.
+    assert (tmp_path / "test.json").exists()
+    forget_after(tmp_path, 0, TrainingRecipe(validate_every=2))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None:

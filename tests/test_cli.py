@@ -138,6 +138,7 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
         (["{run}", "--output", "{new}"], "say which of its checkpoints"),
         (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
         (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
+        (["{run}/model", "--last", "1", "--output", "{new}"], "recipe.yaml"),
         (["{run}", "--last", "0", "--output", "{new}"], "N being 1 or more"),
         (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last N or --best N"),
         (["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"], "Of one run"),
@@ -160,6 +161,7 @@ def test_average_of_the_best_by_loss(tmp_path, monkeypatch) -> None:
         (tmp_path / f"checkpoint-{step}" / "progress.json").write_text("{}")
     lines = [{"step": 1, "loss": 2.0, "bleu": 9.0}, {"step": 2, "loss": 1.0, "bleu": 8.0}]
     (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "recipe.yaml").write_text("training: {save_every: 1, validate_every: 1}")
     for by in ([], ["--by", "bleu"], ["--by", "loss"]):
         assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
     assert averaged == ["checkpoint-1", "checkpoint-1", "checkpoint-2"]

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 
 from hf_vaswani import corpus
 from hf_vaswani.corpus import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
@@ -125,6 +126,27 @@ def test_a_vocabulary_that_is_given_gets_the_tags_that_it_lacks(tmp_path) -> Non
     tagged = make_tokenizer(recipe, sources)
     assert len(tagged) == len(plain) + 2
     assert tagged("<2fr> 7 9")["input_ids"] == [len(plain) + 1, *plain("7 9")["input_ids"]]
+
+
+def test_a_vocabulary_that_does_not_end_its_sentences_is_refused(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    endless = make_tokenizer(recipe, sources)
+    endless.backend_tokenizer.post_processor = processors.ByteLevel()
+    endless.save_pretrained(tmp_path / "endless")
+    recipe.tokenizer.path = str(tmp_path / "endless")
+    with pytest.raises(ValueError, match=r"endless \(tokenizer.path\) does not put </s> after a sentence"):
+        make_tokenizer(recipe, sources)
+
+
+def test_two_target_languages_without_tags_are_pointed_out(tmp_path, caplog) -> None:
+    recipe = two_directions(tmp_path)
+    read_sources(recipe)
+    assert not caplog.records
+    recipe.data.target_tag = False
+    read_sources(recipe)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "in de, fr, and nothing tells the model which one" in warning and "data.target_tag" in warning
 
 
 def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:

@@ -77,6 +77,12 @@ def test_columns_by_name_and_by_number(tmp_path) -> None:
     named.write_text("id\tGerman\tEnglish\n1\tHund\tdog\n")
     columns = {"source_column": "English", "target_column": "German"}
     assert rows(load_pairs("en", "de", train_files=str(named), **columns)["train"]) == [("dog", "Hund")]
+    lines = tmp_path / "named.jsonl"
+    lines.write_text('{"text": "dog", "translation": "Hund"}\n')
+    columns = {"source_column": "text", "target_column": "translation"}
+    for streaming in (False, True):
+        pairs = load_pairs("en", "de", train_files=str(lines), **columns, streaming=streaming)
+        assert list(pairs["train"]) == [{"source": "dog", "target": "Hund"}]
     bare = tmp_path / "bare.tsv"
     bare.write_text("1\tHund\tdog\n2\tKatze\tcat\n")
     numbers = {"source_column": 2, "target_column": 1}
@@ -153,7 +159,7 @@ def test_missing_files_languages_columns_and_values(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"text\.xml.*\.tsv"):
         load_pairs("en", "de", train_files=str(tmp_path / "text.xml"))
     (tmp_path / "text.jsonl").write_text('{"en": "a", "de": "b"}\n{"en": "a"}\n')
-    with pytest.raises(ValueError, match=r"text\.jsonl: row 2 has no target"):
+    with pytest.raises(ValueError, match=r"text\.jsonl, line 2 has no target"):
         load_pairs("en", "de", train_files=str(tmp_path / "text.jsonl"))
     with pytest.raises(ValueError, match="no column 'fr'.*'en', 'de'"):
         load_pairs("en", "fr", train_files=str(tmp_path / "text.jsonl"))
@@ -237,10 +243,14 @@ def test_a_stream_has_the_pairs_that_are_read_onto_the_disk(tmp_path, kind) -> N
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("text.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', ["text.jsonl: row 2", "no target text"]),
+        ("text.jsonl", b'{"en": "a", "de": "b"}\n{"en": "a"}\n', ["text.jsonl, line 2", "no target text"]),
         ("bytes.jsonl", b'{"en": "a", "de": "b"}\n{"en": "\xff", "de": "b"}\n', ["bytes.jsonl, line 2", "UTF-8"]),
-        ("number.jsonl", b'{"en": 1, "de": "b"}\n', ["number.jsonl: row 1", "1 for its source text"]),
+        ("number.jsonl", b'{"en": 1, "de": "b"}\n', ["number.jsonl, line 1", "1 for its source text"]),
         ("other.jsonl", b'{"en": "a", "fr": "b"}\n', ["other.jsonl", "no column 'de'", "'en', 'fr'"]),
+        ("cut.jsonl", b'{"en": "a", "de": "b"}\n\n{"en": "a"', ["cut.jsonl, line 3, is not JSON"]),
+        ("list.jsonl", b'["a", "b"]\n', ["list.jsonl, line 1, is not an object"]),
+        ("flat.jsonl", b'{"en": "a", "translation": "b"}\n', ["flat.jsonl, line 1 has no source text"]),
+        ("half.jsonl", b'{"en": "a", "de": "\\ud83d"}\n', ["half.jsonl, line 1, has half a character"]),
     ],
 )
 def test_what_is_wrong_with_a_stream_shows_when_it_is_read(tmp_path, name, content, words) -> None:
@@ -265,10 +275,46 @@ def test_multi30k_has_its_size(multi30k) -> None:
     assert len(load_pairs("en", "fr", train_files=files)["train"]) == 1014
 
 
+def test_a_dataset_has_two_different_columns(tmp_path) -> None:
+    datasets.Dataset.from_dict({"en": ["a"], "de": ["b"]}).save_to_disk(tmp_path / "saved")
+    data = {"dataset": str(tmp_path / "saved"), "validation_split": None, "test_split": None, "source_column": "de"}
+    for streaming in (False, True):
+        with pytest.raises(ValueError, match="different columns of .*saved, split train, but both are 'de'"):
+            load_pairs("en", "de", **data, streaming=streaming)
+
+
+def test_the_built_in_corpus_has_the_splits_that_are_asked_for() -> None:
+    pairs = load_pairs("en", "de", dataset="pocket", validation_split=None, test_split="validation")
+    assert list(pairs) == ["train", "test"]
+    assert rows(pairs["test"]) == rows(load_pairs("en", "de", dataset="pocket")["validation"])
+    with pytest.raises(ValueError, match="no split 'dev'; it has train, validation, test"):
+        load_pairs("en", "de", dataset="pocket", validation_split="dev")
+
+
+@pytest.mark.parametrize("content", ["en\tde\n", "\n\n"])
+def test_a_table_without_rows_has_none(tmp_path, content) -> None:
+    path = tmp_path / "text.tsv.gz"
+    path.write_bytes(gzip.compress(content.encode()))
+    assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "garbled"])
+@pytest.mark.parametrize("kind", ["aligned", "tsv", "jsonl"])
+def test_a_damaged_gz_is_named(tmp_path, kind, damage, streaming) -> None:
+    text = {"aligned": "a\n", "tsv": "en\tde\n" + "a\tb\n", "jsonl": '{"en": "a", "de": "b"}\n'}[kind]
+    whole = gzip.compress((text * (1 if kind == "tsv" else 3000)).encode(), mtime=0)
+    content = {"cut": whole[:-9], "foreign": b"text", "garbled": whole[:11] + b"\xff" * 9 + whole[20:]}[damage]
+    path = tmp_path / f"text.{kind}.gz"
+    path.write_bytes(content)
+    (tmp_path / "text.de").write_text("b\n" * 3000)
+    files = {"en": str(path), "de": str(tmp_path / "text.de")} if kind == "aligned" else str(path)
+    with pytest.raises(ValueError, match=rf"text\.{kind}\.gz cannot be read as gz: ."):
+        list(load_pairs("en", "de", train_files=files, streaming=streaming)["train"])
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_line_aligned_files_may_be_gzipped(tmp_path, streaming) -> None:
-    import gzip
-
     for side, text in (("en", "a\nb\n"), ("de", "c\nd\n")):
         (tmp_path / f"t.{side}.gz").write_bytes(gzip.compress(text.encode()))
     files = {side: str(tmp_path / f"t.{side}.gz") for side in ("en", "de")}

@@ -124,6 +124,15 @@ def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches
         assert_same(bits(run), whole)
 
 
+def test_killed_while_it_writes_its_recipe_a_run_starts_anew(tmp_path) -> None:
+    """After the folder and the temporary file were made, before that gets its name."""
+    arguments = tiny_recipe(tmp_path, max_steps=1)
+    run = tmp_path / "run"
+    assert train(arguments, run, kill_at=4) == -signal.SIGKILL
+    assert [path.name for path in run.iterdir()] == [".recipe.yaml.writing"]
+    assert train(arguments, run) == 0
+
+
 @pytest.fixture
 def launch() -> Iterator[Callable[..., list[Any]]]:
     """Starts two processes of one training, as torchrun would; none outlives the test."""

@@ -141,6 +141,25 @@ def test_a_window_without_a_pair_that_fits_is_passed_over_unless_there_is_no_oth
         next(build(tokenizer, [stream(100)], tokens_per_batch=1).after(build(tokenizer, [stream(100)]).start))
 
 
+def test_what_is_left_out_is_said_once(tokenizer, caplog) -> None:
+    """Of the first window that lacks something."""
+    updates = build(tokenizer, [stream(100, empty=(41, 43, 90))], tokens_per_batch=12, max_length=11)
+    lines = list(updates.streams[0].rows)
+    one_pass(updates)
+    longest = [max(len(tokenizer(line[side])["input_ids"]) for side in ("source", "target")) for line in lines]
+    too_long = sum(length > 11 for number, length in enumerate(longest[:40], start=1))
+    assert too_long > 0
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning == (
+        "Of the 40 pairs of window 1 were left out, as they will be of later windows: 0 pairs with an empty side, "
+        f"{too_long} with a side above 11 tokens (model.max_position_embeddings)"
+    )
+    caplog.clear()
+    one_pass(build(tokenizer, [stream(100, empty=(41, 43, 90))]))
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "40 pairs of window 2" in warning and "2 pairs with an empty side, 0 with a side above 60" in warning
+
+
 def test_a_stream_of_nothing_is_refused(tokenizer) -> None:
     rows = IterableDataset.from_generator(lambda: iter(()))
     updates = build(tokenizer, [Stream(rows, "nothing", 1.0, None, {})])

@@ -419,15 +419,22 @@ def test_a_seed_is_a_run(tiny_run, tmp_path) -> None:
 def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, monkeypatch) -> None:
     from hf_vaswani import validation
 
-    beams, translate = [], validation.translate_corpus
+    seen, translate = [], validation.translate_corpus
 
-    def spy(*args, num_beams: int, **kwargs):
-        beams.append(num_beams)
-        return translate(*args, num_beams=num_beams, **kwargs)
+    def spy(*args, **kwargs):
+        seen.append({key: kwargs.get(key) for key in ("num_beams", "length_penalty", "early_stopping")})
+        return translate(*args, **kwargs)
 
     monkeypatch.setattr(validation, "translate_corpus", spy)
     assert train(tiny_run.parent, tmp_path / "run", max_steps=1) == 0
-    assert beams == [1, 2]
+    beam = {"num_beams": 2, "length_penalty": 0.8, "early_stopping": None}
+    greedy = {"num_beams": 1, "length_penalty": None, "early_stopping": None}
+    assert seen == [greedy, beam]
+    # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
+    search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=true"]
+    arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), *search, "--run_dir", str(tmp_path / "greedy")]
+    assert main(["train", *arguments]) == 0
+    assert seen[2:] == [beam | {"early_stopping": True}, greedy]
 
 
 def test_gradients_are_clipped_only_on_request() -> None:
@@ -528,14 +535,22 @@ def by_torchrun(arguments: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_run_goes_on_with_as_many_processes_as_before(tmp_path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"processes": 2}, "written with processes 2, and now it is processes 1:"),
+        ({"mixed_precision": "bf16"}, "written with mixed_precision bf16, and now it is mixed_precision no:"),
+        ({"processes": 4, "fsdp": True}, "with processes 4, fsdp True, and now it is processes 1, fsdp False:"),
+    ],
+)
+def test_a_run_goes_on_as_it_was_started(tmp_path, capsys, changed, words) -> None:
     assert train(tmp_path, tmp_path / "run", max_steps=4) == 0
     path = tmp_path / "run" / "checkpoint-4" / "progress.json"
     progress = json.loads(path.read_text())
-    assert progress["processes"] == 1
-    path.write_text(json.dumps(progress | {"processes": 2}))
+    assert progress["launch"] == {"processes": 1, "mixed_precision": "no", "fsdp": False}
+    path.write_text(json.dumps(progress | {"launch": progress["launch"] | changed}))
     assert train(tmp_path, tmp_path / "run", max_steps=8) == 2
-    assert "written by 2 processes, and now there are 1" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
@@ -662,8 +677,123 @@ def test_empty_validation_set_changed_text_and_lost_models(tmp_path, capsys) -> 
     # `tiny_recipe` writes the text of before again, so the command line is made by hand.
     longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
-    assert "training text is not that of" in (error := capsys.readouterr().err)
+    assert "The training text, or that of the validation, is not that of" in (error := capsys.readouterr().err)
     assert "'pairs': 120" in error and "'pairs': 60" in error
+
+
+def test_a_validation_set_stays_what_it_was(tmp_path, capsys) -> None:
+    """BLEU against two texts has no best."""
+    arguments = [*tiny_recipe(tmp_path, max_steps=4), "--run_dir", str(tmp_path / "run")]
+    path = tmp_path / "dev.tsv"
+    arguments = [
+        f"--data.validation_files={path}" if word.startswith("--data.validation") else word for word in arguments
+    ]
+    path.write_text("en\tde\none\teins\n")
+    assert main(["train", *arguments]) == 0
+    path.write_text("en\tde\none\tzwei\n")
+    assert main(["train", *arguments, "--training.max_steps=8"]) == 2
+    assert "that of the validation, is not that of" in capsys.readouterr().err
+    path.write_text("en\tde\none\teins\n")
+    assert main(["train", *arguments, "--training.max_steps=8"]) == 0
+
+
+def test_a_result_of_another_training_is_not_shown(tiny_run, tmp_path, monkeypatch) -> None:
+    """Of one in the same folder, whose checkpoints were deleted; the new one dies before it is scored."""
+    from hf_vaswani import training
+
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    finish = training._finish
+    monkeypatch.setattr(training, "_finish", lambda *_: (_ for _ in ()).throw(OSError("no power")))
+    assert train(tiny_run.parent, run, warmup_steps=3) == 2
+    assert list((run).glob("checkpoint-12")) and not (run / "test.json").exists()
+    monkeypatch.setattr(training, "_finish", finish)
+    assert train(tiny_run.parent, run, warmup_steps=3) == 0
+    assert json.loads((run / "test.json").read_text())["step"] == 12
+
+
+def test_a_model_that_is_replaced_takes_its_result_along(tiny_run, tmp_path, monkeypatch) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+
+    def fail(*_):
+        raise OSError("no power")
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "save_pretrained", fail)
+    assert train(tiny_run.parent, run, average_last=1) == 2
+    assert (run / "model").is_dir() and not (run / "test.json").exists()
+
+
+def test_what_goes_wrong_in_the_first_process_goes_wrong_in_all(tmp_path, monkeypatch) -> None:
+    """The others, which wait for it, have its error; here they are played one after the other."""
+    from types import SimpleNamespace
+
+    from hf_vaswani import preparation
+
+    told: list[object] = []
+
+    def broadcast(objects):
+        told[:] = told or objects
+        return list(told)
+
+    def fail(path):
+        raise ValueError(f"{path} is damaged.")
+
+    monkeypatch.setattr(preparation, "broadcast_object_list", broadcast)
+    for first in (True, False):
+        with pytest.raises(ValueError, match="validations.jsonl is damaged"):
+            preparation.by_the_first(SimpleNamespace(is_main_process=first), fail, "validations.jsonl")
+    told.clear()
+    numbers = iter([7])
+    found = [
+        preparation.by_the_first(SimpleNamespace(is_main_process=first), next, numbers) for first in (True, False)
+    ]
+    assert found == [7, 7]
+
+
+def test_a_run_that_was_moved_names_its_model_where_it_is(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run, tmp_path / "moved")
+    assert train(tiny_run.parent, tmp_path / "moved") == 0
+    assert f"Model     {tmp_path / 'moved' / 'model'}\n" in capsys.readouterr().out
+
+
+def test_checkpoints_that_were_not_kept_are_not_averaged(tmp_path, capsys) -> None:
+    """More than there are is no reason to take others, nor to show the old result."""
+    run = tmp_path / "run"
+    assert train(tmp_path, run, keep_last=1, average_last=1) == 0
+    assert train(tmp_path, run, keep_last=2, average_last=2) == 2
+    assert "checkpoint-8 is not there any more" in capsys.readouterr().err
+    assert json.loads((run / "test.json").read_text())["averaged"] == ["checkpoint-12"]
+
+
+def test_a_complete_run_stays_complete_without_its_older_checkpoints(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-8")
+    assert train(tiny_run.parent, tmp_path / "run") == 0
+    assert "Test BLEU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("when", ["validate", "save_checkpoint"])
+def test_asked_to_stop_at_its_very_end_it_does_not_go_on_to_the_test_set(tmp_path, capsys, monkeypatch, when) -> None:
+    import signal
+
+    from hf_vaswani import training
+
+    function = getattr(training, when)
+
+    def asked(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return function(*arguments)
+
+    monkeypatch.setattr(training, when, asked)
+    run = tmp_path / "run"
+    assert train(tmp_path, run, max_steps=4) == 143
+    assert "stopped, with everything in " + str(run / "checkpoint-4") in capsys.readouterr().err
+    assert not (run / "model").exists()
+    monkeypatch.undo()
+    assert train(tmp_path, run, max_steps=4) == 0
 
 
 def test_empty_and_too_long_pairs_are_left_out_and_counted_once(tmp_path, caplog) -> None:
@@ -779,11 +909,9 @@ def test_the_last_batch_of_an_update_is_synchronised_and_weighs_as_many_processe
     assert (update.tokens, update.stop) == (3 * 2 * 6, True)
 
 
-def test_in_fp16_an_update_after_one_that_was_left_out_goes_on() -> None:
-    """The scaler hears of it, too: it takes an optimizer's gradients once between two of its own updates."""
+def scaled_update():
+    """As in fp16, with a scaler that starts at 8."""
     from accelerate.optimizer import AcceleratedOptimizer
-
-    from hf_vaswani.training import _update
 
     accelerator, model, batch = tiny_update()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -803,12 +931,32 @@ def test_in_fp16_an_update_after_one_that_was_left_out_goes_on() -> None:
         def __getattr__(self, name):
             return getattr(accelerator, name)
 
+    return Scaled(), model, optimizer, batch
+
+
+def test_in_fp16_an_update_after_one_that_was_left_out_goes_on() -> None:
+    """The scaler hears of it, too: it takes an optimizer's gradients once between two of its own updates."""
+    from hf_vaswani.training import _update
+
+    scaled, model, optimizer, batch = scaled_update()
     infinite = model.lm_head.register_forward_hook(lambda _, __, logits: logits * math.inf)
-    assert not _update(Scaled(), model, optimizer, [batch], TrainingRecipe()).finite
+    assert not _update(scaled, model, optimizer, [batch], TrainingRecipe()).finite
     infinite.remove()
     before = model.lm_head.weight.detach().clone()
-    assert _update(Scaled(), model, optimizer, [batch], TrainingRecipe()).finite
-    assert scaler.get_scale() == 4.0 and not torch.equal(model.lm_head.weight, before)
+    assert _update(scaled, model, optimizer, [batch], TrainingRecipe()).finite
+    assert scaled.scaler.get_scale() == 4.0 and not torch.equal(model.lm_head.weight, before)
+
+
+def test_in_fp16_infinite_gradients_count_once_they_cannot_be_scaled_any_less() -> None:
+    from hf_vaswani.training import _update
+
+    scaled, model, optimizer, batch = scaled_update()
+    before = [weight.detach().clone() for weight in model.parameters()]
+    next(model.model.encoder.layers[0].parameters()).register_hook(lambda gradient: gradient * math.inf)
+    found = [_update(scaled, model, optimizer, [batch], TrainingRecipe()).finite for _ in range(5)]
+    # At 8, 4 and 2 the scaler still looks for its scale.
+    assert found == [True, True, True, False, False]
+    assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
 
 
 def test_a_complete_run_is_averaged_anew_on_request(tiny_run, tmp_path) -> None:
