@@ -127,7 +127,7 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 23)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def by_the_first(accelerator: Accelerator, function: Callable[..., T], *arguments: Any) -> T:
