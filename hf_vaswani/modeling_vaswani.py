@@ -997,8 +997,13 @@ def type_of_products(weight: torch.Tensor) -> torch.dtype:
 
 
 def positions_at_once(weight: torch.Tensor) -> int:
-    """How many positions have logits at a time: few enough for the memory of a CPU, enough to keep a GPU busy."""
-    return max(1, (2**24 if weight.device.type == "cpu" else 2**27) // len(weight))
+    """
+    How many positions have logits at a time. On a CPU: few enough for its caches, and enough that adding to the
+    matrix's gradient each time costs less than they do. On a GPU: enough to keep it busy.
+    """
+    vocab_size, d_model = weight.shape
+    most = (2**24 if weight.device.type == "cpu" else 2**27) // vocab_size
+    return max(1, min(most, 2 * d_model) if weight.device.type == "cpu" else most)
 
 
 def smoothed_linear_cross_entropy(
@@ -1063,18 +1068,21 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
         by_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         size = positions_at_once(weight)
         buffer = inputs.new_empty(min(size, len(inputs)), vocab_size)
+        exact = dtype == torch.float32
+        in_float32 = buffer if exact else buffer.float()
         for start in range(0, len(inputs), size):
             part, true = inputs[start : start + size], labels[start : start + size, None]
-            probabilities = torch.mm(part, matrix.T, out=buffer[: len(part)]).float()
+            logits = torch.mm(part, matrix.T, out=buffer[: len(part)])
+            probabilities = logits if exact else in_float32[: len(part)].copy_(logits)
             of_true, largest = probabilities.gather(1, true), probabilities.amax(dim=1)
             torch.softmax(probabilities, dim=1, out=probabilities)
             # log(sum(exp(z))): the largest probability is exp(largest z) over that sum.
             total += (largest - probabilities.amax(dim=1).log()).sum() - rest * of_true.sum()
             probabilities.scatter_add_(1, true, probabilities.new_full(true.shape, -rest))
-            gradient = probabilities.to(dtype)
+            gradient = probabilities if exact else logits.copy_(probabilities)
             if by_states is not None:
                 torch.mm(gradient, matrix, out=by_states[start : start + size])
-            if by_weight is not None and dtype == torch.float32:
+            if by_weight is not None and exact:
                 by_weight.addmm_(gradient.T, part)
             elif by_weight is not None:
                 by_weight += gradient.T @ part

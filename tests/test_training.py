@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, modeling_vaswani
 from hf_vaswani.cli import main
 from hf_vaswani.optimization import noam
 from hf_vaswani.recipe import TrainingRecipe
@@ -324,6 +324,19 @@ def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
     assert train(tmp_path, run, mixed_precision="bf16", max_steps=4) == 0
     assert json.loads((run / "environment.json").read_text())["mixed_precision"] == "bf16"
     assert {weight.dtype for weight in weights(run / "checkpoint-4").values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("precision", "plain"), [("bf16", True), ("no", False)])
+def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_state, precision, plain) -> None:
+    calls, attention = [], modeling_vaswani.eager_attention_forward
+
+    def spy(*args, **kwargs):
+        calls.append(torch.is_autocast_enabled("cpu"))
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_vaswani, "eager_attention_forward", spy)
+    assert train(tmp_path, tmp_path / "run", mixed_precision=precision, max_steps=1) == 0
+    assert any(calls) == plain
 
 
 def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_state) -> None:
