@@ -389,7 +389,8 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{checkpoint} is not there any more: training.keep_last and training.keep_best say how many stay."
+            f"{checkpoint} is not there any more: training.keep_last, training.keep_best and training.average_best "
+            "say how many stay."
         )
     path = checkpoint / (EMA_WEIGHTS if (checkpoint / EMA_WEIGHTS).is_file() else WEIGHTS)
     try:

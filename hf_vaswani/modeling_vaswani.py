@@ -1002,8 +1002,9 @@ def positions_at_once(weight: torch.Tensor) -> int:
     matrix's gradient each time costs less than they do. On a GPU: enough to keep it busy.
     """
     vocab_size, d_model = weight.shape
-    most = (2**24 if weight.device.type == "cpu" else 2**27) // vocab_size
-    return max(1, min(most, 2 * d_model) if weight.device.type == "cpu" else most)
+    if weight.device.type == "cpu":
+        return max(1, min(2 * d_model, 2**24 // vocab_size))
+    return max(1, 2**27 // vocab_size)
 
 
 def smoothed_linear_cross_entropy(

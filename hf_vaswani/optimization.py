@@ -1,7 +1,7 @@
 """Section 5.3: Adam, and the learning rate that rises for the first updates and then falls with their square root."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -28,6 +28,35 @@ def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> flo
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
+class MuonAndAdam(torch.optim.Optimizer):
+    """
+    Muon for some parameters and Adam for the others, to the outside one optimizer: one schedule, one state.
+
+    Args:
+        muon (`torch.optim.Muon`), adam (`torch.optim.Adam`): each with parameters of its own.
+    """
+
+    def __init__(self, muon: torch.optim.Optimizer, adam: torch.optim.Optimizer) -> None:
+        self.parts = (muon, adam)
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of both."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of both."""
+        return {"muon": self.parts[0].state_dict(), "adam": self.parts[1].state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        for part, name in zip(self.parts, ("muon", "adam"), strict=True):
+            part.load_state_dict(state_dict[name])
+        # The groups are new then; whoever changes their learning rate must find these.
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
 def build_optimizer(
     parameters: Iterable[torch.nn.Parameter],
     beta1: float = 0.9,
@@ -35,9 +64,10 @@ def build_optimizer(
     epsilon: float = 1e-9,
     weight_decay: float = 0.0,
     learning_rate: float = 1.0,
-) -> torch.optim.Adam:
+    matrices_of_layers: Iterable[torch.nn.Parameter] = (),
+) -> torch.optim.Optimizer:
     """
-    Adam with the paper's constants (Section 5.3), or AdamW.
+    Adam with the paper's constants (Section 5.3), or AdamW; or Muon beside it.
 
     Args:
         parameters (`Iterable[torch.nn.Parameter]`): what to train.
@@ -47,10 +77,21 @@ def build_optimizer(
             weight_decay, whatever its gradient. Embeddings are matrices, and one of them is the softmax's; vectors,
             which are the biases and LayerNorms, stay as they are.
         learning_rate (`float`): what a schedule multiplies: 1 for [`noam`], or the peak of another.
+        matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` that Muon trains instead
+            (https://kellerjordan.github.io/posts/muon): its step is the gradient's mean made orthogonal, times
+            0.2 * sqrt(the longer side), and so about as long as a step of Adam (arXiv:2502.16982, Section 2.2).
 
     Returns:
-        `torch.optim.Adam`, of which `torch.optim.AdamW` is a kind.
+        `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
     """
+    orthogonal = set(matrices_of_layers)
+    if orthogonal:
+        parameters = list(parameters)
+        # In the model's order, by which a saved state is found again.
+        inner = [parameter for parameter in parameters if parameter in orthogonal]
+        others = [parameter for parameter in parameters if parameter not in orthogonal]
+        muon = torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
+        return MuonAndAdam(muon, build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate))
     if weight_decay == 0:
         return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
     matrices: list[torch.nn.Parameter] = []

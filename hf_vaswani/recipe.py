@@ -160,6 +160,9 @@ class TrainingRecipe:
     """Multiplies the schedule of equation 3; for noam only."""
     peak_learning_rate: float | None = None
     """Learning rate at the end of the warm-up: for every schedule but noam, whose peak equation 3 gives."""
+    optimizer: Literal["adam", "muon"] = "adam"
+    """What makes the updates: the paper's Adam; or Muon for the layers' matrices, and Adam for embeddings, biases and
+    LayerNorms."""
     adam_beta1: float = 0.9
     """Adam's decay of the gradient's mean (Section 5.3)."""
     adam_beta2: float = 0.98

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -82,6 +83,8 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
     if accelerator.is_fsdp2 and training.ema_decay is not None:
         raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
+    if accelerator.is_fsdp2 and training.optimizer == "muon":
+        raise ValueError("training.optimizer 'muon' does not go together with FSDP, which cuts matrices; take 'adam'.")
     if accelerator.process_index > 0:
         set_seed(recipe.seed, device_specific=True)
     # A process that has a share of the weights cannot translate by itself.
@@ -94,6 +97,7 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         training.adam_epsilon,
         training.weight_decay,
         training.peak_learning_rate or 1.0,
+        _matrices_of_layers(bare) if training.optimizer == "muon" else (),
     )
     schedule = build_schedule(
         optimizer,
@@ -114,6 +118,11 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         forget_after(run.folder, trainee.step, training)
     accelerator.wait_for_everyone()
     return trainee
+
+
+def _matrices_of_layers(model: VaswaniForConditionalGeneration) -> Iterator[torch.nn.Parameter]:
+    for stack in (model.model.encoder.layers, model.model.decoder.layers):
+        yield from (parameter for parameter in stack.parameters() if parameter.dim() == 2)
 
 
 def save_checkpoint(run: Run, trainee: Trainee) -> None:

@@ -170,7 +170,7 @@ def _update(
     training: TrainingRecipe,
     stop: bool = False,
 ) -> _Update:
-    """One step of Adam, on this process's batches of an update."""
+    """One step of the optimizer, on this process's batches of an update."""
     batches = send_to_device(batches, accelerator.device)
     # The loss is divided by the target tokens of the whole update: in a mean of the batches' means, a token of a small
     # batch would weigh more than one of a large batch.

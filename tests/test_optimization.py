@@ -1,4 +1,6 @@
-"""Equation 3 of the paper and the other schedules, in numbers worked out by hand; Adam and AdamW."""
+"""Equation 3 of the paper and the other schedules, in numbers worked out by hand; Adam, AdamW and Muon."""
+
+import copy
 
 import pytest
 import torch
@@ -84,3 +86,52 @@ def test_adamw_moves_by_the_gradient_as_adam_does() -> None:
     # The first step of Adam is the rate, whatever the gradient's size.
     torch.testing.assert_close(ends[0], torch.tensor([[7.9, 8.1]]))
     torch.testing.assert_close(ends[0] - ends[1], torch.full((1, 2), 0.1 * 0.5 * 8))
+
+
+def test_muon_takes_matrices_of_layers_and_adam_the_rest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inner, embedding, vector = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 5), (7, 5), (5,)))
+    optimizer = build_optimizer([embedding, inner, vector], learning_rate=0.1, matrices_of_layers=[inner])
+    for weight in (inner, embedding, vector):
+        weight.grad = torch.randn(weight.shape, generator=generator)
+    optimizer.step()
+    # Adam's first step is the rate; Muon's has the gradient's singular vectors, and singular values of about
+    # rate * 0.2 * sqrt(5), which five of its iterations leave between 0.68 and 1.13 times that.
+    for weight in (embedding, vector):
+        torch.testing.assert_close(weight.detach(), -0.1 * weight.grad.sign())
+    left, _, right = torch.linalg.svd(inner.grad, full_matrices=False)
+    turned = -(left.T @ inner.detach() @ right.T) / (0.1 * 0.2 * 5**0.5)
+    assert turned.diagonal().min() > 0.6 and turned.diagonal().max() < 1.2, turned
+    torch.testing.assert_close(turned, turned.diagonal().diag(), atol=0.03, rtol=0)
+
+
+def test_muon_and_adam_are_one_to_a_schedule_and_to_a_saved_state() -> None:
+    """Saved after 3 of 6 steps and loaded into another, whose schedule and whose every step then are the same."""
+
+    def build() -> tuple[list[torch.nn.Parameter], torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 4), (4,))]
+        optimizer = build_optimizer(weights, learning_rate=0.1, weight_decay=0.5, matrices_of_layers=weights[:1])
+        return weights, optimizer, build_schedule(optimizer, "cosine", 4, 2, 6)
+
+    def step(weights, optimizer, schedule, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+        schedule.step()
+
+    one, two = build(), build()
+    for seed in range(3):
+        step(*one, seed)
+    for weight, other in zip(one[0], two[0], strict=True):
+        other.data.copy_(weight.data)
+    for whole, loaded in zip(one[1:], two[1:], strict=True):
+        loaded.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for seed in range(3, 6):
+        rates = [[group["lr"] for group in part.param_groups] for trained in (one, two) for part in trained[1].parts]
+        assert rates[:2] == rates[2:] and len({rate for part in rates for rate in part}) == 1
+        assert rates[0][0] == one[2].get_last_lr()[0] < 0.1
+        step(*one, seed)
+        step(*two, seed)
+        assert all(torch.equal(weight, other) for weight, other in zip(one[0], two[0], strict=True))
+        assert not torch.equal(one[0][0], torch.ones(4, 4))

@@ -66,13 +66,16 @@ def test_one_model_learns_both_directions(tmp_path) -> None:
     training = {"warmup_steps": 100, "tokens_per_batch": 512, "save_every": 50, "validate_every": 400}
     arguments = bilingual(tmp_path, *sizes, max_steps=400, **training)
     assert main(["train", *arguments, "--run_dir", str(run)]) == 0
-    result = json.loads((run / "test.json").read_text())
-    assert min(result["sets"].values()) > 50, result["sets"]
+    # The same sentences to both: the tag alone says into which language.
+    words = (tmp_path / "short.en").read_text("utf-8").splitlines()
     translator = pipeline("translation", model=str(run / "model"))
-    german, digits = (translator("seven nine", tgt_lang=language)[0]["translation_text"] for language in ("de", "xx"))
-    # The scores above say how well; here the tag says into which language.
-    assert german.startswith("sieben") and not any(map(str.isdigit, german)), german
-    assert digits.startswith("7") and digits.replace(" ", "").isdigit(), digits
+    for language in ("de", "xx"):
+        outputs = [output["translation_text"] for output in translator(words, tgt_lang=language)]
+        references = (tmp_path / f"text.{language}").read_text("utf-8").splitlines()
+        assert all(set(output) <= set("0123456789 ") for output in outputs) == (language == "xx"), outputs
+        assert not (language == "de" and any(map(str.isdigit, "".join(outputs)))), outputs
+        # With other seeds 26 to 39.
+        assert sum(map(str.__eq__, outputs, references)) >= 20, outputs
 
 
 def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> None:

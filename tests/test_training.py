@@ -97,12 +97,16 @@ def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, ca
     assert results[0]["bleu"] == results[1]["bleu"]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt"])
-def test_every_switch_resumes_bit_for_bit(tmp_path, schedule) -> None:
-    """AdamW, the schedules of transformers, smoothing over all, characters: the update after a stop is the same."""
+@pytest.mark.parametrize(
+    "switches",
+    [{"schedule": "cosine"}, {"schedule": "inverse_sqrt"}, {"schedule": "cosine", "optimizer": "muon"}],
+    ids=lambda switches: "-".join(switches.values()),
+)
+def test_every_switch_resumes_bit_for_bit(tmp_path, switches) -> None:
+    """AdamW, Muon, transformers' schedules, smoothing over all, characters: the update after a stop is the same."""
     run = tmp_path / "run"
     arguments = [
-        *tiny_recipe(tmp_path, schedule=schedule, peak_learning_rate=0.01, weight_decay=0.1, max_steps=8),
+        *tiny_recipe(tmp_path, **switches, peak_learning_rate=0.01, weight_decay=0.1, max_steps=8),
         "--training.label_smoothing_over=all",
         "--tokenizer.kind=characters",
         "--run_dir",
@@ -125,7 +129,7 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
 
     def stop(run, trainee, _):
         optimizer, schedule = trainee.optimizer.optimizer, trainee.schedule.scheduler
-        seen.update(optimizer=optimizer, schedule=schedule, tokenizer=run.tokenizer)
+        seen.update(optimizer=optimizer, schedule=schedule, tokenizer=run.tokenizer, model=trainee.bare)
         raise ValueError("Enough is seen.")
 
     monkeypatch.setattr(training, "_train", stop)
@@ -136,6 +140,17 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     assert [group["weight_decay"] for group in seen["optimizer"].param_groups] == [0.125, 0.0]
     assert seen["schedule"].get_last_lr() == [0.25, 0.25]
     assert len(seen["tokenizer"]) == 260
+    arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "muon")]) == 2
+    parts = seen["optimizer"].parts
+    assert [type(part) for part in parts] == [torch.optim.Muon, torch.optim.AdamW]
+    assert [[group["weight_decay"] for group in part.param_groups] for part in parts] == [[0.125], [0.125, 0.0]]
+    assert seen["schedule"].get_last_lr() == [0.25] * 3
+    names = {id(weight): name for name, weight in seen["model"].named_parameters()}
+    muon, adam = ([names[id(weight)] for group in part.param_groups for weight in group["params"]] for part in parts)
+    # 4 of each attention and 2 of each feed-forward network; one embedding for all three uses.
+    assert len(muon) == 6 + 10 and all(".layers.0." in name and name.endswith(".weight") for name in muon), muon
+    assert sorted(muon + adam) == sorted(names.values())
     assert train(tiny_run.parent, tmp_path / "default") == 2
     assert type(seen["optimizer"]) is torch.optim.Adam
     assert len(seen["optimizer"].param_groups) == 1
@@ -330,13 +345,24 @@ def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
 def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_state, precision, plain) -> None:
     calls, attention = [], modeling_vaswani.eager_attention_forward
 
-    def spy(*args, **kwargs):
-        calls.append(torch.is_autocast_enabled("cpu"))
-        return attention(*args, **kwargs)
+    def spy(module, *args, **kwargs):
+        calls.append((module.training, torch.is_autocast_enabled("cpu")))
+        return attention(module, *args, **kwargs)
 
     monkeypatch.setattr(modeling_vaswani, "eager_attention_forward", spy)
     assert train(tmp_path, tmp_path / "run", mixed_precision=precision, max_steps=1) == 0
-    assert any(calls) == plain
+    assert bool(calls) == plain
+    assert {autocast for training, autocast in calls if training} == ({True} if plain else set())
+
+
+@pytest.mark.parametrize("switch", [{"ema_decay": 0.9}, {"optimizer": "muon"}], ids=["ema", "muon"])
+def test_what_needs_whole_weights_is_refused_under_fsdp2(tmp_path, switch, monkeypatch, capsys, new_state) -> None:
+    from accelerate import Accelerator
+
+    monkeypatch.setattr(Accelerator, "is_fsdp2", True)
+    assert main(["train", *tiny_recipe(tmp_path, **switch), "--run_dir", str(tmp_path / "run")]) == 2
+    (key,) = switch
+    assert f"training.{key}" in (error := capsys.readouterr().err) and "does not go together with FSDP" in error
 
 
 def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_state) -> None:
