@@ -84,13 +84,12 @@ def build_optimizer(
     Returns:
         `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
     """
-    orthogonal = set(matrices_of_layers)
-    if orthogonal:
-        parameters = list(parameters)
-        # In the model's order, by which a saved state is found again.
-        inner = [parameter for parameter in parameters if parameter in orthogonal]
-        others = [parameter for parameter in parameters if parameter not in orthogonal]
+    # In their order, by which a saved state is found again.
+    inner = list(matrices_of_layers)
+    if inner:
         muon = torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
+        orthogonal = set(inner)
+        others = [parameter for parameter in parameters if parameter not in orthogonal]
         return MuonAndAdam(muon, build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate))
     if weight_decay == 0:
         return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
