@@ -33,11 +33,11 @@ class MuonAndAdam(torch.optim.Optimizer):
     Muon for some parameters and Adam for the others, to the outside one optimizer: one schedule, one state.
 
     Args:
-        muon (`torch.optim.Muon`), adam (`torch.optim.Adam`): each with parameters of its own.
+        adam (`torch.optim.Adam`), muon (`torch.optim.Muon`): each with parameters of its own.
     """
 
-    def __init__(self, muon: torch.optim.Optimizer, adam: torch.optim.Optimizer) -> None:
-        self.parts = (muon, adam)
+    def __init__(self, adam: torch.optim.Optimizer, muon: torch.optim.Optimizer) -> None:
+        self.parts = (adam, muon)
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -47,11 +47,11 @@ class MuonAndAdam(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both."""
-        return {"muon": self.parts[0].state_dict(), "adam": self.parts[1].state_dict()}
+        return {"adam": self.parts[0].state_dict(), "muon": self.parts[1].state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        for part, name in zip(self.parts, ("muon", "adam"), strict=True):
+        for part, name in zip(self.parts, ("adam", "muon"), strict=True):
             part.load_state_dict(state_dict[name])
         # The groups are new then; whoever changes their learning rate must find these.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
@@ -65,6 +65,7 @@ def build_optimizer(
     weight_decay: float = 0.0,
     learning_rate: float = 1.0,
     matrices_of_layers: Iterable[torch.nn.Parameter] = (),
+    muon_factor: float = 1.0,
 ) -> torch.optim.Optimizer:
     """
     Adam with the paper's constants (Section 5.3), or AdamW; or Muon beside it.
@@ -80,6 +81,7 @@ def build_optimizer(
         matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` that Muon trains instead
             (https://kellerjordan.github.io/posts/muon): its step is the gradient's mean made orthogonal, times
             0.2 * sqrt(the longer side), and so about as long as a step of Adam (arXiv:2502.16982, Section 2.2).
+        muon_factor (`float`): multiplies their learning rate.
 
     Returns:
         `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
@@ -87,10 +89,11 @@ def build_optimizer(
     # In their order, by which a saved state is found again.
     inner = list(matrices_of_layers)
     if inner:
-        muon = torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
         orthogonal = set(inner)
         others = [parameter for parameter in parameters if parameter not in orthogonal]
-        return MuonAndAdam(muon, build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate))
+        adam = build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate)
+        muon = torch.optim.Muon(inner, learning_rate * muon_factor, weight_decay, adjust_lr_fn="match_rms_adamw")
+        return MuonAndAdam(adam, muon)
     if weight_decay == 0:
         return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)
     matrices: list[torch.nn.Parameter] = []

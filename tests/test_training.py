@@ -140,14 +140,14 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     assert [group["weight_decay"] for group in seen["optimizer"].param_groups] == [0.125, 0.0]
     assert seen["schedule"].get_last_lr() == [0.25, 0.25]
     assert len(seen["tokenizer"]) == 260
-    arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon")
+    arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon", muon_learning_rate_factor=0.5)
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "muon")]) == 2
     parts = seen["optimizer"].parts
-    assert [type(part) for part in parts] == [torch.optim.Muon, torch.optim.AdamW]
-    assert [[group["weight_decay"] for group in part.param_groups] for part in parts] == [[0.125], [0.125, 0.0]]
-    assert seen["schedule"].get_last_lr() == [0.25] * 3
+    assert [type(part) for part in parts] == [torch.optim.AdamW, torch.optim.Muon]
+    assert [[group["weight_decay"] for group in part.param_groups] for part in parts] == [[0.125, 0.0], [0.125]]
+    assert seen["schedule"].get_last_lr() == [0.25, 0.25, 0.125]
     names = {id(weight): name for name, weight in seen["model"].named_parameters()}
-    muon, adam = ([names[id(weight)] for group in part.param_groups for weight in group["params"]] for part in parts)
+    adam, muon = ([names[id(weight)] for group in part.param_groups for weight in group["params"]] for part in parts)
     # 4 of each attention and 2 of each feed-forward network; one embedding for all three uses.
     assert len(muon) == 6 + 10 and all(".layers.0." in name and name.endswith(".weight") for name in muon), muon
     assert sorted(muon + adam) == sorted(names.values())
