@@ -238,9 +238,6 @@ def forget_after(run_dir: Path, step: int, training: TrainingRecipe) -> None:
         step (`int`): updates that are kept; 0 for a run that starts anew.
         training ([`TrainingRecipe`]): when to validate, and what is best.
     """
-    if step == 0:
-        # The result of an earlier training must not pass for this one's.
-        (run_dir / RESULT).unlink(missing_ok=True)
     validations = [
         line
         for line in read_validations(run_dir)
@@ -252,12 +249,19 @@ def forget_after(run_dir: Path, step: int, training: TrainingRecipe) -> None:
         (run_dir / VALIDATIONS).unlink(missing_ok=True)
     for path in (run_dir / NONFINITE, run_dir / CURVE):
         lines = path.read_text("utf-8").splitlines(keepends=True) if path.is_file() else []
-        # A line that was cut short is the last one, and later than the checkpoint.
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        kept = [line for line in lines if _noted_by(line, step)]
         if not kept:
             path.unlink(missing_ok=True)
         elif len(kept) < len(lines):
             write_text(path, "".join(kept))
+
+
+def _noted_by(line: str, step: int) -> bool:
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        # Cut short, as the last one is when a run is killed.
+        return False
 
 
 def checkpoint_to_resume(recipe: Recipe) -> Path | None:
@@ -271,7 +275,8 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
         `Path`, or `None` where there is no checkpoint yet: such a run starts anew.
 
     Raises:
-        ValueError: the folder holds something else, or checkpoints of another recipe; names the keys that differ.
+        ValueError: the folder holds something else, or checkpoints or a result of another recipe; names the keys that
+            differ.
     """
     run_dir = Path(recipe.run_dir)
     if not run_dir.exists():
@@ -281,7 +286,7 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     if not run_dir.is_dir() or (RECIPE not in names and names - {temporary_name(run_dir / RECIPE).name}):
         raise ValueError(f"{run_dir} is not the folder of a run, because it has no {RECIPE}; name another --run_dir.")
     checkpoints = list_checkpoints(run_dir)
-    if not checkpoints:
+    if not checkpoints and RESULT not in names:
         return None
     here, there = recipe.flat(), load_recipe([str(run_dir / RECIPE)]).flat()
     # A cosine has come down by then as far as its end demands.
@@ -293,7 +298,7 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
             f"anew. A run that goes on may change {', '.join(sorted(changeable - {'run_dir'}))}."
         )
-    return checkpoints[-1]
+    return checkpoints[-1] if checkpoints else None
 
 
 def remove_old_checkpoints(

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run")
     average.add_argument("--last", type=int, metavar="N", help="of a run: its last N checkpoints")
     average.add_argument("--best", type=int, metavar="N", help="of a run: the N checkpoints of its best validations")
-    average.add_argument("--by", choices=("bleu", "loss"), default="bleu", help="what is best; default: bleu")
+    average.add_argument("--by", choices=("bleu", "loss"), help="what is best; default: what the run's recipe says")
     average.add_argument(
         "--output", required=True, metavar="FOLDER", help="the model's folder, which must not exist yet"
     )
@@ -101,8 +101,9 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
     if counts:
         if len(counts) > 1 or counts[0] < 1 or len(folders) > 1:
             raise ValueError("Of one run, give --last N or --best N, N being 1 or more.")
-        save_every = load_recipe([str(folders[0] / RECIPE)]).training.save_every
-        found = checkpoints_to_average(folders[0], save_every, options.last, options.best, options.by)
+        training = load_recipe([str(folders[0] / RECIPE)]).training
+        best_by = options.by or training.best_by
+        found = checkpoints_to_average(folders[0], training.save_every, options.last, options.best, best_by)
         if len(found) < counts[0]:
             raise ValueError(f"{folders[0]} has {len(found)} such checkpoints, and not {counts[0]}.")
         folders = found

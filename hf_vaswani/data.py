@@ -148,10 +148,10 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
-    if sorted(files) != sorted(languages):
+    if sorted(map(str, files)) != sorted(languages):
         raise ValueError(
             f"Line-aligned files are given by language, here {languages[0]!r} and {languages[1]!r}, "
-            f"but these are for {sorted(files)}."
+            f"but these are for {sorted(map(str, files))}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
     # Tuples, because `datasets` takes a list for shards that it may read in parallel.
@@ -288,7 +288,10 @@ def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool
         return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
     except (OSError, ValueError, DatasetGenerationError) as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
-        raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {error}") from error
+        raise kind(
+            f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {error} (data.train_split, validation_split "
+            "and test_split name its splits, null for none.)"
+        ) from error
 
 
 def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:

@@ -76,7 +76,10 @@ class Interruption:
         now = time.monotonic()
         if self.signal is None:
             self.signal, self.since = number, now
-            logger.info("Stopping after this update; Ctrl-C again stops at once, without a checkpoint")
+            logger.info(
+                "Stopping after this update, and a validation if one is due; Ctrl-C again stops at once, without a "
+                "checkpoint"
+            )
         # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
         elif number == signal.SIGINT and now - self.since > 1:
             raise KeyboardInterrupt("stopped at once, and without a checkpoint of this update.")

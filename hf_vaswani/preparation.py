@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import zlib
@@ -23,12 +24,13 @@ from .checkpoints import RECIPE, write_text, written_whole
 from .configuration_vaswani import VaswaniConfig
 from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from .modeling_vaswani import VaswaniForConditionalGeneration
-from .recipe import Recipe
+from .recipe import Recipe, TrainingRecipe
 from .tokenizer import load_tokenizer
 
 try:
     from accelerate import Accelerator
     from accelerate.utils import (
+        DistributedType,
         InitProcessGroupKwargs,
         ProjectConfiguration,
         TorchDynamoPlugin,
@@ -103,6 +105,8 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
             f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
             "each would train a model of its own."
         )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _check_fsdp(accelerator, recipe.training)
     # Every process has the same to say, so one of them says it.
     logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
@@ -115,6 +119,15 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         torch.set_num_threads(recipe.training.cpu_threads or share)
         keep_freed_memory()
     return accelerator
+
+
+def _check_fsdp(accelerator: Accelerator, training: TrainingRecipe) -> None:
+    if not accelerator.is_fsdp2:
+        raise ValueError("This is FSDP of version 1, which does not train this model; launch it with fsdp_version: 2.")
+    if training.ema_decay is not None:
+        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
+    if training.optimizer == "muon":
+        raise ValueError("training.optimizer 'muon' does not go together with FSDP, which cuts matrices; take 'adam'.")
 
 
 def keep_freed_memory() -> None:
@@ -237,7 +250,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path 
         return
     # Of this package's own repository: an installed one may lie inside somebody else's.
     root, revision = Path(__file__).parent.parent, ""
-    if (root / ".git").exists():
+    if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     environment = {

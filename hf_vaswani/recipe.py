@@ -295,11 +295,20 @@ def _check_keys(keys: Iterable[str], where: str) -> None:
             raise ValueError(f"{where} has the key {key!r}, which no recipe has; the nearest one is {nearest!r}.")
 
 
-def _check_repetitions(node: yaml.Node | None, path: Path) -> None:
-    """YAML's reader would take the last of two equal keys, and drop what stands below the first."""
+def _check_nodes(node: yaml.Node | None, path: Path) -> None:
+    """YAML's reader would take the last of two equal keys, and a bare `no`, Norwegian or a precision, for false."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _check_repetitions(item, path)
+            _check_nodes(item, path)
+    if (
+        isinstance(node, yaml.ScalarNode)
+        and node.tag.endswith(":bool")
+        and node.value.lower() not in ("true", "false")
+    ):
+        raise ValueError(
+            f"The recipe {str(path)!r} has a bare {node.value} in line {node.start_mark.line + 1}, which is a truth "
+            f"value to YAML: write '{node.value}' in quotes, or else true or false."
+        )
     if not isinstance(node, yaml.MappingNode):
         return
     seen = set()
@@ -308,7 +317,8 @@ def _check_repetitions(node: yaml.Node | None, path: Path) -> None:
             line = key.start_mark.line + 1
             raise ValueError(f"The recipe {str(path)!r} has the key {key.value!r} a second time in line {line}.")
         seen.add(key.value)
-        _check_repetitions(value, path)
+        _check_nodes(key, path)
+        _check_nodes(value, path)
 
 
 def _check_file(path: Path) -> None:
@@ -316,7 +326,7 @@ def _check_file(path: Path) -> None:
     try:
         text = path.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
-        _check_repetitions(yaml.compose(text), path)
+        _check_nodes(yaml.compose(text), path)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"The recipe {str(path)!r} is not readable YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):

@@ -81,10 +81,6 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         # Its name before and since transformers 5.23.
         enable = "activation_checkpointing_enable"
         getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
-    if accelerator.is_fsdp2 and training.ema_decay is not None:
-        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
-    if accelerator.is_fsdp2 and training.optimizer == "muon":
-        raise ValueError("training.optimizer 'muon' does not go together with FSDP, which cuts matrices; take 'adam'.")
     if accelerator.process_index > 0:
         set_seed(recipe.seed, device_specific=True)
     # A process that has a share of the weights cannot translate by itself.
@@ -205,7 +201,7 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
         run.accelerator.load_state(str(checkpoint))
     except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
         raise ValueError(
-            f"{checkpoint} was damaged after it was written; delete it to go on from the one before: {error}"
+            f"{checkpoint} could not be loaded: {error}. If it was damaged, delete it to go on from the one before."
         ) from error
     if trainee.ema is not None:
         trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)

@@ -82,7 +82,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
     with ExitStack() as stack:
         by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
         # Looked up again, now that nobody else writes there.
-        checkpoint = by_the_first(accelerator, checkpoint_to_resume, recipe)
+        checkpoint = by_the_first(accelerator, _checkpoint_to_go_on_from, recipe)
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -107,6 +107,16 @@ def train(recipe: Recipe) -> dict[str, Any]:
     return result
 
 
+def _checkpoint_to_go_on_from(recipe: Recipe) -> Path | None:
+    checkpoint, run_dir = checkpoint_to_resume(recipe), Path(recipe.run_dir)
+    if checkpoint is None and (run_dir / RESULT).is_file():
+        raise ValueError(
+            f"{run_dir} has the result of a training, but no checkpoint to go on from; delete the folder to train "
+            "anew, or name another --run_dir."
+        )
+    return checkpoint
+
+
 # ---- The loop ----------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +130,7 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
             batches, position = next(updates)
             numbers = [batch.pop("numbers") for batch in batches]
             rate = float(trainee.schedule.get_last_lr()[0])
-            update = _update(accelerator, trainee.model, trainee.optimizer, batches, training, interruption.asked)
+            update = _update(accelerator, trainee.model, trainee.optimizer, batches, training, interruption)
             trainee.schedule.step()
             # The average starts as a copy of the first weights, even if their update was left out.
             if trainee.ema is not None and (update.finite or trainee.step == 0):
@@ -168,15 +178,14 @@ def _update(
     optimizer: torch.optim.Optimizer,
     batches: list[Batch],
     training: TrainingRecipe,
-    stop: bool = False,
+    interruption: Interruption,
 ) -> _Update:
     """One step of the optimizer, on this process's batches of an update."""
     batches = send_to_device(batches, accelerator.device)
     # The loss is divided by the target tokens of the whole update: in a mean of the batches' means, a token of a small
     # batch would weigh more than one of a large batch.
-    counts = torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum()
-    counts = accelerator.reduce(torch.stack([counts, counts.new_tensor(stop)]), "sum")
-    tokens = counts[0]
+    tokens = torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum()
+    tokens = accelerator.reduce(tokens, "sum")
     epsilon = training.label_smoothing
     if training.label_smoothing_over == "all":
         epsilon = _epsilon_of_the_others(epsilon, accelerator.unwrap_model(model).config.vocab_size)
@@ -187,7 +196,7 @@ def _update(
             # Gradients are averaged over the processes, but each process has only its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
-    loss = accelerator.reduce(loss, "sum").item()
+    loss, stop = accelerator.reduce(torch.stack([loss, loss.new_tensor(interruption.asked)]), "sum").tolist()
     # With an infinite bound nothing is clipped, but the norm is known.
     norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
     norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
@@ -200,7 +209,7 @@ def _update(
         # The step would have told the scaler that it is done with this update's gradients.
         accelerator.scaler.update()
     optimizer.zero_grad()
-    return _Update(loss, int(tokens), norm, finite, bool(counts[1]))
+    return _Update(loss, int(tokens), norm, finite, stop > 0)
 
 
 def _epsilon_of_the_others(epsilon: float, vocab_size: int) -> float:
@@ -329,8 +338,9 @@ def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     folder = Path(recipe.run_dir)
     try:
         result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        # Some of them may have been deleted meanwhile.
-        complete = result["averaged"] == [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)] and (
+        # Some of them may have been deleted meanwhile, or all.
+        averaged = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
+        complete = (not list_checkpoints(folder) or result["averaged"] == averaged) and (
             result["step"] >= recipe.training.max_steps or _has_stalled(recipe, result["step"])
         )
     except (OSError, ValueError, KeyError, TypeError):

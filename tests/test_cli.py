@@ -151,7 +151,7 @@ def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, 
     assert not new.exists()
 
 
-def test_average_of_the_best_by_loss(tmp_path, monkeypatch) -> None:
+def test_average_of_the_best_by_what_the_recipe_ranks_by_or_by_the_other(tmp_path, monkeypatch) -> None:
     from hf_vaswani import checkpoints
 
     averaged = []
@@ -161,7 +161,9 @@ def test_average_of_the_best_by_loss(tmp_path, monkeypatch) -> None:
         (tmp_path / f"checkpoint-{step}" / "progress.json").write_text("{}")
     lines = [{"step": 1, "loss": 2.0, "bleu": 9.0}, {"step": 2, "loss": 1.0, "bleu": 8.0}]
     (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "recipe.yaml").write_text("training: {save_every: 1, validate_every: 1}")
-    for by in ([], ["--by", "bleu"], ["--by", "loss"]):
-        assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
-    assert averaged == ["checkpoint-1", "checkpoint-1", "checkpoint-2"]
+    for best_by in ("bleu", "loss"):
+        text = f"training: {{save_every: 1, validate_every: 1, best_by: {best_by}}}"
+        (tmp_path / "recipe.yaml").write_text(text)
+        for by in ([], ["--by", "bleu"], ["--by", "loss"]):
+            assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
+    assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]

@@ -160,6 +160,8 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("- a\n", ["key: value", "['a']"]),
         ("", ["key: value"]),
         ("seed: 1\ntraining: {max_steps: 3}\ntraining: {seed: 4}\n", ["'training'", "line 3"]),
+        ("training:\n  mixed_precision: no\n", ["a bare no in line 2", "'no' in quotes"]),
+        ("data: {train_files: {en: a, no: b}}\n", ["a bare no in line 1", "'no' in quotes"]),
         ("tokenizer: {vocab_size: null}\n", ["tokenizer.vocab_size", "null"]),
         ("training: {clip_norm: 0}\n", ["training.clip_norm", "above 0"]),
         ("training: {adam_beta1: 1.0}\n", ["training.adam_beta1", "below 1"]),

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, modeling_vaswani
 from hf_vaswani.cli import main
+from hf_vaswani.interruption import Interruption
 from hf_vaswani.optimization import noam
 from hf_vaswani.recipe import TrainingRecipe
 
@@ -355,14 +356,35 @@ def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_stat
     assert {autocast for training, autocast in calls if training} == ({True} if plain else set())
 
 
-@pytest.mark.parametrize("switch", [{"ema_decay": 0.9}, {"optimizer": "muon"}], ids=["ema", "muon"])
-def test_what_needs_whole_weights_is_refused_under_fsdp2(tmp_path, switch, monkeypatch, capsys, new_state) -> None:
+@pytest.mark.parametrize(
+    ("switch", "fsdp", "words"),
+    [
+        ({"ema_decay": 0.9}, 2, "training.ema_decay does not go together with FSDP"),
+        ({"optimizer": "muon"}, 2, "training.optimizer 'muon' does not go together with FSDP"),
+        ({}, 1, "launch it with fsdp_version: 2"),
+    ],
+)
+def test_what_fsdp_cannot_do_is_refused_before_the_text_is_read(
+    tmp_path, switch, fsdp, words, monkeypatch, capsys, new_state
+) -> None:
     from accelerate import Accelerator
+    from accelerate.utils import DistributedType
 
-    monkeypatch.setattr(Accelerator, "is_fsdp2", True)
+    from hf_vaswani import preparation
+
+    class Launched(Accelerator):
+        sharded = False
+        is_fsdp2 = fsdp == 2
+        distributed_type = property(lambda self: DistributedType.FSDP if self.sharded else DistributedType.NO)
+
+        def __init__(self, **keywords):
+            super().__init__(**keywords)
+            self.sharded = True
+
+    monkeypatch.setattr(preparation, "Accelerator", Launched)
     assert main(["train", *tiny_recipe(tmp_path, **switch), "--run_dir", str(tmp_path / "run")]) == 2
-    (key,) = switch
-    assert f"training.{key}" in (error := capsys.readouterr().err) and "does not go together with FSDP" in error
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_state) -> None:
@@ -490,7 +512,7 @@ def test_gradients_are_clipped_only_on_request() -> None:
         ids = torch.arange(4, 10)[None]
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
         recipe = TrainingRecipe(clip_norm=clip_norm)
-        _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
+        _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe, Interruption())
         moved.append(
             sum((p - b).square().sum() for p, b in zip(model.parameters(), before, strict=True)).sqrt().item()
         )
@@ -515,7 +537,9 @@ def test_who_shares_the_label_smoothing(over, epsilon) -> None:
     logits = model(**batch).logits[0]
     expected = torch.nn.functional.cross_entropy(logits, ids[0], label_smoothing=epsilon)
     recipe = TrainingRecipe(label_smoothing=0.2, label_smoothing_over=over)
-    update = _update(Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe)
+    update = _update(
+        Accelerator(), model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], recipe, Interruption()
+    )
     assert update.loss == pytest.approx(expected.item())
 
 
@@ -559,7 +583,7 @@ def test_an_update_does_not_depend_on_how_it_is_split() -> None:
         model = VaswaniForConditionalGeneration(config).double().train()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         batches = [batch | {"attention_mask": torch.ones_like(batch["input_ids"])} for batch in batches]
-        update = _update(Accelerator(), model, optimizer, batches, TrainingRecipe())
+        update = _update(Accelerator(), model, optimizer, batches, TrainingRecipe(), Interruption())
         results.append((update.loss, update.tokens, torch.cat([p.detach().flatten() for p in model.parameters()])))
     assert results[0][1] == results[1][1] == 23
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)
@@ -666,7 +690,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, c
     file = run / "checkpoint-8" / damaged
     file.write_bytes(file.read_bytes()[:20])
     assert train(tmp_path, run, max_steps=12) == 2
-    assert "damaged" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert "delete" in capsys.readouterr().err.strip().splitlines()[-1]
     shutil.rmtree(run / "checkpoint-8")
     assert train(tmp_path, run, max_steps=12) == 0
 
@@ -736,21 +760,22 @@ def test_a_validation_set_stays_what_it_was(tmp_path, capsys) -> None:
     assert main(["train", *arguments, "--training.max_steps=8"]) == 0
 
 
-def test_a_result_of_another_training_is_not_shown(tiny_run, tmp_path, monkeypatch) -> None:
-    """Of one in the same folder, whose checkpoints were deleted; the new one dies before it is scored."""
-    from hf_vaswani import training
-
+def test_a_complete_run_without_its_checkpoints_is_complete_and_never_started_anew(tiny_run, tmp_path, capsys) -> None:
+    """They are what takes room on the disk; the model and its result are what the training was for."""
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     for checkpoint in run.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    finish = training._finish
-    monkeypatch.setattr(training, "_finish", lambda *_: (_ for _ in ()).throw(OSError("no power")))
-    assert train(tiny_run.parent, run, warmup_steps=3) == 2
-    assert list((run).glob("checkpoint-12")) and not (run / "test.json").exists()
-    monkeypatch.setattr(training, "_finish", finish)
-    assert train(tiny_run.parent, run, warmup_steps=3) == 0
-    assert json.loads((run / "test.json").read_text())["step"] == 12
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert train(tiny_run.parent, run) == 0
+    assert "Test BLEU" in capsys.readouterr().out
+    for switches, words in (
+        ({"max_steps": 99}, "has the result of a training, but no checkpoint to go on from"),
+        ({"warmup_steps": 3}, "training.warmup_steps is 10 there and 3 here"),
+    ):
+        assert train(tiny_run.parent, run, **switches) == 2
+        assert words in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == files
 
 
 def test_a_model_that_is_replaced_takes_its_result_along(tiny_run, tmp_path, monkeypatch) -> None:
@@ -812,6 +837,22 @@ def test_a_complete_run_stays_complete_without_its_older_checkpoints(tiny_run, t
     shutil.rmtree(tmp_path / "run" / "checkpoint-8")
     assert train(tiny_run.parent, tmp_path / "run") == 0
     assert "Test BLEU" in capsys.readouterr().out
+
+
+def test_asked_to_stop_in_an_update_it_stops_after_that_one(tmp_path, capsys, monkeypatch) -> None:
+    import signal
+
+    forward, updates = VaswaniForConditionalGeneration.forward, iter(range(1, 100))
+
+    def asked(model, *arguments, **keywords):
+        if model.training and next(updates) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return forward(model, *arguments, **keywords)
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", asked)
+    run = tmp_path / "run"
+    assert train(tmp_path, run) == 143
+    assert "stopped, with everything in " + str(run / "checkpoint-3") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("when", ["validate", "save_checkpoint"])
@@ -910,7 +951,9 @@ def test_an_infinite_gradient_of_a_finite_loss_is_left_out() -> None:
     accelerator, model, batch = tiny_update()
     before = [weight.detach().clone() for weight in model.parameters()]
     next(model.model.encoder.layers[0].parameters()).register_hook(lambda gradient: gradient * math.inf)
-    update = _update(accelerator, model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], TrainingRecipe())
+    update = _update(
+        accelerator, model, torch.optim.SGD(model.parameters(), lr=1.0), [batch], TrainingRecipe(), Interruption()
+    )
     assert math.isfinite(update.loss) and not math.isfinite(update.gradient_norm) and not update.finite
     assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
     assert all(weight.grad is None for weight in model.parameters())
@@ -942,7 +985,9 @@ def test_the_last_batch_of_an_update_is_synchronised_and_weighs_as_many_processe
             return getattr(accelerator, name)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    update = _update(OneOfThree(), model, optimizer, [batch, batch], TrainingRecipe(), True)
+    interruption = Interruption()
+    interruption.signal = 15
+    update = _update(OneOfThree(), model, optimizer, [batch, batch], TrainingRecipe(), interruption)
     assert [entry == "no sync" for entry in seen] == [True, False, False]
     assert sum(seen[1:]) == pytest.approx(update.loss)
     assert (update.tokens, update.stop) == (3 * 2 * 6, True)
@@ -979,10 +1024,10 @@ def test_in_fp16_an_update_after_one_that_was_left_out_goes_on() -> None:
 
     scaled, model, optimizer, batch = scaled_update()
     infinite = model.lm_head.register_forward_hook(lambda _, __, logits: logits * math.inf)
-    assert not _update(scaled, model, optimizer, [batch], TrainingRecipe()).finite
+    assert not _update(scaled, model, optimizer, [batch], TrainingRecipe(), Interruption()).finite
     infinite.remove()
     before = model.lm_head.weight.detach().clone()
-    assert _update(scaled, model, optimizer, [batch], TrainingRecipe()).finite
+    assert _update(scaled, model, optimizer, [batch], TrainingRecipe(), Interruption()).finite
     assert scaled.scaler.get_scale() == 4.0 and not torch.equal(model.lm_head.weight, before)
 
 
@@ -992,7 +1037,7 @@ def test_in_fp16_infinite_gradients_count_once_they_cannot_be_scaled_any_less() 
     scaled, model, optimizer, batch = scaled_update()
     before = [weight.detach().clone() for weight in model.parameters()]
     next(model.model.encoder.layers[0].parameters()).register_hook(lambda gradient: gradient * math.inf)
-    found = [_update(scaled, model, optimizer, [batch], TrainingRecipe()).finite for _ in range(5)]
+    found = [_update(scaled, model, optimizer, [batch], TrainingRecipe(), Interruption()).finite for _ in range(5)]
     # At 8, 4 and 2 the scaler still looks for its scale.
     assert found == [True, True, True, False, False]
     assert all(torch.equal(weight, old) for weight, old in zip(model.parameters(), before, strict=True))
