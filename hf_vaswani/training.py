@@ -93,7 +93,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
             try:
                 _train(run, trainee, interruption)
             except Interrupted:
-                accelerator.end_training()
+                _end(accelerator)
                 raise
             except RuntimeError as error:
                 if "DataLoader worker" not in str(error):
@@ -103,8 +103,17 @@ def train(recipe: Recipe) -> dict[str, Any]:
                     "again goes on from the last checkpoint."
                 ) from error
         result = _finish(run, trainee.whole or trainee.bare, trainee.step)
-        accelerator.end_training()
+        _end(accelerator)
     return result
+
+
+def _end(accelerator: Accelerator) -> None:
+    """Closes the trackers and the process group."""
+    if accelerator.num_processes > 1:
+        # gloo's threads need Python's lock to let go of the tensors they sent last, and the end of the group waits for
+        # these threads without giving that lock away: for ever, if they have not come to it yet.
+        time.sleep(0.5)
+    accelerator.end_training()
 
 
 def _checkpoint_to_go_on_from(recipe: Recipe) -> Path | None:

@@ -49,6 +49,8 @@ def child(
 
     from hf_vaswani.cli import main
 
+    # No thread is given Python's lock unasked: what would wait for one that needs it does so for ever.
+    sys.setswitchinterval(1000)
     if kill_at is not None or count_to is not None:
         sys.addaudithook(audit)
     code = main(["train", *arguments, "--run_dir", str(run)])
