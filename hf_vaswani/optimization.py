@@ -65,7 +65,6 @@ def build_optimizer(
     weight_decay: float = 0.0,
     learning_rate: float = 1.0,
     matrices_of_layers: Iterable[torch.nn.Parameter] = (),
-    muon_factor: float = 1.0,
 ) -> torch.optim.Optimizer:
     """
     Adam with the paper's constants (Section 5.3), or AdamW; or Muon beside it.
@@ -81,7 +80,6 @@ def build_optimizer(
         matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` that Muon trains instead
             (https://kellerjordan.github.io/posts/muon): its step is the gradient's mean made orthogonal, times
             0.2 * sqrt(the longer side), and so about as long as a step of Adam (arXiv:2502.16982, Section 2.2).
-        muon_factor (`float`): multiplies their learning rate.
 
     Returns:
         `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
@@ -92,7 +90,7 @@ def build_optimizer(
         orthogonal = set(inner)
         others = [parameter for parameter in parameters if parameter not in orthogonal]
         adam = build_optimizer(others, beta1, beta2, epsilon, weight_decay, learning_rate)
-        muon = torch.optim.Muon(inner, learning_rate * muon_factor, weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon = torch.optim.Muon(inner, learning_rate, weight_decay, adjust_lr_fn="match_rms_adamw")
         return MuonAndAdam(adam, muon)
     if weight_decay == 0:
         return torch.optim.Adam(parameters, lr=learning_rate, betas=(beta1, beta2), eps=epsilon, fused=True)

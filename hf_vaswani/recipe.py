@@ -163,8 +163,6 @@ class TrainingRecipe:
     optimizer: Literal["adam", "muon"] = "adam"
     """What makes the updates: the paper's Adam; or Muon for the layers' matrices, and Adam for embeddings, biases and
     LayerNorms."""
-    muon_learning_rate_factor: float = 1.0
-    """Multiplies the schedule for Muon's matrices; with 1 their steps are about as long as Adam's would be."""
     adam_beta1: float = 0.9
     """Adam's decay of the gradient's mean (Section 5.3)."""
     adam_beta2: float = 0.98
@@ -407,7 +405,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "training.warmup_steps": (1, math.inf),
     "training.learning_rate_factor": (TINY, math.inf),
     "training.peak_learning_rate": (TINY, math.inf),
-    "training.muon_learning_rate_factor": (TINY, math.inf),
     "training.adam_beta1": (0, 1 - TINY),
     "training.adam_beta2": (0, 1 - TINY),
     "training.adam_epsilon": (TINY, math.inf),
@@ -469,11 +466,6 @@ def _check_agreement(training: TrainingRecipe) -> None:
         raise ValueError(
             f"training.learning_rate_factor ({training.learning_rate_factor}) says nothing to training.schedule "
             f"{training.schedule!r}, whose height is training.peak_learning_rate."
-        )
-    if training.optimizer != "muon" and training.muon_learning_rate_factor != 1:
-        raise ValueError(
-            f"training.muon_learning_rate_factor ({training.muon_learning_rate_factor}) says nothing to "
-            f"training.optimizer {training.optimizer!r}."
         )
     if training.average_best is None and training.average_last > training.keep_last:
         raise ValueError(

@@ -94,7 +94,6 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         training.weight_decay,
         training.peak_learning_rate or 1.0,
         _matrices_of_layers(bare) if training.optimizer == "muon" else (),
-        training.muon_learning_rate_factor,
     )
     schedule = build_schedule(
         optimizer,

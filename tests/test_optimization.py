@@ -91,18 +91,16 @@ def test_adamw_moves_by_the_gradient_as_adam_does() -> None:
 def test_muon_takes_matrices_of_layers_and_adam_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     inner, embedding, vector = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 5), (7, 5), (5,)))
-    optimizer = build_optimizer(
-        [embedding, inner, vector], learning_rate=0.1, matrices_of_layers=[inner], muon_factor=0.5
-    )
+    optimizer = build_optimizer([embedding, inner, vector], learning_rate=0.1, matrices_of_layers=[inner])
     for weight in (inner, embedding, vector):
         weight.grad = torch.randn(weight.shape, generator=generator)
     optimizer.step()
     # Adam's first step is the rate; Muon's has the gradient's singular vectors, and singular values near
-    # rate * factor * 0.2 * sqrt(5), which its iterations leave somewhat apart.
+    # rate * 0.2 * sqrt(5), which its iterations leave somewhat apart.
     for weight in (embedding, vector):
         torch.testing.assert_close(weight.detach(), -0.1 * weight.grad.sign())
     left, _, right = torch.linalg.svd(inner.grad, full_matrices=False)
-    turned = -(left.T @ inner.detach() @ right.T) / (0.1 * 0.5 * 0.2 * 5**0.5)
+    turned = -(left.T @ inner.detach() @ right.T) / (0.1 * 0.2 * 5**0.5)
     assert turned.diagonal().min() > 0.6 and turned.diagonal().max() < 1.2, turned
     torch.testing.assert_close(turned, turned.diagonal().diag(), atol=0.03, rtol=0)
 

@@ -150,7 +150,6 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
             "training: {schedule: constant, peak_learning_rate: 0.1, learning_rate_factor: 2}\n",
             ["learning_rate_factor (2.0)", "'constant'", "training.peak_learning_rate"],
         ),
-        ("training: {muon_learning_rate_factor: 2}\n", ["muon_learning_rate_factor (2.0)", "optimizer 'adam'"]),
         ("training: {schedule: constant, peak_learning_rate: 0}\n", ["peak_learning_rate", "above 0"]),
         ("training: {weight_decay: -0.1}\n", ["training.weight_decay", "at least 0", "-0.1"]),
         ("training: {label_smoothing_over: both}\n", ["label_smoothing_over", "both", "others"]),

@@ -141,12 +141,12 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
     assert [group["weight_decay"] for group in seen["optimizer"].param_groups] == [0.125, 0.0]
     assert seen["schedule"].get_last_lr() == [0.25, 0.25]
     assert len(seen["tokenizer"]) == 260
-    arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon", muon_learning_rate_factor=0.5)
+    arguments = tiny_recipe(tiny_run.parent, **switches, optimizer="muon")
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "muon")]) == 2
     parts = seen["optimizer"].parts
     assert [type(part) for part in parts] == [torch.optim.AdamW, torch.optim.Muon]
     assert [[group["weight_decay"] for group in part.param_groups] for part in parts] == [[0.125, 0.0], [0.125]]
-    assert seen["schedule"].get_last_lr() == [0.25, 0.25, 0.125]
+    assert seen["schedule"].get_last_lr() == [0.25] * 3
     names = {id(weight): name for name, weight in seen["model"].named_parameters()}
     adam, muon = ([names[id(weight)] for group in part.param_groups for weight in group["params"]] for part in parts)
     # 4 of each attention and 2 of each feed-forward network; one embedding for all three uses.
