@@ -219,6 +219,11 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
         # There the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
         model.set_attn_implementation("eager")
+        if not getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16", True):
+            logger.warning(
+                "This CPU has no instructions for bfloat16, and takes many times as long for it as for float32: "
+                "training.mixed_precision no is the faster choice here."
+            )
     model.generation_config.update(
         num_beams=evaluation.num_beams,
         # transformers saves no setting for which a single beam has no use.

@@ -356,6 +356,15 @@ def test_bf16_on_a_cpu_attends_by_plain_products(tmp_path, monkeypatch, new_stat
     assert {autocast for training, autocast in calls if training} == ({True} if plain else set())
 
 
+@pytest.mark.parametrize("has_them", [False, True])
+def test_bf16_on_a_cpu_without_instructions_for_it_is_reported(
+    tmp_path, monkeypatch, capsys, new_state, has_them
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_them}, raising=False)
+    assert train(tmp_path, tmp_path / "run", mixed_precision="bf16", max_steps=1) == 0
+    assert ("no instructions for bfloat16" in "".join(capsys.readouterr())) != has_them
+
+
 @pytest.mark.parametrize(
     ("switch", "fsdp", "words"),
     [
