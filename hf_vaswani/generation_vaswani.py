@@ -30,14 +30,21 @@ are not written into the generation config: beside a single beam transformers ta
 """
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
-from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteria
-from transformers.generation import GenerationMixin
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import EosTokenCriteria, GenerationMixin
+
+from .decoding_vaswani import beam_search, greedy_search
 
 DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
 ALPHAS = {"gnmt": 0.6, "power": 1.0}
@@ -102,6 +109,63 @@ class BeamSearchRules:
     def penalty(self, length: Any) -> Any:
         """[`length_penalty`] with these settings."""
         return length_penalty(length, self.alpha, self.length_penalty_type)
+
+    def finish(
+        self,
+        is_open: torch.Tensor,
+        scores: torch.Tensor,
+        is_finished: torch.Tensor,
+        log_probs: torch.Tensor,
+        tokens: torch.Tensor,
+        ends: torch.Tensor,
+        length: int,
+        early_stopping: bool | str,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Scores the candidates of a step and keeps the best finished hypotheses (tensor2tensor's `grow_finished`).
+
+        Args:
+            is_open (`torch.BoolTensor` of shape `(sentences, 1)`): whether the sentence may still get better.
+            scores (`torch.Tensor` of shape `(sentences, beams)`): of the hypotheses that finished before.
+            is_finished (`torch.BoolTensor` of shape `(sentences, beams)`): whether there is such a one.
+            log_probs (`torch.Tensor` of shape `(sentences, candidates)`): of the candidates, the best first.
+            tokens (`torch.LongTensor` of shape `(sentences, candidates)`): their last tokens.
+            ends (`torch.BoolTensor` of shape `(sentences, candidates)`): whether they end.
+            length (`int`): tokens that they have.
+            early_stopping (`bool` or `str`): as in the generation config.
+
+        Returns:
+            `scores` and `is_finished` anew, and which these are: places in what had finished and, behind it, the
+            candidates, of shape `(sentences, beams)`.
+        """
+        beams, candidates = scores.shape[1], log_probs.shape[1]
+        ends = ends & is_open & (log_probs > NO_HYPOTHESIS)
+        if early_stopping is True:
+            ends &= ~is_finished.all(dim=1, keepdim=True)
+        if self.finish_candidates == "top":
+            ends[:, beams:] = False
+        penalized = log_probs / self.penalty(length)
+
+        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            best, chosen = torch.cat((kept, penalized.where(hits, 10 * NO_HYPOTHESIS)), dim=1).topk(beams)
+            return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
+
+        if self.finish_candidates == "top" or length < self.shortest_limit:
+            best, has_finished, chosen = merge(scores, is_finished, ends)
+            return best, has_finished, chosen
+        is_cut = ends & ~torch.isin(tokens, self.eos_token_ids) & (length >= self.longest)
+        best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)
+        # Behind what has finished, which keeps its place by a score that no other has: float32 tells these apart.
+        places = torch.where(has_finished, -NO_HYPOTHESIS - 64.0 * torch.arange(beams).to(best), best)
+        behind, has_ended, second = merge(places, has_finished, is_cut)
+        every = torch.arange(beams + candidates, device=chosen.device).expand(len(chosen), -1)
+        chosen = torch.cat((chosen, every[:, beams:]), dim=1).gather(1, second)
+        # A sentence that is done stays as it is: the next step would sort it by score again.
+        return (
+            torch.where(is_open, torch.where(has_finished, best, behind), scores),
+            torch.where(is_open, has_ended, is_finished),
+            torch.where(is_open, chosen, every[:, :beams]),
+        )
 
 
 class VaswaniGenerationMixin(GenerationMixin):
@@ -199,57 +263,50 @@ class VaswaniGenerationMixin(GenerationMixin):
             shortest_limit=int(longest.min()),
             eos_token_ids=input_ids.new_empty(0) if eos_token_ids is None else eos_token_ids.to(input_ids.device),
         )
+        fast = for_fast_search(self, generation_config, **kwargs)
+        if fast is not None:
+            return beam_search(self, input_ids, generation_config=generation_config, **fast)
         return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+
+    def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+        """transformers' sampling and greedy search; the latter on the incremental decoder where that can be."""
+        streamer = kwargs.pop("streamer", None)
+        fast = for_fast_search(self, generation_config, **kwargs)
+        if fast is not None:
+            return greedy_search(self, input_ids, generation_config=generation_config, streamer=streamer, **fast)
+        return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
 
     def _update_finished_beams(
         self,
+        sequences: torch.Tensor,
         topk_running_sequences: torch.Tensor,
+        beam_scores: torch.Tensor,
         topk_log_probs: torch.Tensor,
+        beam_indices: torch.Tensor,
+        topk_running_beam_indices: torch.Tensor,
         is_early_stop_heuristic_unsatisfied: torch.Tensor,
+        is_sent_finished: torch.Tensor,
         next_token_hits_stopping_criteria: torch.Tensor,
-        top_num_beam_mask: torch.Tensor,
         cur_len: int,
         decoder_prompt_len: int,
         length_penalty: BeamSearchRules,
+        early_stopping: bool | str,
         **kwargs: Any,
     ) -> Any:
-        """Scores the candidates of a step and keeps the best finished ones (tensor2tensor's `grow_finished`)."""
-        is_open = is_early_stop_heuristic_unsatisfied  # [batch, 1]
-        rules, length = length_penalty, cur_len + 1 - decoder_prompt_len
-        names = ("sequences", "beam_scores", "beam_indices", "is_sent_finished")
-        before = [kwargs.pop(name) for name in names]
-
-        def merge(kept: Iterable[torch.Tensor], hits: torch.Tensor) -> Any:
-            """The best of the kept hypotheses and of the candidates that `hits` marks."""
-            return super(VaswaniGenerationMixin, self)._update_finished_beams(
-                topk_running_sequences=topk_running_sequences,
-                topk_log_probs=topk_log_probs / rules.penalty(length),
-                is_early_stop_heuristic_unsatisfied=is_open,
-                next_token_hits_stopping_criteria=hits,
-                top_num_beam_mask=top_num_beam_mask,
-                cur_len=cur_len,
-                decoder_prompt_len=decoder_prompt_len,
-                # Divided above: length ** 0 is 1.
-                length_penalty=0.0,
-                **dict(zip(names, kept, strict=True)),
-                **kwargs,
-            )
-
-        ends = next_token_hits_stopping_criteria & (topk_log_probs > NO_HYPOTHESIS)  # [batch, candidates]
-        if rules.finish_candidates == "all":
-            top_num_beam_mask = torch.ones_like(top_num_beam_mask)
-        if rules.finish_candidates == "top" or length < rules.shortest_limit:
-            return merge(before, ends)
-        has_eos = torch.isin(topk_running_sequences[:, :, cur_len], rules.eos_token_ids)
-        is_cut = ends & ~has_eos & (length >= rules.longest)
-        sequences, scores, indices, has_finished = merge(before, ends & ~is_cut)
-        # Behind what has finished, which keeps its place by a score that no other has: float32 tells these apart.
-        places = torch.where(has_finished, -NO_HYPOTHESIS - 64.0 * torch.arange(scores.shape[1]).to(scores), scores)
-        sequences, places, indices, has_ended = merge((sequences, places, indices, has_finished), is_cut)
-        merged = (sequences, torch.where(has_finished, scores, places), indices, has_ended)
-        # A sentence that is done stays as it is: the next step would sort it by score again.
-        by_rank = {2: is_open, 3: is_open[..., None]}
-        return tuple(torch.where(by_rank[new.dim()], new, old) for new, old in zip(merged, before, strict=True))
+        """Keeps the best of what had finished before and of the candidates that end."""
+        scores, is_finished, chosen = length_penalty.finish(
+            is_early_stop_heuristic_unsatisfied,
+            beam_scores,
+            is_sent_finished,
+            topk_log_probs,
+            topk_running_sequences[:, :, cur_len],
+            next_token_hits_stopping_criteria,
+            cur_len + 1 - decoder_prompt_len,
+            early_stopping,
+        )
+        sequences = self._gather_beams(torch.cat((sequences, topk_running_sequences), dim=1), chosen)
+        indices = self._gather_beams(torch.cat((beam_indices, topk_running_beam_indices), dim=1), chosen)
+        return sequences, scores, indices, is_finished
 
     @staticmethod
     def _check_early_stop_heuristic(
@@ -278,6 +335,64 @@ class VaswaniGenerationMixin(GenerationMixin):
             **kwargs,
         )
         return may_improve & (length < rules.longest)
+
+
+def for_fast_search(
+    model: Any,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> dict[str, Any] | None:
+    """
+    The arguments of [`beam_search`] and [`greedy_search`] for a call of `generate()`; or `None` where they cannot do
+    all that is asked for, and transformers' own searches can.
+    """
+    wanted = ("do_sample", "output_attentions", "output_hidden_states", "output_scores", "output_logits")
+    cache = model_kwargs.pop("past_key_values", None)
+    encoder_outputs, mask = model_kwargs.pop("encoder_outputs", None), model_kwargs.pop("attention_mask", None)
+    if (
+        model.training
+        or synced_gpus
+        or not model_kwargs.pop("use_cache", False)
+        or any(getattr(generation_config, name) for name in wanted)
+        or generation_config.cache_implementation is not None
+        # A cache of the caller's own may have something in it, and is to have more in it afterwards.
+        or getattr(cache, "_is_user_defined", False)
+        # What else a model takes, it may look at.
+        or any(value is not None for value in model_kwargs.values())
+        or not all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
+        or not is_as_built(model)
+        # A sentence without a token: what attention makes of it is a matter of the implementation.
+        or (mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()))
+    ):
+        return None
+    # transformers has repeated each sentence for each beam.
+    each = slice(None, None, generation_config.num_beams)
+    return {
+        "logits_processor": logits_processor,
+        "encoder_states": encoder_outputs[0][each],
+        "source_mask": None if mask is None else mask[each],
+    }
+
+
+def _is_known(criterion: StoppingCriteria, generation_config: GenerationConfig) -> bool:
+    """Whether a stopping criterion says no more than the generation config of the call does."""
+    if isinstance(criterion, MaxLengthCriteria):
+        return type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length
+    if isinstance(criterion, EosTokenCriteria):
+        eos = generation_config._eos_token_tensor
+        return type(criterion) is EosTokenCriteria and eos is not None and torch.equal(criterion.eos_token_id, eos)
+    return type(criterion) is SourceLengthCriteria
+
+
+def is_as_built(model: Any) -> bool:
+    """Whether nobody has put a hook or another `forward` on a module that [`IncrementalDecoder`] goes past."""
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in (model, model.model, model.lm_head, *model.model.decoder.modules())
+    )
 
 
 def _fill_in(generation_config: GenerationConfig) -> None:

@@ -402,6 +402,7 @@ class VaswaniPositions(nn.Module):
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__()
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.d_model = config.d_model
         self.layout = config.sinusoid_layout
         self.max_position_embeddings = config.max_position_embeddings
         learned = config.position_encoding == "learned"
@@ -430,15 +431,21 @@ class VaswaniPositions(nn.Module):
         if attention_mask is not None and attention_mask.dim() != 2:
             attention_mask = None
         positions = position_ids(inputs_embeds, attention_mask, past_length)
-        if self.table is not None:
-            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
-            encoding = self.table(positions)
-        elif attention_mask is None:
-            encoding = sinusoids(positions, inputs_embeds.shape[2], self.layout)
-        else:
-            # All sentences count through the same positions: each is computed once.
-            columns = torch.arange(attention_mask.shape[1], device=positions.device)
-            encoding = nn.functional.embedding(positions, sinusoids(columns, inputs_embeds.shape[2], self.layout))
+        if self.table is not None or attention_mask is None:
+            return self.add(inputs_embeds, self.encode(positions))
+        # All sentences count through the same positions: each is computed once.
+        columns = torch.arange(attention_mask.shape[1], device=positions.device)
+        return self.add(inputs_embeds, nn.functional.embedding(positions, self.encode(columns)))
+
+    def encode(self, positions: torch.Tensor) -> torch.Tensor:
+        """Positions of shape `(...)` -> their encodings, `(..., d_model)`. Errors as in `forward`."""
+        if self.table is None:
+            return sinusoids(positions, self.d_model, self.layout)
+        check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
+        return self.table(positions)
+
+    def add(self, inputs_embeds: torch.Tensor, encoding: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding matrix, `(..., d_model)`, and encodings to add -> the shape of the first."""
         # In float32, and rounded once: a sum made in bfloat16 can hardly tell neighbouring positions apart.
         embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
         hidden_states = embeddings * self.scale + encoding

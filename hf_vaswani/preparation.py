@@ -219,7 +219,8 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
         # There the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
         model.set_attn_implementation("eager")
-        if not getattr(torch.cpu, "get_capabilities", dict)().get("avx512_bf16", True):
+        capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        if not capabilities.get("avx512_bf16", True):
             logger.warning(
                 "This CPU has no instructions for bfloat16, and takes many times as long for it as for float32: "
                 "training.mixed_precision no is the faster choice here."

@@ -1,0 +1,317 @@
+"""How fast does it translate? Ours beside `MarianMTModel.generate` and CTranslate2, all with the same weights.
+
+    python benchmarks/decode_speed.py MODEL_FOLDER SOURCE.txt [--threads 1] [--rounds 3]
+    python benchmarks/decode_speed.py {tiny,256,base} [--threads 1] [--rounds 3]
+
+Each engine lives in a process of its own, with `--threads` threads; CTranslate2 has as many workers of one thread.
+They take turns with the same sentences, sorted by length, in batches of the same number of sentences, by the same
+rules (the sum of log-probabilities divided by the length; a translation ends after 60 tokens). A ratio is taken within
+a round, and the table has the median of the rounds and their least and largest. Reading and writing text is no part
+of it.
+
+`tiny`, `256` and `base` (the paper's, 37 000 entries) are models with their first weights, which read random ids and
+never end: they make 20 tokens a sentence. CTranslate2 (`pip install ctranslate2`) is left out where it is not
+installed.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from parity import MARIAN_NAMES
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers.utils.logging import disable_progress_bar
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+
+LONGEST = 60
+# Sentences of a turn, by batch.
+SENTENCES = {1: 48, 32: 256, 128: 256}
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "vocab_size": 5000,
+        "d_model": 128,
+        "d_ff": 256,
+        "num_heads": 4,
+        "encoder_layers": 4,
+        "decoder_layers": 4,
+    },
+    "256": {
+        "vocab_size": 8000,
+        "d_model": 256,
+        "d_ff": 1024,
+        "num_heads": 4,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+    },
+    "base": {"vocab_size": 37_000},
+}
+RULES = {"length_penalty": 1.0, "early_stopping": True}
+OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
+ENGINES = ("ours", "Marian", "CTranslate2 float32", "CTranslate2 int8")
+
+
+# ---- The same weights for everybody ------------------------------------------------------------------------------
+
+
+def with_concatenated_sinusoids(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    The same network with other names for the columns of its states: first those with a sine, then those with a
+    cosine, as Marian has them.
+    """
+    renamed = {}
+    for name, weight in weights.items():
+        # What comes out of a sub-layer, and norms; what goes into one.
+        if re.search(r"(out_proj|fc2|layer_norm)\.(weight|bias)$", name):
+            weight = torch.cat((weight[0::2], weight[1::2]))
+        elif re.search(r"(embed_tokens|lm_head|[qkv]_proj|fc1)\.weight$", name):
+            weight = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
+        renamed[name] = weight
+    return renamed
+
+
+def marian_of(model: VaswaniForConditionalGeneration) -> MarianMTModel:
+    """A Marian that computes what a post-norm Vaswani does."""
+    config = model.config
+    sizes: dict[str, Any] = {"d_model": config.d_model, "activation_function": config.activation_function}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_attention_heads": config.num_heads, f"{side}_ffn_dim": config.d_ff}
+        sizes |= {f"{side}_layers": getattr(config, f"{side}_layers")}
+    ids = {f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
+    marian = MarianMTModel(MarianConfig(vocab_size=config.vocab_size, scale_embedding=True, **sizes, **ids)).eval()
+    weights = model.state_dict()
+    if config.sinusoid_layout == "interleaved":
+        weights = with_concatenated_sinusoids(weights)
+    with torch.no_grad():
+        for name, weight in marian.state_dict().items():
+            if "embed_positions" in name:
+                continue
+            for pattern, replacement in MARIAN_NAMES.items():
+                name = re.sub(pattern, replacement, name)
+            # Marian has biases where the paper has none.
+            weight.copy_(weights[name] if name in weights else torch.zeros_like(weight))
+    marian.generation_config.update(forced_eos_token_id=None, bad_words_ids=None)
+    return marian
+
+
+def save_for_ctranslate2(marian: MarianMTModel, folder: Path, quantization: str | None) -> None:
+    """The same in CTranslate2's format, with the ids as the tokens' names."""
+    from ctranslate2.converters.transformers import BartLoader
+
+    # Like Bart's, without its norms in front: CTranslate2's own way of reading Marian changes the vocabulary.
+    marian.config.normalize_before = marian.config.normalize_embedding = False
+    spec = BartLoader().get_model_spec(marian)
+    tokens = [str(i) for i in range(marian.config.vocab_size)]
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    for name in ("bos", "eos", "decoder_start"):
+        setattr(spec.config, f"{name}_token", str(getattr(marian.config, f"{name}_token_id")))
+    spec.config.unk_token = str(marian.config.pad_token_id)
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    folder.mkdir()
+    spec.save(str(folder))
+
+
+def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int]]:
+    """Writes the model for every engine, and returns the ids of the sentences."""
+    if model_name in SIZES:
+        torch.manual_seed(1)
+        model = VaswaniForConditionalGeneration(VaswaniConfig(**SIZES[model_name])).eval()
+        lengths = torch.randint(8, 22, (max(SENTENCES.values()),)).tolist()
+        sentences = [[*torch.randint(4, model.config.vocab_size, (length,)).tolist(), 2] for length in lengths]
+    else:
+        if source is None:
+            raise SystemExit("Which text is to be translated? Give it behind the model.")
+        model = VaswaniForConditionalGeneration.from_pretrained(model_name).eval()
+        lines = source.read_text(encoding="utf-8").splitlines()[: max(SENTENCES.values())]
+        sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
+    model.save_pretrained(folder / "ours")
+    marian = marian_of(model)
+    marian.save_pretrained(folder / "Marian")
+    if importlib.util.find_spec("ctranslate2"):
+        save_for_ctranslate2(marian, folder / "CTranslate2 float32", None)
+        save_for_ctranslate2(marian, folder / "CTranslate2 int8", "int8")
+    return sentences
+
+
+# ---- One engine, in its own process ------------------------------------------------------------------------------
+
+
+class InTransformers:
+    """`generate()` of either model."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
+        kind = VaswaniForConditionalGeneration if folder.name.startswith("ours") else MarianMTModel
+        self.rules = RULES | (OUR_RULES if folder.name.startswith("ours") else {})
+        self.model = kind.from_pretrained(folder).eval()
+
+    def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
+        """Ids of sentences -> those of their translations."""
+        pad, eos = self.model.config.pad_token_id, self.model.config.eos_token_id
+        found = []
+        for start in range(0, len(sentences), batch):
+            part = sentences[start : start + batch]
+            width = max(map(len, part))
+            ids = torch.tensor([row + [pad] * (width - len(row)) for row in part])
+            rules = self.rules if beams > 1 else {}
+            with torch.inference_mode():
+                rows = self.model.generate(
+                    ids, attention_mask=(ids != pad).long(), num_beams=beams, max_new_tokens=longest, **rules
+                )
+            found += [[id_ for id_ in row if id_ not in (pad, eos)] for row in rows[:, 1:].tolist()]
+        return found
+
+
+class InCTranslate2:
+    """`translate_batch`, with a worker a thread."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import ctranslate2
+
+        kind = folder.name.split()[-1]
+        self.translator = ctranslate2.Translator(
+            str(folder), inter_threads=threads, intra_threads=1, compute_type=kind
+        )
+
+    def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
+        """Ids of sentences -> those of their translations."""
+        results = self.translator.translate_batch(
+            [[str(id_) for id_ in row] for row in sentences],
+            max_batch_size=batch,
+            beam_size=beams,
+            length_penalty=1.0,
+            max_decoding_length=longest,
+        )
+        return [[int(token) for token in result.hypotheses[0]] for result in results]
+
+
+def serve(folder: Path, threads: int) -> None:
+    """Reads one task a line, and answers each with one line."""
+    engine = (InCTranslate2 if folder.name.startswith("CTranslate2") else InTransformers)(folder, threads)
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        task = json.loads(line)
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        start = time.perf_counter()
+        found = engine.translate(**task)
+        seconds = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        answers.write(json.dumps({"found": found, "seconds": seconds, "grown": peak - before}) + "\n")
+        answers.flush()
+
+
+# ---- The table ---------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """A process that serves."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
+
+    def ask(self, **task: Any) -> dict[str, Any]:
+        """One task, one answer."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(task) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("An engine has ended; its words are above.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.process.communicate()
+
+
+def spread(values: list[float], form: str = "{:.2f}") -> str:
+    """Median, least and largest."""
+    middle, least, largest = (form.format(value) for value in (median(values), min(values), max(values)))
+    return f"{middle} ({least} to {largest})"
+
+
+def compare(folder: Path, names: list[str], sentences: list[list[int]], arguments: argparse.Namespace) -> None:
+    """Prints a table for each batch and beam."""
+    engines = {name: Engine(folder / name, arguments.threads) for name in names}
+    longest = 20 if arguments.model in SIZES else LONGEST
+    for batch in arguments.batches:
+        some = sentences[:: len(sentences) // SENTENCES[batch] or 1][: SENTENCES[batch]]
+        some = sorted(some, key=len, reverse=True)
+        for beams in arguments.beams:
+            print(f"\nBatch {batch}, beam {beams}:\n")
+            print("| | sentences/s | tokens/s | ours is faster by | equal translations |\n|---|---|---|---|---|")
+            task = {"batch": batch, "beams": beams, "longest": longest}
+            for name in names:
+                engines[name].ask(sentences=some[: 2 * batch], **task)
+            rounds = []
+            for _ in range(arguments.rounds):
+                rounds.append({name: engines[name].ask(sentences=some, **task) for name in names})
+            for name in names:
+                seconds = [turn[name]["seconds"] for turn in rounds]
+                ratios = [turn[name]["seconds"] / turn["ours"]["seconds"] for turn in rounds]
+                found = rounds[0][name]["found"]
+                equal = sum(a == b for a, b in zip(found, rounds[0]["ours"]["found"], strict=True))
+                tokens = sum(len(row) + 1 for row in found)
+                rates = [spread([count / s for s in seconds], "{:,.0f}") for count in (len(some), tokens)]
+                print(f"| {name} | {' | '.join(rates)} | {spread(ratios)} | {equal} of {len(some)} |", flush=True)
+    for engine in engines.values():
+        engine.stop()
+    if arguments.memory:
+        some = sorted(sentences[:128], key=len)
+        print("\nMemory that a process grows by, for one batch of 128 with a beam of 4 (MB):\n")
+        for name in names:
+            engine = Engine(folder / name, arguments.threads)
+            engine.ask(sentences=some[:1], batch=1, beams=1, longest=2)
+            grown = engine.ask(sentences=some, batch=128, beams=4, longest=longest)["grown"]
+            print(f"- {name}: {grown / 2**20:,.0f}", flush=True)
+            engine.stop()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", help=f"folder of a trained model, or one of {', '.join(SIZES)}")
+    parser.add_argument("source", nargs="?", type=Path, help="text to translate, one sentence a line")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128], choices=list(SENTENCES))
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    disable_progress_bar()
+    if arguments.serve:
+        serve(arguments.serve, arguments.threads)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        sentences = prepare(arguments.model, arguments.source, Path(folder))
+        names = [name for name in ENGINES if name in arguments.engines and (Path(folder) / name).is_dir()]
+        versions = f"torch {torch.__version__}, transformers {importlib.metadata.version('transformers')}"
+        print(f"{versions}, {arguments.model}, {arguments.threads} threads")
+        compare(Path(folder), names, sentences, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,594 @@
+"""Greedy and beam search of `generate()` on a decoder that reads one token at a time.
+
+[`IncrementalDecoder`] computes what [`VaswaniDecoder`] computes with a cache, by the same layers, and stores it so
+that a beam costs little:
+
+- The encoder's keys and values are those of a sentence, not of a hypothesis: its hypotheses read them together.
+- Those of the target stay where they were first written. In beam search a hypothesis goes on from another one's place
+  at each step; instead of moving keys and values, each hypothesis has a mask over all that its sentence ever wrote. It
+  is a product with more columns than needed, but the hypotheses of a sentence share it.
+- The prompt, which all hypotheses of a sentence have in common, is read by one of them.
+- Sentences that are done are taken out.
+
+The searches decide what transformers' decide; those that need more of it than the tokens are left to transformers (see
+`generation_vaswani.py`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.generation import (
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+# Tokens that have room at first; then it doubles.
+FIRST_CAPACITY = 16
+# Tokens of which the best one stands for all when the best ones are looked for.
+GROUP_SIZE = 16
+# The part of the sentences that must be done before they are taken out, which moves the others.
+WORTH_TAKING_OUT = 1 / 8
+# From so many hypotheses on, the matrix of the vocabulary is worth bringing into the order of oneDNN's products.
+ROWS_WORTH_PACKING = 32
+# What these do to a row has to do with that row alone: rows that are done may be missing.
+ROW_BY_ROW = {
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+}
+
+
+def is_matrix(layer: Any) -> bool:
+    """Whether a linear layer is nothing but its matrix and its bias: no adapter, not quantised."""
+    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
+
+
+def product_of(*layers: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """
+    Several linear layers that read the same states, as one product where they are nothing but matrices.
+
+    Returns:
+        A function of states of shape `(rows, d_in)`, whose value has the layers' outputs side by side.
+    """
+    if all(is_matrix(layer) for layer in layers):
+        weight, bias = (
+            part[0] if len(part) == 1 or part[0] is None else torch.cat(part)
+            for part in ([layer.weight for layer in layers], [layer.bias for layer in layers])
+        )
+        return partial(torch.mm, mat2=weight.t()) if bias is None else partial(torch.addmm, bias, mat2=weight.t())
+    if len(layers) == 1:
+        return layers[0]
+    return lambda states: torch.cat([layer(states) for layer in layers], dim=-1)
+
+
+class SourceAttention:
+    """
+    Multi-head attention from the target to the source, for hypotheses of which several read one source.
+
+    Args:
+        attention ([`VaswaniAttention`]): a layer's own.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
+        bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): the source's padding.
+    """
+
+    def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.heads, self.scaling, self.bias = attention.num_heads, attention.scaling, bias
+        self.project_query, self.project_out = product_of(attention.q_proj), product_of(attention.out_proj)
+        self.keys = by_head(attention.k_proj(encoder_states), self.heads)  # [sentences, heads, source, d_k]
+        self.values = by_head(attention.v_proj(encoder_states), self.heads)  # [sentences, heads, source, d_v]
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """`(sentences * beams, d_model)` -> the same shape."""
+        query = self.project_query(states)
+        query = by_head(query.view(len(self.keys), -1, query.shape[1]), self.heads)
+        return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling))
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """Takes out all sentences but those that are given."""
+        self.keys, self.values = self.keys.index_select(0, sentences), self.values.index_select(0, sentences)
+        if self.bias is not None:
+            self.bias = self.bias.index_select(0, sentences)
+
+
+class LayerDecoder:
+    """
+    A layer of the decoder with the keys and values that it has made.
+
+    Args:
+        layer ([`VaswaniDecoderLayer`]): the layer.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
+        source_bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): the source's padding.
+    """
+
+    def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None) -> None:
+        self.layer = layer
+        attention = layer.self_attn
+        self.heads, self.scaling = attention.num_heads, attention.scaling
+        self.project = product_of(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.project_out = product_of(attention.out_proj)
+        self.fc1, self.fc2 = product_of(layer.feed_forward.fc1), product_of(layer.feed_forward.fc2)
+        self.attend_to_source = SourceAttention(layer.cross_attn, encoder_states, source_bias)
+        d_k, d_v = (projection.out_features // self.heads for projection in (attention.k_proj, attention.v_proj))
+        self.widths = (self.heads * d_k, self.heads * d_v)
+        # Of the target, keys and values side by side: [sentences, places, heads * (d_k + d_v)].
+        self.stored = encoder_states.new_empty(len(encoder_states), 0, sum(self.widths))
+
+    def step(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
+        """
+        One position of each hypothesis.
+
+        Args:
+            states (`torch.Tensor` of shape `(rows, d_model)`): what the layer below says.
+            written (`int`): places that are taken already.
+            bias (`torch.Tensor` of shape `(sentences, 1, beams, places)`, *optional*): what a hypothesis sees.
+
+        Returns:
+            `torch.Tensor` of shape `(rows, d_model)`.
+        """
+        states = self._add_and_norm(self.layer.self_attn_norm, states, self._attend_to_target, written, bias)
+        states = self._add_and_norm(self.layer.cross_attn_norm, states, self.attend_to_source)
+        return self._add_and_norm(self.layer.feed_forward_norm, states, self._feed_forward)
+
+    def _add_and_norm(
+        self, module: Any, states: torch.Tensor, sublayer: Callable[..., torch.Tensor], *arguments: Any
+    ) -> torch.Tensor:
+        """[`VaswaniAddAndNorm`] without dropout."""
+        norm = module.layer_norm
+        if module.norm_first:
+            normed = torch.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+            return sublayer(normed, *arguments).add_(states)
+        summed = sublayer(states, *arguments).add_(states)
+        return torch.layer_norm(summed, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    def _attend_to_target(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
+        projected = self.project(states).view(len(self.stored), -1, self.widths[0] + sum(self.widths))
+        query, new = projected.split((self.widths[0], sum(self.widths)), dim=2)
+        end = written + new.shape[1]
+        self.stored[:, written:end] = new
+        keys, values = self.stored[:, :end].split(self.widths, dim=2)
+        query, keys, values = (by_head(part, self.heads) for part in (query, keys, values))
+        return self.project_out(attend(query, keys, values, bias, self.scaling))
+
+    def _feed_forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.layer.feed_forward.activation(self.fc1(states)))
+
+    def make_room(self, room: int, written: int) -> None:
+        """For so many keys and values, of which some have been written."""
+        stored = self.stored.new_empty(self.stored.shape[0], room, self.stored.shape[2])
+        stored[:, :written] = self.stored[:, :written]
+        self.stored = stored
+
+    def keep(self, sentences: torch.Tensor, written: int) -> None:
+        """Takes out all sentences but those that are given, and what is behind the places that are taken."""
+        self.stored = self.stored[:, :written].index_select(0, sentences)
+        self.attend_to_source.keep(sentences)
+
+
+def by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
+    """`(sentences, length, heads * head_dim)` -> `(sentences, heads, length, head_dim)`."""
+    return states.view(states.shape[0], states.shape[1], heads, -1).transpose(1, 2)
+
+
+def attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """Section 3.2.1, equation 1, and Concat of 3.2.2; all split into heads -> `(sentences * beams, heads * d_v)`."""
+    attended = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scaling)
+    return attended.transpose(1, 2).reshape(query.shape[0] * query.shape[2], -1)
+
+
+class IncrementalDecoder:
+    """
+    Args:
+        decoder ([`VaswaniDecoder`]): the layers.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
+        source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
+        num_beams (`int`): hypotheses of a sentence.
+    """
+
+    def __init__(
+        self, decoder: Any, encoder_states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int
+    ) -> None:
+        self.decoder = decoder
+        source_bias = None
+        if source_mask is not None and not source_mask.all():
+            source_bias = as_bias(source_mask != 0, encoder_states.dtype)[:, None, None]
+        self.layers = [LayerDecoder(layer, encoder_states, source_bias) for layer in decoder.layers]
+        self.length = 0  # positions of the target that have been read
+        self.written = 0  # places of the target's keys and values that are taken
+        self.room = 0  # places that there are
+        # What a hypothesis sees of the places.
+        self.bias = encoder_states.new_zeros(len(encoder_states), 1, num_beams, 0)
+        # To each hypothesis its own place of a step.
+        own = torch.eye(num_beams, dtype=torch.bool, device=encoder_states.device)
+        self.own = as_bias(own, encoder_states.dtype)
+        self.encoding = encoder_states.new_zeros(0, 0)  # of the positions that there is room for: [positions, d_model]
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """
+        Reads one token of each hypothesis.
+
+        Args:
+            tokens (`torch.LongTensor` of shape `(sentences, beams)`): or `(sentences, 1)`, as long as a sentence has
+                one hypothesis only.
+
+        Returns:
+            `torch.Tensor` of shape `(sentences * beams, d_model)`: the decoder's output there.
+        """
+        beams = tokens.shape[1]
+        self._make_room(beams)
+        embeds = self.decoder.embed_tokens(tokens.reshape(-1))  # [rows, d_model]
+        states = self.decoder.positions.add(embeds, self.encoding[self.length])
+        bias = None
+        if beams > 1:
+            self.bias[..., self.written : self.written + beams] = self.own
+            bias = self.bias[..., : self.written + beams]
+        for layer in self.layers:
+            states = layer.step(states, self.written, bias)
+        self.length += 1
+        self.written += beams
+        return self.decoder.norm(states)
+
+    def _make_room(self, beams: int) -> None:
+        """Doubles the places where there are not enough."""
+        if self.length == len(self.encoding):
+            wanted, table = max(FIRST_CAPACITY, 2 * self.length), self.decoder.positions.table
+            if table is not None:
+                wanted = max(self.length + 1, min(wanted, table.num_embeddings))
+            self.encoding = self.decoder.positions.encode(torch.arange(wanted, device=self.bias.device))
+        if self.written + beams > self.room:
+            self.room = self.written + max(FIRST_CAPACITY * beams, self.written)
+            self.bias = nn.functional.pad(self.bias[..., : self.written], (0, self.room - self.written))
+            for layer in self.layers:
+                layer.make_room(self.room, self.written)
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        """
+        Lets each hypothesis go on from another one of its sentence.
+
+        Args:
+            parents (`torch.LongTensor` of shape `(sentences, beams)`): which.
+        """
+        seen = self.bias[..., : self.written]
+        seen.copy_(torch.take_along_dim(seen, parents[:, None, :, None], dim=2))
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """
+        Takes out all sentences but some.
+
+        Args:
+            sentences (`torch.LongTensor` of shape `(kept,)`): which stay, in their order.
+        """
+        self.room = self.written
+        self.bias = self.bias.index_select(0, sentences)
+        for layer in self.layers:
+            layer.keep(sentences, self.written)
+
+
+def as_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask as a number to add to scores, of the shape of `visible`: 0 where it is true, else the least there is."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    )
+
+
+class Vocabulary:
+    """
+    The linear transformation on top of the decoder.
+
+    Args:
+        lm_head (`nn.Module`): the layer.
+        rows (`int`): hypotheses that it will see at a time.
+    """
+
+    def __init__(self, lm_head: nn.Module, rows: int) -> None:
+        self.project: Callable[[torch.Tensor], torch.Tensor] = lm_head
+        if is_matrix(lm_head) and rows >= ROWS_WORTH_PACKING and lm_head.weight.device.type == "cpu":
+            # What torch's compiler does. (Where torch has no oneDNN, there is no such thing.)
+            reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+            if reorder and torch.backends.mkldnn.is_available() and lm_head.weight.dtype == torch.float32:
+                multiply = torch.ops.mkldnn._linear_pointwise
+                packed, bias = reorder(lm_head.weight, rows), lm_head.bias
+                self.project = lambda states: multiply(states, packed, bias, "none", [], "")
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """States of shape `(rows, d_model)` -> logits of shape `(rows, vocab_size)`, in float32."""
+        return self.project(states).float()
+
+    def log_probs(self, states: torch.Tensor) -> torch.Tensor:
+        """States of shape `(rows, d_model)` -> log-probabilities of shape `(rows, vocab_size)`, in float32."""
+        logits = self.logits(states)
+        return torch.log_softmax(logits, dim=1, out=logits)
+
+
+def best_tokens(
+    scores: torch.Tensor, offsets: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    The best tokens of all hypotheses of a sentence together. `torch.topk` of all of them would take as long on a CPU
+    as making them does: the tokens are compared in groups, and then those in the `k` best groups with each other.
+
+    Args:
+        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): of tokens; contiguous.
+        offsets (`torch.Tensor` of shape `(sentences, hypotheses)`): what is added to all scores of a hypothesis.
+        k (`int`): how many; at most hypotheses x vocabulary.
+
+    Returns:
+        Their scores, their hypotheses and their ids, each of shape `(sentences, k)`, the best first.
+    """
+    sentences, hypotheses, vocab_size = scores.shape
+    groups = vocab_size // GROUP_SIZE
+    if scores.device.type != "cpu" or groups * hypotheses < 2 * k:
+        best, places = (scores + offsets[:, :, None]).flatten(1).topk(k)
+        return best, places // vocab_size, places % vocab_size
+    # Group g has the tokens g, g + groups, g + 2 groups, ...: to compare them is to compare rows of this view.
+    row = hypotheses * vocab_size
+    grouped = scores.as_strided((sentences, hypotheses, GROUP_SIZE, groups), (row, vocab_size, groups, 1))
+    of_groups = grouped.amax(dim=2) + offsets[:, :, None]  # [sentences, hypotheses, groups]
+    best_groups = of_groups.flatten(1).topk(k, sorted=False).indices  # [sentences, k]
+    first = best_groups // groups * vocab_size + best_groups % groups
+    places = (first[:, :, None] + torch.arange(0, groups * GROUP_SIZE, groups)).flatten(1)
+    if groups * GROUP_SIZE < vocab_size:
+        # Those that are in no group.
+        rest = torch.arange(groups * GROUP_SIZE, vocab_size) + torch.arange(0, row, vocab_size)[:, None]
+        places = torch.cat((places, rest.flatten().expand(sentences, -1)), dim=1)
+    candidates = scores.view(sentences, row).gather(1, places) + offsets.gather(1, places // vocab_size)
+    best, chosen = candidates.topk(k)
+    places = places.gather(1, chosen)
+    return best, places // vocab_size, places % vocab_size
+
+
+# ---- The searches ------------------------------------------------------------------------------------------------
+
+
+def beam_search(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    encoder_states: torch.Tensor,
+    source_mask: torch.Tensor | None,
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+    """
+    `GenerationMixin._beam_search` with the same rules: every decision that is not about log-probabilities is made by
+    the same methods.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): translates.
+        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
+        logits_processor ([`LogitsProcessorList`]): takes log-probabilities.
+        generation_config ([`GenerationConfig`]): of this call, with [`BeamSearchRules`] as `length_penalty`.
+        encoder_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
+        source_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`, or with `return_dict_in_generate`
+        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
+    """
+    num_beams, early_stopping = generation_config.num_beams, generation_config.early_stopping
+    rules = generation_config.length_penalty
+    device, batch, prompt_length = input_ids.device, len(encoder_states), input_ids.shape[1]
+    num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
+    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+    vocabulary = Vocabulary(model.lm_head, rows=batch * num_beams)
+    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams)
+    prompt = input_ids.view(batch, num_beams, prompt_length)
+    for column in range(prompt_length):
+        hidden_states = decoder.step(prompt[:, :1, column])
+    # All that there is of the sentences that are not done; the first dimension is theirs.
+    nothing = torch.full((batch, num_beams), -1e9, device=device)
+    numbers, longest = torch.arange(batch, device=device), rules.longest
+    running_scores, running_sequences = nothing.index_fill(1, numbers[:1], 0.0), prompt
+    scores, is_finished = nothing, nothing > 0
+    where = numbers.new_full((batch, num_beams), -1)  # steps x candidates + candidate, of what has finished
+    is_open = longest > -1
+    history: list[Step] = []
+    rows, done = numbers, []
+    while True:
+        length = len(history) + 1
+        read = hidden_states.shape[0] // len(numbers)  # hypotheses of a sentence: 1 after the prompt
+        if read < num_beams and (not row_by_row or model.config.vocab_size < num_candidates):
+            hidden_states, read = hidden_states.repeat_interleave(num_beams, dim=0), num_beams
+        log_probs = vocabulary.log_probs(hidden_states)
+        if logits_processor:
+            log_probs = logits_processor(running_sequences[:, :read].flatten(0, 1), log_probs)
+        candidate_scores, parents, tokens = best_tokens(
+            log_probs.view(len(numbers), read, -1), running_scores[:, :read], num_candidates
+        )
+        ends = torch.isin(tokens, rules.eos_token_ids) | (length >= longest)
+        running_scores, chosen = candidate_scores.where(~ends, -1e9).topk(num_beams)
+        history.append(Step(rows, tokens, parents, chosen))
+        scores, is_finished, kept = rules.finish(
+            is_open, scores, is_finished, candidate_scores, tokens, ends, length, early_stopping
+        )
+        these = torch.arange(num_candidates, device=device) + len(history[:-1]) * num_candidates
+        where = torch.cat((where, these.expand(len(numbers), -1)), dim=1).gather(1, kept)
+        is_open = model._check_early_stop_heuristic(
+            is_early_stop_heuristic_unsatisfied=is_open,
+            running_beam_scores=running_scores,
+            beam_scores=scores,
+            is_sent_finished=is_finished,
+            cur_len=prompt_length + length,
+            max_length=generation_config.max_length,
+            decoder_prompt_len=prompt_length,
+            early_stopping=early_stopping,
+            length_penalty=rules,
+        )
+        goes_on = is_open[:, 0] & ~ends.all(dim=1)
+        if early_stopping is True:
+            goes_on &= ~is_finished.all(dim=1)
+        remaining = int(goes_on.sum())
+        if remaining == 0:
+            break
+        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
+        decoder.reorder(parents)
+        if logits_processor:
+            running_sequences = torch.cat((model._gather_beams(running_sequences, parents), tokens[:, :, None]), dim=2)
+        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
+            done.append((numbers[~goes_on], where[~goes_on], scores[~goes_on]))
+            numbers, longest, running_scores, running_sequences, scores, is_finished, where, is_open, tokens = (
+                state[goes_on]
+                for state in (
+                    numbers,
+                    longest,
+                    running_scores,
+                    running_sequences,
+                    scores,
+                    is_finished,
+                    where,
+                    is_open,
+                    tokens,
+                )
+            )
+            rows = rows.new_zeros(batch).index_copy(0, numbers, torch.arange(remaining, device=device))
+            rules = replace(rules, longest=longest, shortest_limit=int(longest.min()))
+            decoder.keep(goes_on.nonzero()[:, 0])
+        hidden_states = decoder.step(tokens)
+
+    done.append((numbers, where, scores))
+    numbers, where, scores = (torch.cat(parts) for parts in zip(*done, strict=True))
+    order, returned = numbers.argsort(), generation_config.num_return_sequences
+    where, scores = where[order, :returned].flatten(), scores[order, :returned].flatten()
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    fill = -1 if eos is None else int(pad or eos[0])
+    sequences, indices = read_back(history, where, returned, num_beams, fill)
+    sequences = torch.cat((input_ids.view(batch, num_beams, -1)[:, :returned].flatten(0, 1), sequences), dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
+
+
+@dataclass
+class Step:
+    """What a step of a beam search chose for the sentences that were not done."""
+
+    rows: torch.Tensor  # of each sentence of the batch, its place in the others, [batch]
+    tokens: torch.Tensor  # of the candidates, [sentences, candidates]
+    parents: torch.Tensor  # the hypotheses that they go on from, [sentences, candidates]
+    chosen: torch.Tensor  # the candidates that became the step's hypotheses, [sentences, beams]
+
+
+def read_back(
+    history: list[Step], where: torch.Tensor, returned: int, num_beams: int, fill: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Hypotheses from their last tokens to their first.
+
+    Args:
+        history (`list[Step]`): all steps.
+        where (`torch.LongTensor` of shape `(batch * returned,)`): steps before the one in which a hypothesis ended,
+            times candidates, plus the candidate that it was; -1 where there is none.
+        returned (`int`): hypotheses of a sentence.
+        num_beams (`int`): hypotheses of a sentence in a step.
+        fill (`int`): the token behind a hypothesis.
+
+    Returns:
+        Their tokens, and the rows of `batch * num_beams` that these were chosen in, -1 behind; both of shape
+        `(batch * returned, length of the longest)`.
+    """
+    candidates = history[0].tokens.shape[1]
+    last, candidate = where // candidates, where % candidates
+    sentences = torch.arange(len(where), device=where.device) // returned
+    parents = torch.zeros_like(last)
+    tokens: list[torch.Tensor] = []
+    indices: list[torch.Tensor] = []
+    for number in range(int(last.max()), -1, -1):
+        step = history[number]
+        rows = step.rows[sentences]
+        candidate = torch.where(last > number, step.chosen[rows, parents], candidate)
+        parents = step.parents[rows, candidate]
+        tokens.append(step.tokens[rows, candidate].where(last >= number, fill))
+        indices.append((parents + sentences * num_beams).where(last >= number, -1).int())
+    return torch.stack(tokens[::-1], dim=1), torch.stack(indices[::-1], dim=1)
+
+
+def greedy_search(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    encoder_states: torch.Tensor,
+    source_mask: torch.Tensor | None,
+    streamer: Any = None,
+) -> torch.Tensor | GenerateEncoderDecoderOutput:
+    """
+    `GenerationMixin._sample` where nothing is drawn: the best token at each step.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch, prompt)`): the decoder's prompt.
+        streamer ([`BaseStreamer`], *optional*): gets each step's tokens.
+        model, logits_processor, generation_config, encoder_states, source_mask: as in [`beam_search`]; processors
+            take logits here.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, length)`, or with `return_dict_in_generate`
+        [`GenerateEncoderDecoderOutput`] with these `sequences`.
+    """
+    device, (batch, length) = input_ids.device, input_ids.shape
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    fill = 0 if pad is None else int(pad)
+    eos = input_ids.new_empty(0) if eos is None else eos.to(device)
+    vocabulary = Vocabulary(model.lm_head, rows=batch)
+    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams=1)
+    for column in range(length):
+        hidden_states = decoder.step(input_ids[:, column, None])
+    sequences, numbers = input_ids, torch.arange(batch, device=device)
+    nothing = torch.zeros(batch, 1, device=device)
+    max_lengths = generation_config._max_lengths.to(device)  # of the sentences in the decoder
+    goes_on = torch.ones(batch, dtype=torch.bool, device=device)
+    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+    while True:
+        if length == sequences.shape[1]:
+            sequences = nn.functional.pad(sequences, (0, max(FIRST_CAPACITY, length)), value=fill)
+        logits = vocabulary.logits(hidden_states)
+        if logits_processor:
+            logits = logits_processor(sequences[numbers, :length], logits)
+        _, _, tokens = best_tokens(logits[:, None], nothing[: len(logits)], k=1)
+        tokens = tokens[:, 0].where(goes_on, fill)
+        sequences[numbers, length] = tokens
+        length += 1
+        if streamer is not None:
+            streamer.put(sequences[:, length - 1].cpu())
+        goes_on &= ~torch.isin(tokens, eos) & (length < max_lengths)
+        remaining = int(goes_on.sum())
+        if remaining == 0:
+            break
+        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
+            decoder.keep(goes_on.nonzero()[:, 0])
+            numbers, max_lengths, tokens = numbers[goes_on], max_lengths[goes_on], tokens[goes_on]
+            goes_on = goes_on[goes_on]
+        hidden_states = decoder.step(tokens[:, None])
+    if streamer is not None:
+        streamer.end()
+    sequences = sequences[:, :length]
+    return (
+        GenerateEncoderDecoderOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    )
