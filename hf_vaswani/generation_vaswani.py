@@ -27,6 +27,10 @@ are not written into the generation config: beside a single beam transformers ta
   probability up to the longest length. For `"power"` `False` as in transformers, which asks that of the `num_beams`
   best and the present length, so it may stop too soon; under this penalty `"never"` takes several times as long.
   `True` stops at `num_beams` finished hypotheses.
+
+Greedy and beam search run in `decoding_vaswani.py`, which finds what transformers' searches find and also returns
+`sequences_scores` without `output_scores`, but no `past_key_values`. Whatever it does not cover goes to transformers'
+own searches: sampling, outputs of every step, other caches, criteria of the caller's, hooks, autocast, training mode.
 """
 
 import inspect
@@ -355,6 +359,7 @@ def for_fast_search(
     if (
         model.training
         or synced_gpus
+        or torch.is_autocast_enabled(model.device.type)
         or not model_kwargs.pop("use_cache", False)
         or any(getattr(generation_config, name) for name in wanted)
         or generation_config.cache_implementation is not None

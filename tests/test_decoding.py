@@ -141,6 +141,18 @@ def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
     assert torch.equal(fast.sequences, stock.sequences)
 
 
+@pytest.mark.parametrize("beams", [4, 10])
+def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
+    model, inputs = random_model().to(torch.bfloat16), sentences(64)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+    length = min(fast.sequences.shape[1], stock.sequences.shape[1])
+    same = (fast.sequences[:, :length] == stock.sequences[:, :length]).all(dim=1)
+    # Two of transformers' implementations of attention agree no better.
+    assert same.float().mean() > 0.75
+    difference = fast.sequences_scores - scores_of(model, inputs, num_beams=beams)
+    assert difference.abs().max() < 0.2
+
+
 @pytest.mark.parametrize("beams", [1, 4])
 def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
     model = random_model()
@@ -217,6 +229,11 @@ def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatc
     )
     again = {"decoder_input_ids": first.sequences, "past_key_values": first.past_key_values}
     fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
+
+
+def test_autocast_is_left_to_transformers(monkeypatch) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
 
 
 def test_an_empty_sentence_is_left_to_transformers(monkeypatch) -> None:
