@@ -15,7 +15,7 @@ The searches decide what transformers' decide; those that need more of it than t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -369,121 +369,22 @@ def best_tokens(
 # ---- The searches ------------------------------------------------------------------------------------------------
 
 
-def beam_search(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    generation_config: GenerationConfig,
-    encoder_states: torch.Tensor,
-    source_mask: torch.Tensor | None,
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
-    """
-    `GenerationMixin._beam_search` with the same rules: every decision that is not about log-probabilities is made by
-    the same methods.
+@dataclass
+class Alive:
+    """What a beam search knows of the sentences that are not done. The first dimension of everything is theirs."""
 
-    Args:
-        model ([`VaswaniForConditionalGeneration`]): translates.
-        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
-        logits_processor ([`LogitsProcessorList`]): takes log-probabilities.
-        generation_config ([`GenerationConfig`]): of this call, with [`BeamSearchRules`] as `length_penalty`.
-        encoder_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
-        source_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+    numbers: torch.Tensor  # which of the batch they are, [sentences]
+    longest: torch.Tensor  # tokens that they may get at most, [sentences, 1]
+    is_open: torch.Tensor  # whether they may still get better, [sentences, 1]
+    running_scores: torch.Tensor  # log-probabilities, [sentences, beams]
+    running_sequences: torch.Tensor  # kept up for processors alone, [sentences, beams, length]
+    scores: torch.Tensor  # of the best finished hypotheses, with the length penalty, [sentences, beams]
+    is_finished: torch.Tensor  # whether there is such a one, [sentences, beams]
+    where: torch.Tensor  # see [`read_back`], [sentences, beams]
 
-    Returns:
-        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`, or with `return_dict_in_generate`
-        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
-    """
-    num_beams, early_stopping = generation_config.num_beams, generation_config.early_stopping
-    rules = generation_config.length_penalty
-    device, batch, prompt_length = input_ids.device, len(encoder_states), input_ids.shape[1]
-    num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
-    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
-    vocabulary = Vocabulary(model.lm_head, rows=batch * num_beams)
-    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams)
-    prompt = input_ids.view(batch, num_beams, prompt_length)
-    for column in range(prompt_length):
-        hidden_states = decoder.step(prompt[:, :1, column])
-    # All that there is of the sentences that are not done; the first dimension is theirs.
-    nothing = torch.full((batch, num_beams), -1e9, device=device)
-    numbers, longest = torch.arange(batch, device=device), rules.longest
-    running_scores, running_sequences = nothing.index_fill(1, numbers[:1], 0.0), prompt
-    scores, is_finished = nothing, nothing > 0
-    where = numbers.new_full((batch, num_beams), -1)  # steps x candidates + candidate, of what has finished
-    is_open = longest > -1
-    history: list[Step] = []
-    rows, done = numbers, []
-    while True:
-        length = len(history) + 1
-        read = hidden_states.shape[0] // len(numbers)  # hypotheses of a sentence: 1 after the prompt
-        if read < num_beams and (not row_by_row or model.config.vocab_size < num_candidates):
-            hidden_states, read = hidden_states.repeat_interleave(num_beams, dim=0), num_beams
-        log_probs = vocabulary.log_probs(hidden_states)
-        if logits_processor:
-            log_probs = logits_processor(running_sequences[:, :read].flatten(0, 1), log_probs)
-        candidate_scores, parents, tokens = best_tokens(
-            log_probs.view(len(numbers), read, -1), running_scores[:, :read], num_candidates
-        )
-        ends = torch.isin(tokens, rules.eos_token_ids) | (length >= longest)
-        running_scores, chosen = candidate_scores.where(~ends, -1e9).topk(num_beams)
-        history.append(Step(rows, tokens, parents, chosen))
-        scores, is_finished, kept = rules.finish(
-            is_open, scores, is_finished, candidate_scores, tokens, ends, length, early_stopping
-        )
-        these = torch.arange(num_candidates, device=device) + len(history[:-1]) * num_candidates
-        where = torch.cat((where, these.expand(len(numbers), -1)), dim=1).gather(1, kept)
-        is_open = model._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=is_open,
-            running_beam_scores=running_scores,
-            beam_scores=scores,
-            is_sent_finished=is_finished,
-            cur_len=prompt_length + length,
-            max_length=generation_config.max_length,
-            decoder_prompt_len=prompt_length,
-            early_stopping=early_stopping,
-            length_penalty=rules,
-        )
-        goes_on = is_open[:, 0] & ~ends.all(dim=1)
-        if early_stopping is True:
-            goes_on &= ~is_finished.all(dim=1)
-        remaining = int(goes_on.sum())
-        if remaining == 0:
-            break
-        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
-        decoder.reorder(parents)
-        if logits_processor:
-            running_sequences = torch.cat((model._gather_beams(running_sequences, parents), tokens[:, :, None]), dim=2)
-        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
-            done.append((numbers[~goes_on], where[~goes_on], scores[~goes_on]))
-            numbers, longest, running_scores, running_sequences, scores, is_finished, where, is_open, tokens = (
-                state[goes_on]
-                for state in (
-                    numbers,
-                    longest,
-                    running_scores,
-                    running_sequences,
-                    scores,
-                    is_finished,
-                    where,
-                    is_open,
-                    tokens,
-                )
-            )
-            rows = rows.new_zeros(batch).index_copy(0, numbers, torch.arange(remaining, device=device))
-            rules = replace(rules, longest=longest, shortest_limit=int(longest.min()))
-            decoder.keep(goes_on.nonzero()[:, 0])
-        hidden_states = decoder.step(tokens)
-
-    done.append((numbers, where, scores))
-    numbers, where, scores = (torch.cat(parts) for parts in zip(*done, strict=True))
-    order, returned = numbers.argsort(), generation_config.num_return_sequences
-    where, scores = where[order, :returned].flatten(), scores[order, :returned].flatten()
-    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
-    fill = -1 if eos is None else int(pad or eos[0])
-    sequences, indices = read_back(history, where, returned, num_beams, fill)
-    sequences = torch.cat((input_ids.view(batch, num_beams, -1)[:, :returned].flatten(0, 1), sequences), dim=1)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
+    def of(self, chosen: torch.Tensor) -> "Alive":
+        """Those of some sentences, by a mask of shape `(sentences,)`."""
+        return Alive(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 @dataclass
@@ -527,7 +428,142 @@ def read_back(
         parents = step.parents[rows, candidate]
         tokens.append(step.tokens[rows, candidate].where(last >= number, fill))
         indices.append((parents + sentences * num_beams).where(last >= number, -1).int())
+    if not tokens:
+        return where.new_empty(len(where), 0), where.new_empty(len(where), 0).int()
     return torch.stack(tokens[::-1], dim=1), torch.stack(indices[::-1], dim=1)
+
+
+def beam_search(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    encoder_states: torch.Tensor,
+    source_mask: torch.Tensor | None,
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+    """
+    `GenerationMixin._beam_search`, by the rules that are in [`BeamSearchRules`] and `_check_early_stop_heuristic`.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): translates.
+        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
+        logits_processor ([`LogitsProcessorList`]): takes log-probabilities.
+        generation_config ([`GenerationConfig`]): of this call, with [`BeamSearchRules`] as `length_penalty`.
+        encoder_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
+        source_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`, or with `return_dict_in_generate`
+        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
+    """
+    num_beams, early_stopping = generation_config.num_beams, generation_config.early_stopping
+    rules = generation_config.length_penalty
+    device, batch, prompt_length = input_ids.device, len(encoder_states), input_ids.shape[1]
+    num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
+    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+    vocabulary = Vocabulary(model.lm_head, rows=batch * num_beams)
+    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams)
+    prompt = input_ids.view(batch, num_beams, prompt_length)
+    for column in range(prompt_length):
+        hidden_states = decoder.step(prompt[:, :1, column])
+    numbers, nothing = torch.arange(batch, device=device), torch.full((batch, num_beams), -1e9, device=device)
+    alive = Alive(
+        numbers=numbers,
+        longest=rules.longest,
+        is_open=torch.ones(batch, 1, dtype=torch.bool, device=device),
+        # Of a prompt there is one hypothesis.
+        running_scores=nothing.index_fill(1, numbers[:1], 0.0),
+        running_sequences=prompt,
+        scores=nothing,
+        is_finished=torch.zeros(batch, num_beams, dtype=torch.bool, device=device),
+        where=numbers.new_full((batch, num_beams), -1),
+    )
+    rows, history, done = numbers, list[Step](), list[Alive]()
+    while True:
+        if hidden_states.shape[0] < len(alive.numbers) * num_beams and (
+            not row_by_row or model.config.vocab_size < num_candidates
+        ):
+            # After the prompt, where one hypothesis alone does not have enough tokens, or a processor counts rows.
+            hidden_states = hidden_states.repeat_interleave(num_beams, dim=0)
+        candidate_scores, parents, tokens = candidates_of(
+            alive, vocabulary.log_probs(hidden_states), logits_processor, num_candidates
+        )
+        length = len(history) + 1
+        ends = torch.isin(tokens, rules.eos_token_ids) | (length >= alive.longest)
+        alive.running_scores, chosen = candidate_scores.where(~ends, -1e9).topk(num_beams)
+        alive.scores, alive.is_finished, kept = rules.finish(
+            alive.is_open, alive.scores, alive.is_finished, candidate_scores, tokens, ends, length, early_stopping
+        )
+        these = torch.arange(len(history) * num_candidates, length * num_candidates, device=device)
+        alive.where = torch.cat((alive.where, these.expand(len(tokens), -1)), dim=1).gather(1, kept)
+        history.append(Step(rows, tokens, parents, chosen))
+        alive.is_open = model._check_early_stop_heuristic(
+            is_early_stop_heuristic_unsatisfied=alive.is_open,
+            running_beam_scores=alive.running_scores,
+            beam_scores=alive.scores,
+            is_sent_finished=alive.is_finished,
+            cur_len=prompt_length + length,
+            max_length=generation_config.max_length,
+            decoder_prompt_len=prompt_length,
+            early_stopping=early_stopping,
+            length_penalty=rules,
+        )
+        goes_on = alive.is_open[:, 0] & ~ends.all(dim=1)
+        if early_stopping is True:
+            goes_on &= ~alive.is_finished.all(dim=1)
+        remaining = int(goes_on.sum())
+        if remaining == 0:
+            break
+        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
+        decoder.reorder(parents)
+        if logits_processor:
+            sequences = model._gather_beams(alive.running_sequences, parents)
+            alive.running_sequences = torch.cat((sequences, tokens[:, :, None]), dim=2)
+        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
+            done.append(alive.of(~goes_on))
+            alive, tokens = alive.of(goes_on), tokens[goes_on]
+            rows = rows.new_zeros(batch).index_copy(0, alive.numbers, torch.arange(remaining, device=device))
+            rules = replace(rules, longest=alive.longest, shortest_limit=int(alive.longest.min()))
+            decoder.keep(goes_on.nonzero()[:, 0])
+        hidden_states = decoder.step(tokens)
+
+    done.append(alive)
+    order = torch.cat([part.numbers for part in done]).argsort()
+    returned = generation_config.num_return_sequences
+    where, scores, is_finished = (
+        torch.cat([getattr(part, name) for part in done])[order, :returned].flatten()
+        for name in ("where", "scores", "is_finished")
+    )
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    fill = -1 if eos is None else int(pad or eos[0])
+    sequences, indices = read_back(history, where.where(is_finished, -1), returned, num_beams, fill)
+    sequences = torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
+
+
+def candidates_of(
+    alive: Alive, log_probs: torch.Tensor, logits_processor: LogitsProcessorList, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    The best hypotheses with one more token.
+
+    Args:
+        alive ([`Alive`]): the sentences.
+        log_probs (`torch.Tensor` of shape `(sentences * beams, vocab_size)`): of the next token; or of the first beam
+            of each sentence alone.
+        logits_processor ([`LogitsProcessorList`]): changes them.
+        k (`int`): how many.
+
+    Returns:
+        Their log-probabilities, the beams that they go on from, and their last tokens, each of shape `(sentences, k)`.
+    """
+    sentences = len(alive.numbers)
+    beams = len(log_probs) // sentences
+    if logits_processor:
+        log_probs = logits_processor(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
+    return best_tokens(log_probs.view(sentences, beams, -1), alive.running_scores[:, :beams], k)
 
 
 def greedy_search(

@@ -184,6 +184,19 @@ def test_a_processor_of_the_callers_sees_every_row(monkeypatch, beams) -> None:
     assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
 
 
+class NothingIsLeft(LogitsProcessor):
+    """Forbids everything after two tokens."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, EOS] = -torch.inf
+        return scores if input_ids.shape[1] < 3 else torch.full_like(scores, -torch.inf)
+
+
+def test_a_sentence_without_an_end_is_returned_empty() -> None:
+    found = random_model().generate(**sentences(3), num_beams=2, logits_processor=[NothingIsLeft()])
+    assert found.tolist() == [[BOS]] * 3
+
+
 def hooked(model) -> None:
     model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
 
