@@ -5,8 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Any
 
 # Lines that are read, sorted by length and translated together: enough for full batches, little to wait for.
 LINES_AT_A_TIME = 1024
@@ -36,6 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
     translate.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
     translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
+    score = verbs.add_parser(
+        "score", help="log-probability of given translations: a line each, of the whole, of a token, and the tokens"
+    )
+    score.add_argument("--model", required=True, help="model folder, or id on the Hub")
+    score.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
+    score.add_argument("source", type=Path, help="sentences, one a line")
+    score.add_argument("target", type=Path, help="their translations, one a line")
     average = verbs.add_parser("average", help="write the mean of several checkpoints as a model")
     average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run")
     average.add_argument("--last", type=int, metavar="N", help="of a run: its last N checkpoints")
@@ -52,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = parser.parse_args(arguments)
             if options.verb == "average":
                 _average([Path(name) for name in options.folders], options)
+            elif options.verb == "score":
+                _score(options.model, options.target_language, options.source, options.target)
             else:
                 _translate(options.model, options.num_beams, options.target_language)
         return 0
@@ -114,16 +124,50 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
 
 
 def _translate(model_name: str, num_beams: int | None, target_language: str | None) -> None:
+    from .evaluation import translate_corpus
+
+    if num_beams is not None and num_beams < 1:
+        raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
+    model, tokenizer, front, tags = _load(model_name, target_language)
+    if num_beams is not None:
+        model.generation_config.num_beams = num_beams
+    lines = _addressed(_lines(sys.stdin.buffer, "the input"), "the input", front, tags)
+    while chunk := list(islice(lines, LINES_AT_A_TIME)):
+        for translation in translate_corpus(model, tokenizer, chunk):
+            # One line in is one line out, whatever the model says.
+            sys.stdout.write(" ".join(translation.splitlines()) + "\n")
+        sys.stdout.flush()
+
+
+def _score(model_name: str, target_language: str | None, source: Path, target: Path) -> None:
+    from .evaluation import log_probabilities
+
+    with source.open("rb") as sources, target.open("rb") as targets:
+        model, tokenizer, front, tags = _load(model_name, target_language)
+        source_lines = _addressed(_lines(sources, str(source)), str(source), front, tags)
+        target_lines = _lines(targets, str(target))
+        done = 0
+        while chunk := list(islice(zip_longest(source_lines, target_lines), LINES_AT_A_TIME)):
+            for number, pair in enumerate(chunk, start=done + 1):
+                if None in pair:
+                    shorter, longer = (source, target) if pair[0] is None else (target, source)
+                    raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
+            pairs = [list(side) for side in zip(*chunk, strict=True)]
+            for log_probability, tokens in log_probabilities(model, tokenizer, pairs[0], pairs[1]):
+                sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
+            sys.stdout.flush()
+            done += len(chunk)
+
+
+def _load(model_name: str, target_language: str | None) -> tuple[Any, Any, str, tuple[str, ...]]:
+    """Model, tokenizer, the tag to put in front of each source, and those of which one must stand there already."""
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
-    from .evaluation import translate_corpus
     from .tokenizer import find_language_tag, language_tags, load_tokenizer
 
-    if num_beams is not None and num_beams < 1:
-        raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
     folder = Path(model_name)
     if (folder / "model" / "config.json").is_file():
         raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
@@ -140,31 +184,23 @@ def _translate(model_name: str, num_beams: int | None, target_language: str | No
         raise ValueError(f"The model {model_name!r} cannot be loaded: {error}") from error
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    if num_beams is not None:
-        model.generation_config.num_beams = num_beams
     # A model for several directions would take any, without one.
-    tags = () if front else tuple(language_tags(tokenizer).values())
-    lines = _addressed(_lines(sys.stdin.buffer), front, tags)
-    while chunk := list(islice(lines, LINES_AT_A_TIME)):
-        for translation in translate_corpus(model, tokenizer, chunk):
-            # One line in is one line out, whatever the model says.
-            sys.stdout.write(" ".join(translation.splitlines()) + "\n")
-        sys.stdout.flush()
+    return model, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
 
 
-def _addressed(lines: Iterable[str], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+def _addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if tags and line.strip() and not line.startswith(tags):
             raise ValueError(
-                f"Line {number} of the input does not say into which language: give --target-language, or put one of "
+                f"Line {number} of {name} does not say into which language: give --target-language, or put one of "
                 f"{', '.join(tags)} in front."
             )
         yield front + line if line.strip() else line
 
 
-def _lines(file: Iterable[bytes]) -> Iterator[str]:
+def _lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(file, start=1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(f"Line {number} of the input is not UTF-8: {error.reason}.") from error
+            raise ValueError(f"Line {number} of {name} is not UTF-8: {error.reason}.") from error

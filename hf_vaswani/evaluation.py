@@ -81,3 +81,51 @@ def translate_corpus(
             bar.update(len(batch))
     model.train(was_training)
     return translations
+
+
+@torch.inference_mode()
+def log_probabilities(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    tokens_per_batch: int = 4096,
+) -> list[tuple[float, int]]:
+    """
+    What a model says of given translations: log P(target | source), the sum that beam search looks for before its
+    length penalty.
+
+    Args:
+        model ([`PreTrainedModel`]): translates; dropout is off meanwhile.
+        tokenizer ([`PreTrainedTokenizerBase`]): the model's own.
+        sources (`Sequence[str]`): sentences.
+        targets (`Sequence[str]`): a translation of each.
+        tokens_per_batch (`int`): rows times the longest source or target, at most.
+
+    Returns:
+        `list[tuple[float, int]]`: the log-probability of each translation, in nats, and its tokens, `</s>` included.
+
+    Raises:
+        ValueError: the two have different lengths.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
+    # A tokenizer does not take an empty list.
+    source_ids, target_ids = (tokenizer(list(side))["input_ids"] if side else [] for side in (sources, targets))
+    lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    found = [(0.0, 0)] * len(order)
+    was_training = model.training
+    model.eval()
+    while order:
+        rows = max(1, tokens_per_batch // lengths[order[0]])
+        batch, order = order[:rows], order[rows:]
+        inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+        labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
+        logits = model(**inputs, labels=labels).logits  # [batch, target, vocab_size]
+        losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+        for i, loss in zip(batch, losses.sum(dim=1).tolist(), strict=True):
+            found[i] = (-loss, len(target_ids[i]))
+    model.train(was_training)
+    return found

@@ -1,11 +1,11 @@
-"""hf-vaswani translate: one line in, one line out. hf-vaswani average: several checkpoints in, one model out."""
+"""hf-vaswani translate: one line in, one line out. score: what a model says of translations. average: one of many."""
 
 import io
 import json
 import sys
 
 import pytest
-from transformers import pipeline
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_vaswani.cli import main
 
@@ -167,3 +167,41 @@ def test_average_of_the_best_by_what_the_recipe_ranks_by_or_by_the_other(tmp_pat
         for by in ([], ["--by", "bleu"], ["--by", "loss"]):
             assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
     assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
+
+
+def scores(capsys, tmp_path, model: str, sources: list[str], targets: list[str]) -> tuple[int, str, str]:
+    for name, lines in (("source.txt", sources), ("target.txt", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    code = main(["score", "--model", model, str(tmp_path / "source.txt"), str(tmp_path / "target.txt")])
+    return code, *capsys.readouterr()
+
+
+def test_scores_are_what_beam_search_reports_of_its_own(tiny_run, tmp_path, capsys) -> None:
+    folder = str(tiny_run / "model")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    sentences = ["one two three", "nine", "four five six", "seven seven eight nine one two", ""]
+    inputs = tokenizer(sentences, return_tensors="pt", padding=True)
+    settings = {"num_beams": 3, "length_penalty": 0.0, "return_dict_in_generate": True}
+    found = model.generate(**inputs, **settings)
+    targets = tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+    ids = [[i for i in row[1:] if i != tokenizer.pad_token_id] for row in found.sequences.tolist()]
+    code, out, _ = scores(capsys, tmp_path, folder, sentences, targets)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0 and len(rows) == len(sentences)
+    compared = 0
+    for row, expected, target, tokens in zip(rows, found.sequences_scores.tolist(), targets, ids, strict=True):
+        assert float(row[1]) == pytest.approx(float(row[0]) / int(row[2]), abs=1e-4)
+        # Text that another spelling of it in tokens was found for has another probability.
+        if tokenizer(target)["input_ids"] == tokens:
+            compared += 1
+            assert float(row[0]) == pytest.approx(expected, abs=1e-3) and int(row[2]) == len(tokens)
+    assert compared >= 2
+
+
+def test_scores_of_files_of_unequal_length(tiny_run, tmp_path, capsys) -> None:
+    folder = str(tiny_run / "model")
+    for sources, targets, shorter in ((["one"], ["eins", "zwei"], "source"), (["one", "two"], ["eins"], "target")):
+        code, _, error = scores(capsys, tmp_path, folder, sources, targets)
+        assert code == 2 and f"{shorter}.txt ends after line 1, but" in error
+    code = main(["score", "--model", folder, str(tmp_path / "source.txt"), str(tmp_path / "missing.txt")])
+    assert code == 2 and "missing.txt" in capsys.readouterr().err
