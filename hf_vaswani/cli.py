@@ -1,13 +1,17 @@
 """The command line: hf-vaswani VERB. One sentence and exit code 2 for whatever a person can put right."""
 
 import argparse
+import contextlib
+import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # Lines that are read, sorted by length and translated together: enough for full batches, little to wait for.
 LINES_AT_A_TIME = 1024
@@ -33,10 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
-    translate = verbs.add_parser("translate", help="translate standard input to standard output, line by line")
+    translate = verbs.add_parser("translate", help="translate files, or standard input, line by line")
+    translate.add_argument("files", nargs="*", type=Path, metavar="FILE", help="text; default: standard input")
     translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
     translate.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
     translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
+    translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
+    translate.add_argument("--resume", action="store_true", help="go on with an output that is not complete")
+    translate.add_argument(
+        "--n-best", type=int, metavar="N", help="the N best translations of a line: its number, score, translation"
+    )
+    translate.add_argument(
+        "--format", choices=("tsv", "jsonl"), help="of --n-best: N lines with tabs (default), or an object a line"
+    )
     score = verbs.add_parser(
         "score", help="log-probability of given translations: a line each, of the whole, of a token, and the tokens"
     )
@@ -63,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif options.verb == "score":
                 _score(options.model, options.target_language, options.source, options.target)
             else:
-                _translate(options.model, options.num_beams, options.target_language)
+                _translate(options)
         return 0
     except BrokenPipeError:
         # Whoever reads the output has enough, as `head` has.
@@ -123,20 +136,98 @@ def _average(folders: list[Path], options: argparse.Namespace) -> None:
     sys.stdout.write(f"The mean of {', '.join(map(str, folders))}\nModel     {options.output}\n")
 
 
-def _translate(model_name: str, num_beams: int | None, target_language: str | None) -> None:
-    from .evaluation import translate_corpus
+def _translate(options: argparse.Namespace) -> None:
+    from tqdm.auto import tqdm
 
-    if num_beams is not None and num_beams < 1:
-        raise ValueError(f"--num-beams must be at least 1, but it is {num_beams}.")
-    model, tokenizer, front, tags = _load(model_name, target_language)
-    if num_beams is not None:
-        model.generation_config.num_beams = num_beams
-    lines = _addressed(_lines(sys.stdin.buffer, "the input"), "the input", front, tags)
-    while chunk := list(islice(lines, LINES_AT_A_TIME)):
+    for name, value in (("--num-beams", options.num_beams), ("--n-best", options.n_best)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, but it is {value}.")
+    if options.format and options.n_best is None:
+        raise ValueError("--format is of --n-best, which is not there.")
+    if options.resume and options.output is None:
+        raise ValueError("--resume needs the --output that is to be completed.")
+    for file in options.files:
+        if not file.is_file():
+            raise ValueError(f"There is no file {str(file)!r}.")
+    lines_of_one = options.n_best if options.n_best is not None and options.format != "jsonl" else 1
+    number = _lines_done(options.output, options.resume, lines_of_one)
+    model, tokenizer, front, tags = _load(options.model, options.target_language)
+    if options.num_beams is not None:
+        model.generation_config.num_beams = options.num_beams
+    num_beams = model.generation_config.num_beams or 1
+    if options.n_best is not None and options.n_best > num_beams:
+        raise ValueError(f"--n-best {options.n_best} needs a beam of as many: --num-beams is {num_beams}.")
+    lines = islice(_all_lines(options.files, front, tags), number, None)
+    # The bar is for a person: not where the output is shown, and not where nobody looks.
+    hidden = None if options.output is not None or not sys.stdout.isatty() else True
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(options.output.open("a", encoding="utf-8")) if options.output else sys.stdout
+        bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
+        while chunk := list(islice(lines, LINES_AT_A_TIME)):
+            _write_whole(output, "".join(_translations(model, tokenizer, chunk, number, options)))
+            number += len(chunk)
+            bar.update(len(chunk))
+
+
+def _translations(
+    model: Any, tokenizer: Any, chunk: list[str], number: int, options: argparse.Namespace
+) -> Iterator[str]:
+    """What is written of some lines, in front of which there were `number`."""
+    from .evaluation import translate_corpus, translate_n_best
+
+    if options.n_best is None:
         for translation in translate_corpus(model, tokenizer, chunk):
             # One line in is one line out, whatever the model says.
-            sys.stdout.write(" ".join(translation.splitlines()) + "\n")
-        sys.stdout.flush()
+            yield " ".join(translation.splitlines()) + "\n"
+        return
+    for place, found in enumerate(translate_n_best(model, tokenizer, chunk, options.n_best), start=number + 1):
+        if options.format == "jsonl":
+            translations = [{"score": round(score, 4), "text": text} for score, text in found]
+            yield json.dumps({"line": place, "translations": translations}, ensure_ascii=False) + "\n"
+        else:
+            yield from (f"{place}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in found)
+
+
+def _lines_done(output: Path | None, resume: bool, lines_of_one: int) -> int:
+    """How many lines of text an output is of, each in so many lines; what is not whole at its end is cut off."""
+    if output is None or not output.exists():
+        return 0
+    if not resume and output.stat().st_size:
+        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
+    lines, length, whole = 0, 0, 0
+    with output.open("rb+") as file:
+        for line in file:
+            lines, length = lines + line.endswith(b"\n"), length + len(line)
+            if line.endswith(b"\n") and lines % lines_of_one == 0:
+                whole = length
+        file.truncate(whole)
+    return lines // lines_of_one
+
+
+def _write_whole(output: TextIO, text: str) -> None:
+    """Writes whole lines: Ctrl-C, or a signal to end, waits as long."""
+    caught: list[int] = []
+    handlers = {}
+    # Only there may handlers be changed, and only there are they run.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        output.write(text)
+        output.flush()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for first in caught[:1]:
+        signal.raise_signal(first)
+
+
+def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+    if not files:
+        yield from _addressed(_lines(sys.stdin.buffer, "the input"), "the input", front, tags)
+    for path in files:
+        with path.open("rb") as file:
+            yield from _addressed(_lines(file, str(path)), str(path), front, tags)
 
 
 def _score(model_name: str, target_language: str | None, source: Path, target: Path) -> None:

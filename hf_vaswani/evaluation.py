@@ -1,11 +1,13 @@
 """Translates a corpus, and scores it: BLEU by sacreBLEU, through the interface of `evaluate`, with its signature."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .modeling_vaswani import VaswaniForConditionalGeneration
 
 
 def score(
@@ -41,7 +43,6 @@ def score(
     return scored
 
 
-@torch.inference_mode()
 def translate_corpus(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -64,10 +65,58 @@ def translate_corpus(
     Returns:
         `list[str]`: translations in the order of `sentences`.
     """
+    translations = [""] * len(sentences)
+    for batch, outputs in _generate(model, tokenizer, sentences, tokens_per_batch, progress, **generate_kwargs):
+        for i, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
+            translations[i] = text
+    return translations
+
+
+def translate_n_best(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    n: int,
+    tokens_per_batch: int = 4096,
+    **generate_kwargs: Any,
+) -> list[list[tuple[float, str]]]:
+    """
+    The `n` best translations that beam search finds of each sentence.
+
+    Args:
+        model, tokenizer, sentences, tokens_per_batch, generate_kwargs: as in [`translate_corpus`].
+        n (`int`): how many; at most the beam's size.
+
+    Returns:
+        `list[list[tuple[float, str]]]`: scores as in `sequences_scores` and translations, the best first, in the order
+        of `sentences`. Of an empty one all are empty, with the score 0.
+    """
+    found = [[(0.0, "")] * n for _ in sentences]
+    settings = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True} | generate_kwargs
+    if isinstance(model, VaswaniForConditionalGeneration):
+        # It has these scores also without those of every token at every step.
+        settings["output_scores"] = False
+    for batch, outputs in _generate(model, tokenizer, sentences, tokens_per_batch, **settings):
+        texts = tokenizer.batch_decode(outputs.sequences, skip_special_tokens=True)
+        pairs = list(zip(outputs.sequences_scores.tolist(), texts, strict=True))
+        for place, i in enumerate(batch):
+            found[i] = pairs[place * n : (place + 1) * n]
+    return found
+
+
+@torch.inference_mode()
+def _generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str],
+    tokens_per_batch: int,
+    progress: bool = False,
+    **generate_kwargs: Any,
+) -> Iterator[tuple[list[int], Any]]:
+    """The places of the sentences of a batch, which are of like length and not empty, and what comes out of it."""
     # A tokenizer does not take an empty list.
     ids = tokenizer(list(sentences))["input_ids"] if sentences else []
     order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(ids[i]), reverse=True)
-    translations = [""] * len(sentences)
     was_training = model.training
     model.eval()
     with tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress) as bar:
@@ -75,12 +124,9 @@ def translate_corpus(
             rows = max(1, tokens_per_batch // len(ids[order[0]]))
             batch, order = order[:rows], order[rows:]
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-            outputs = model.generate(**inputs, **generate_kwargs)
-            for i, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
-                translations[i] = text
+            yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
     model.train(was_training)
-    return translations
 
 
 @torch.inference_mode()

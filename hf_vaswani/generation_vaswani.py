@@ -359,7 +359,6 @@ def for_fast_search(
     if (
         model.training
         or synced_gpus
-        or torch.is_autocast_enabled(model.device.type)
         or not model_kwargs.pop("use_cache", False)
         or any(getattr(generation_config, name) for name in wanted)
         or generation_config.cache_implementation is not None
@@ -369,6 +368,7 @@ def for_fast_search(
         or any(value is not None for value in model_kwargs.values())
         or not all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
         or not is_as_built(model)
+        or torch.is_autocast_enabled(encoder_outputs[0].device.type)
         # A sentence without a token: what attention makes of it is a matter of the implementation.
         or (mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()))
     ):

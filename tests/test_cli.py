@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
+import signal
 import sys
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
+from hf_vaswani import cli
 from hf_vaswani.cli import main
 
 
@@ -205,3 +208,96 @@ def test_scores_of_files_of_unequal_length(tiny_run, tmp_path, capsys) -> None:
         assert code == 2 and f"{shorter}.txt ends after line 1, but" in error
     code = main(["score", "--model", folder, str(tmp_path / "source.txt"), str(tmp_path / "missing.txt")])
     assert code == 2 and "missing.txt" in capsys.readouterr().err
+
+
+# ---- translate: files, outputs, n-best
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Two files of many short lines, some empty; the whole text as bytes."""
+    words = ["one", "two three", "", "four five six", "nine"]
+    lines = [f"{words[i % 5]} {words[i % 3]}".strip() for i in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join(lines[:33]) + "\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("\n".join(lines[33:]), encoding="utf-8")
+    return tmp_path, "\n".join(lines).encode()
+
+
+def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> None:
+    folder, text = texts
+    model = ["--model", str(tiny_run / "model")]
+    _, expected, _ = translate(monkeypatch, capsys, text, *model)
+    files = [str(folder / "a.txt"), str(folder / "b.txt")]
+    assert main(["translate", *model, *files]) == 0
+    assert capsys.readouterr().out == expected and expected.count("\n") == 60
+    assert main(["translate", *model, *files, "--output", str(folder / "out.txt")]) == 0
+    assert capsys.readouterr().out == "" and (folder / "out.txt").read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("more", [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"]], ids=str)
+def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> None:
+    monkeypatch.setattr(cli, "LINES_AT_A_TIME", 7)
+    folder, _ = texts
+    arguments = ["translate", "--model", str(tiny_run / "model"), str(folder / "a.txt"), *more]
+    output = folder / "out.txt"
+    arguments += ["--output", str(output)]
+    assert main(arguments) == 0
+    whole = output.read_bytes()
+    assert main(arguments) == 2 and "exists already" in capsys.readouterr().err and output.read_bytes() == whole
+    end_of_a_line = len(b"".join(whole.splitlines(keepends=True)[:20]))
+    # Nothing yet, a line without its end, whole lines, everything.
+    for cut in (0, end_of_a_line - 2, end_of_a_line, len(whole)):
+        output.write_bytes(whole[:cut])
+        assert main([*arguments, "--resume"]) == 0
+        assert output.read_bytes() == whole
+
+
+def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> None:
+    folder = str(tiny_run / "model")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    sentences = ["one two three", "", "four five"]
+    text, arguments = "\n".join(sentences).encode(), ("--model", folder, "--n-best", "3", "--num-beams", "4")
+    _, out, _ = translate(monkeypatch, capsys, text, *arguments)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1"] * 3 + ["2"] * 3 + ["3"] * 3
+    assert rows[3:6] == [["2", "0.0000", ""]] * 3
+    settings = {"num_beams": 4, "num_return_sequences": 3, "return_dict_in_generate": True, "output_scores": True}
+    for place in (0, 2):
+        found = model.generate(**tokenizer([sentences[place]], return_tensors="pt"), **settings)
+        expected = tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+        mine = rows[3 * place : 3 * place + 3]
+        assert [row[2] for row in mine] == [" ".join(text.split()) for text in expected]
+        assert [float(row[1]) for row in mine] == pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
+    _, out, _ = translate(monkeypatch, capsys, text, *arguments, "--format", "jsonl")
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert [item["line"] for item in objects] == [1, 2, 3]
+    assert [found["score"] for found in objects[2]["translations"]] == [float(row[1]) for row in rows[6:]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--n-best", "0"], "--n-best must be at least 1"),
+        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam of as many: --num-beams is 2"),
+        (["--format", "tsv"], "--format is of --n-best"),
+        (["--resume"], "--resume needs the --output"),
+        (["nowhere.txt"], "There is no file 'nowhere.txt'"),
+    ],
+)
+def test_what_does_not_fit_together(tiny_run, monkeypatch, capsys, arguments, words) -> None:
+    code, out, error = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), *arguments)
+    assert (code, out) == (2, "") and words in error
+
+
+def test_ctrl_c_waits_for_the_end_of_the_lines() -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            for line in text.splitlines(keepends=True):
+                super().write(line)
+                os.kill(os.getpid(), signal.SIGINT)
+            return len(text)
+
+    output = Slow()
+    with pytest.raises(KeyboardInterrupt):
+        cli._write_whole(output, "one\ntwo\n")
+    assert output.getvalue() == "one\ntwo\n"
