@@ -149,6 +149,8 @@ def _translate(options: argparse.Namespace) -> None:
     for file in options.files:
         if not file.is_file():
             raise ValueError(f"There is no file {str(file)!r}.")
+        if options.output is not None and options.output.exists() and options.output.samefile(file):
+            raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
     lines_of_one = options.n_best if options.n_best is not None and options.format != "jsonl" else 1
     number = _lines_done(options.output, options.resume, lines_of_one)
     model, tokenizer, front, tags = _load(options.model, options.target_language)

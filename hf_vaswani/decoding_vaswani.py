@@ -337,7 +337,7 @@ def best_tokens(
     as making them does: the tokens are compared in groups, and then those in the `k` best groups with each other.
 
     Args:
-        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): of tokens; contiguous.
+        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): of tokens.
         offsets (`torch.Tensor` of shape `(sentences, hypotheses)`): what is added to all scores of a hypothesis.
         k (`int`): how many; at most hypotheses x vocabulary.
 
@@ -345,6 +345,8 @@ def best_tokens(
         Their scores, their hypotheses and their ids, each of shape `(sentences, k)`, the best first.
     """
     sentences, hypotheses, vocab_size = scores.shape
+    # A processor of the caller's may return a part of something larger.
+    scores = scores.contiguous()
     groups = vocab_size // GROUP_SIZE
     if scores.device.type != "cpu" or groups * hypotheses < 2 * k:
         best, places = (scores + offsets[:, :, None]).flatten(1).topk(k)
@@ -563,7 +565,7 @@ def candidates_of(
     beams = len(log_probs) // sentences
     if logits_processor:
         log_probs = logits_processor(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
-    return best_tokens(log_probs.view(sentences, beams, -1), alive.running_scores[:, :beams], k)
+    return best_tokens(log_probs.reshape(sentences, beams, -1), alive.running_scores[:, :beams], k)
 
 
 def greedy_search(

@@ -289,6 +289,14 @@ def test_what_does_not_fit_together(tiny_run, monkeypatch, capsys, arguments, wo
     assert (code, out) == (2, "") and words in error
 
 
+def test_the_text_is_not_its_own_output(tiny_run, texts, capsys) -> None:
+    file = texts[0] / "b.txt"
+    before = file.read_bytes()
+    arguments = ["--model", str(tiny_run / "model"), str(file), "--output", str(file), "--resume"]
+    assert main(["translate", *arguments]) == 2 and "is one of the files" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
 def test_ctrl_c_waits_for_the_end_of_the_lines() -> None:
     class Slow(io.StringIO):
         def write(self, text: str) -> int:

@@ -296,7 +296,8 @@ def test_the_best_tokens(hypotheses, vocab_size, k) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     numbers = torch.randn(3, hypotheses, vocab_size, generator=generator)
     offsets = torch.randn(3, hypotheses, generator=generator)
-    for scores in (numbers, numbers.masked_fill(numbers > -2, -torch.inf)):
+    part = torch.randn(3, hypotheses, vocab_size + 7, generator=generator)[:, :, :vocab_size]
+    for scores in (numbers, numbers.masked_fill(numbers > -2, -torch.inf), part):
         best, rows, tokens = best_tokens(scores, offsets, k)
         expected = (scores + offsets[:, :, None]).flatten(1)
         assert torch.equal(best, expected.topk(k).values)
