@@ -2,19 +2,16 @@
 
 import argparse
 import contextlib
-import json
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-# Lines that are read, sorted by length and translated together: enough for full batches, little to wait for.
-LINES_AT_A_TIME = 1024
+# Pairs of lines that are read and scored together.
+PAIRS_AT_A_TIME = 1024
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -39,7 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
     translate = verbs.add_parser("translate", help="translate files, or standard input, line by line")
     translate.add_argument("files", nargs="*", type=Path, metavar="FILE", help="text; default: standard input")
-    translate.add_argument("--model", required=True, help="model folder, or id on the Hub")
+    translate.add_argument(
+        "--model",
+        required=True,
+        action="append",
+        help="model folder, or id on the Hub; given several times, their probabilities are averaged",
+    )
     translate.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
     translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
     translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
@@ -146,82 +148,44 @@ def _translate(options: argparse.Namespace) -> None:
         raise ValueError("--format is of --n-best, which is not there.")
     if options.resume and options.output is None:
         raise ValueError("--resume needs the --output that is to be completed.")
-    for file in options.files:
+    from .translation import LineTranslator, Processes, lines_done, write_whole, written
+
+    processes = Processes()
+    is_main = processes.number == 0
+    for file in options.files if is_main else []:
         if not file.is_file():
             raise ValueError(f"There is no file {str(file)!r}.")
         if options.output is not None and options.output.exists() and options.output.samefile(file):
             raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
     lines_of_one = options.n_best if options.n_best is not None and options.format != "jsonl" else 1
-    number = _lines_done(options.output, options.resume, lines_of_one)
-    model, tokenizer, front, tags = _load(options.model, options.target_language)
+    number = lines_done(options.output, options.resume, lines_of_one) if is_main else 0
+    models, tokenizer, front, tags = _load(options.model, options.target_language)
     if options.num_beams is not None:
-        model.generation_config.num_beams = options.num_beams
-    num_beams = model.generation_config.num_beams or 1
+        models[0].generation_config.num_beams = options.num_beams
+    num_beams = models[0].generation_config.num_beams or 1
     if options.n_best is not None and options.n_best > num_beams:
         raise ValueError(f"--n-best {options.n_best} needs a beam of as many: --num-beams is {num_beams}.")
-    lines = islice(_all_lines(options.files, front, tags), number, None)
-    # The bar is for a person: not where the output is shown, and not where nobody looks.
-    hidden = None if options.output is not None or not sys.stdout.isatty() else True
+    translator = LineTranslator(models, tokenizer, options.n_best)
     with contextlib.ExitStack() as stack:
-        output = stack.enter_context(options.output.open("a", encoding="utf-8")) if options.output else sys.stdout
+        output = sys.stdout
+        if options.output and is_main:
+            output = stack.enter_context(options.output.open("a", encoding="utf-8"))
+        # The bar is for a person: not where the output is shown, and not where nobody looks.
+        hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
         bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
-        while chunk := list(islice(lines, LINES_AT_A_TIME)):
-            _write_whole(output, "".join(_translations(model, tokenizer, chunk, number, options)))
+        for chunk in processes.shared(islice(_all_lines(options.files, front, tags), number, None)):
+            found = processes.each_some(translator, chunk)
+            if is_main:
+                texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
+                write_whole(output, "".join(texts))
             number += len(chunk)
             bar.update(len(chunk))
-
-
-def _translations(
-    model: Any, tokenizer: Any, chunk: list[str], number: int, options: argparse.Namespace
-) -> Iterator[str]:
-    """What is written of some lines, in front of which there were `number`."""
-    from .evaluation import translate_corpus, translate_n_best
-
-    if options.n_best is None:
-        for translation in translate_corpus(model, tokenizer, chunk):
-            # One line in is one line out, whatever the model says.
-            yield " ".join(translation.splitlines()) + "\n"
-        return
-    for place, found in enumerate(translate_n_best(model, tokenizer, chunk, options.n_best), start=number + 1):
-        if options.format == "jsonl":
-            translations = [{"score": round(score, 4), "text": text} for score, text in found]
-            yield json.dumps({"line": place, "translations": translations}, ensure_ascii=False) + "\n"
-        else:
-            yield from (f"{place}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in found)
-
-
-def _lines_done(output: Path | None, resume: bool, lines_of_one: int) -> int:
-    """How many lines of text an output is of, each in so many lines; what is not whole at its end is cut off."""
-    if output is None or not output.exists():
-        return 0
-    if not resume and output.stat().st_size:
-        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
-    lines, length, whole = 0, 0, 0
-    with output.open("rb+") as file:
-        for line in file:
-            lines, length = lines + line.endswith(b"\n"), length + len(line)
-            if line.endswith(b"\n") and lines % lines_of_one == 0:
-                whole = length
-        file.truncate(whole)
-    return lines // lines_of_one
-
-
-def _write_whole(output: TextIO, text: str) -> None:
-    """Writes whole lines: Ctrl-C, or a signal to end, waits as long."""
-    caught: list[int] = []
-    handlers = {}
-    # Only there may handlers be changed, and only there are they run.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
-    try:
-        output.write(text)
-        output.flush()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for first in caught[:1]:
-        signal.raise_signal(first)
+    were_cut = sum(processes.gathered(translator.were_cut))
+    if were_cut and is_main:
+        logger.warning(
+            f"Cut: {were_cut} {'line is' if were_cut == 1 else 'lines are'} longer than the {translator.longest:,} "
+            "tokens that the model takes, and translated in pieces, at the ends of sentences where there are any."
+        )
 
 
 def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
@@ -236,11 +200,11 @@ def _score(model_name: str, target_language: str | None, source: Path, target: P
     from .evaluation import log_probabilities
 
     with source.open("rb") as sources, target.open("rb") as targets:
-        model, tokenizer, front, tags = _load(model_name, target_language)
+        (model,), tokenizer, front, tags = _load([model_name], target_language)
         source_lines = _addressed(_lines(sources, str(source)), str(source), front, tags)
         target_lines = _lines(targets, str(target))
         done = 0
-        while chunk := list(islice(zip_longest(source_lines, target_lines), LINES_AT_A_TIME)):
+        while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
             for number, pair in enumerate(chunk, start=done + 1):
                 if None in pair:
                     shorter, longer = (source, target) if pair[0] is None else (target, source)
@@ -252,33 +216,42 @@ def _score(model_name: str, target_language: str | None, source: Path, target: P
             done += len(chunk)
 
 
-def _load(model_name: str, target_language: str | None) -> tuple[Any, Any, str, tuple[str, ...]]:
-    """Model, tokenizer, the tag to put in front of each source, and those of which one must stand there already."""
+def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
+    """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
+    from .tokenizer import find_language_tag, language_tags, load_tokenizer
+
+    for name in names:
+        folder = Path(name)
+        if (folder / "model" / "config.json").is_file():
+            raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
+        if not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2):
+            raise ValueError(
+                f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
+            )
+    tokenizer = load_tokenizer(names[0])
+    for name in names[1:]:
+        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
+    front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
+    models = [_load_model(name) for name in names]
+    # A model for several directions would take any, without one.
+    return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
+
+
+def _load_model(name: str) -> Any:
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
-    from .tokenizer import find_language_tag, language_tags, load_tokenizer
-
-    folder = Path(model_name)
-    if (folder / "model" / "config.json").is_file():
-        raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
-    if not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2):
-        raise ValueError(
-            f"There is no model folder {model_name!r}, and an id on the Hub would be of the form user/name."
-        )
     disable_progress_bar()
-    tokenizer = load_tokenizer(model_name)
-    front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(model_name)
+        model = AutoModelForSeq2SeqLM.from_pretrained(name)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"The model {model_name!r} cannot be loaded: {error}") from error
+        raise ValueError(f"The model {name!r} cannot be loaded: {error}") from error
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    # A model for several directions would take any, without one.
-    return model, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
+    return model
 
 
 def _addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
@@ -297,3 +270,7 @@ def _lines(file: Iterable[bytes], name: str) -> Iterator[str]:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"Line {number} of {name} is not UTF-8: {error.reason}.") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

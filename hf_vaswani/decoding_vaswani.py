@@ -14,7 +14,8 @@ The searches decide what transformers' decide; those that need more of it than t
 `generation_vaswani.py`).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -323,10 +324,67 @@ class Vocabulary:
         """States of shape `(rows, d_model)` -> logits of shape `(rows, vocab_size)`, in float32."""
         return self.project(states).float()
 
-    def log_probs(self, states: torch.Tensor) -> torch.Tensor:
-        """States of shape `(rows, d_model)` -> log-probabilities of shape `(rows, vocab_size)`, in float32."""
-        logits = self.logits(states)
-        return torch.log_softmax(logits, dim=1, out=logits)
+
+class Predictor:
+    """
+    What a model says of the next tokens; or several models, by the mean of their probabilities.
+
+    Args:
+        models (`Sequence` of [`VaswaniForConditionalGeneration`]): with the same vocabulary.
+        encoder_states (`Sequence` of `torch.Tensor` of shape `(sentences, source, d_model)`): what the encoder of each
+            says.
+        source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
+        num_beams (`int`): hypotheses of a sentence.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        encoder_states: Sequence[torch.Tensor],
+        source_mask: torch.Tensor | None,
+        num_beams: int,
+    ) -> None:
+        rows = len(encoder_states[0]) * num_beams
+        self.vocabularies = [Vocabulary(model.lm_head, rows) for model in models]
+        self.decoders = [
+            IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
+            for model, states in zip(models, encoder_states, strict=True)
+        ]
+        self.states: list[torch.Tensor] = []  # of each decoder where it has read to
+
+    def read(self, tokens: torch.Tensor) -> None:
+        """[`IncrementalDecoder.step`]."""
+        self.states = [decoder.step(tokens) for decoder in self.decoders]
+
+    def logits(self) -> torch.Tensor:
+        """Of the token that comes next, of shape `(rows, vocab_size)`, in float32."""
+        if len(self.decoders) == 1:
+            return self.vocabularies[0].logits(self.states[0])
+        return self.log_probs()
+
+    def log_probs(self) -> torch.Tensor:
+        """Of the token that comes next, of shape `(rows, vocab_size)`, in float32."""
+        several = []
+        for vocabulary, states in zip(self.vocabularies, self.states, strict=True):
+            logits = vocabulary.logits(states)
+            several.append(torch.log_softmax(logits, dim=1, out=logits))
+        if len(several) == 1:
+            return several[0]
+        return torch.logsumexp(torch.stack(several), dim=0) - math.log(len(several))
+
+    def repeat(self, beams: int) -> None:
+        """Has what was read for one hypothesis of each sentence count for so many."""
+        self.states = [states.repeat_interleave(beams, dim=0) for states in self.states]
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        """[`IncrementalDecoder.reorder`]."""
+        for decoder in self.decoders:
+            decoder.reorder(parents)
+
+    def keep(self, sentences: torch.Tensor) -> None:
+        """[`IncrementalDecoder.keep`]."""
+        for decoder in self.decoders:
+            decoder.keep(sentences)
 
 
 def best_tokens(
@@ -436,22 +494,22 @@ def read_back(
 
 
 def beam_search(
-    model: Any,
+    models: Sequence[Any],
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     generation_config: GenerationConfig,
-    encoder_states: torch.Tensor,
+    encoder_states: Sequence[torch.Tensor],
     source_mask: torch.Tensor | None,
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
     """
     `GenerationMixin._beam_search`, by the rules that are in [`BeamSearchRules`] and `_check_early_stop_heuristic`.
 
     Args:
-        model ([`VaswaniForConditionalGeneration`]): translates.
+        models (`Sequence` of [`VaswaniForConditionalGeneration`]): one that translates, or several together.
         input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
         logits_processor ([`LogitsProcessorList`]): takes log-probabilities.
         generation_config ([`GenerationConfig`]): of this call, with [`BeamSearchRules`] as `length_penalty`.
-        encoder_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
+        encoder_states (`Sequence` of `torch.Tensor` of shape `(batch, source, d_model)`): from each encoder.
         source_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
 
     Returns:
@@ -460,20 +518,22 @@ def beam_search(
     """
     num_beams, early_stopping = generation_config.num_beams, generation_config.early_stopping
     rules = generation_config.length_penalty
-    device, batch, prompt_length = input_ids.device, len(encoder_states), input_ids.shape[1]
+    device, batch, prompt_length = input_ids.device, len(encoder_states[0]), input_ids.shape[1]
     num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
     row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
-    vocabulary = Vocabulary(model.lm_head, rows=batch * num_beams)
-    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams)
+    predictor = Predictor(models, encoder_states, source_mask, num_beams)
     prompt = input_ids.view(batch, num_beams, prompt_length)
     for column in range(prompt_length):
-        hidden_states = decoder.step(prompt[:, :1, column])
+        predictor.read(prompt[:, :1, column])
+    # Of a prompt there is one hypothesis: too little where it does not have enough tokens, or a processor counts rows.
+    if not row_by_row or models[0].config.vocab_size < num_candidates:
+        predictor.repeat(num_beams)
     numbers, nothing = torch.arange(batch, device=device), torch.full((batch, num_beams), -1e9, device=device)
     alive = Alive(
         numbers=numbers,
         longest=rules.longest,
         is_open=torch.ones(batch, 1, dtype=torch.bool, device=device),
-        # Of a prompt there is one hypothesis.
+        # All but one hypothesis come later.
         running_scores=nothing.index_fill(1, numbers[:1], 0.0),
         running_sequences=prompt,
         scores=nothing,
@@ -482,13 +542,8 @@ def beam_search(
     )
     rows, history, done = numbers, list[Step](), list[Alive]()
     while True:
-        if hidden_states.shape[0] < len(alive.numbers) * num_beams and (
-            not row_by_row or model.config.vocab_size < num_candidates
-        ):
-            # After the prompt, where one hypothesis alone does not have enough tokens, or a processor counts rows.
-            hidden_states = hidden_states.repeat_interleave(num_beams, dim=0)
         candidate_scores, parents, tokens = candidates_of(
-            alive, vocabulary.log_probs(hidden_states), logits_processor, num_candidates
+            alive, predictor.log_probs(), logits_processor, num_candidates
         )
         length = len(history) + 1
         ends = torch.isin(tokens, rules.eos_token_ids) | (length >= alive.longest)
@@ -499,7 +554,7 @@ def beam_search(
         these = torch.arange(len(history) * num_candidates, length * num_candidates, device=device)
         alive.where = torch.cat((alive.where, these.expand(len(tokens), -1)), dim=1).gather(1, kept)
         history.append(Step(rows, tokens, parents, chosen))
-        alive.is_open = model._check_early_stop_heuristic(
+        alive.is_open = models[0]._check_early_stop_heuristic(
             is_early_stop_heuristic_unsatisfied=alive.is_open,
             running_beam_scores=alive.running_scores,
             beam_scores=alive.scores,
@@ -517,17 +572,17 @@ def beam_search(
         if remaining == 0:
             break
         parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
-        decoder.reorder(parents)
+        predictor.reorder(parents)
         if logits_processor:
-            sequences = model._gather_beams(alive.running_sequences, parents)
+            sequences = models[0]._gather_beams(alive.running_sequences, parents)
             alive.running_sequences = torch.cat((sequences, tokens[:, :, None]), dim=2)
         if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
             done.append(alive.of(~goes_on))
             alive, tokens = alive.of(goes_on), tokens[goes_on]
             rows = rows.new_zeros(batch).index_copy(0, alive.numbers, torch.arange(remaining, device=device))
             rules = replace(rules, longest=alive.longest, shortest_limit=int(alive.longest.min()))
-            decoder.keep(goes_on.nonzero()[:, 0])
-        hidden_states = decoder.step(tokens)
+            predictor.keep(goes_on.nonzero()[:, 0])
+        predictor.read(tokens)
 
     done.append(alive)
     order = torch.cat([part.numbers for part in done]).argsort()
@@ -569,11 +624,11 @@ def candidates_of(
 
 
 def greedy_search(
-    model: Any,
+    models: Sequence[Any],
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     generation_config: GenerationConfig,
-    encoder_states: torch.Tensor,
+    encoder_states: Sequence[torch.Tensor],
     source_mask: torch.Tensor | None,
     streamer: Any = None,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput:
@@ -583,7 +638,7 @@ def greedy_search(
     Args:
         input_ids (`torch.LongTensor` of shape `(batch, prompt)`): the decoder's prompt.
         streamer ([`BaseStreamer`], *optional*): gets each step's tokens.
-        model, logits_processor, generation_config, encoder_states, source_mask: as in [`beam_search`]; processors
+        models, logits_processor, generation_config, encoder_states, source_mask: as in [`beam_search`]; processors
             take logits here.
 
     Returns:
@@ -594,10 +649,9 @@ def greedy_search(
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     fill = 0 if pad is None else int(pad)
     eos = input_ids.new_empty(0) if eos is None else eos.to(device)
-    vocabulary = Vocabulary(model.lm_head, rows=batch)
-    decoder = IncrementalDecoder(model.model.decoder, encoder_states, source_mask, num_beams=1)
+    predictor = Predictor(models, encoder_states, source_mask, num_beams=1)
     for column in range(length):
-        hidden_states = decoder.step(input_ids[:, column, None])
+        predictor.read(input_ids[:, column, None])
     sequences, numbers = input_ids, torch.arange(batch, device=device)
     nothing = torch.zeros(batch, 1, device=device)
     max_lengths = generation_config._max_lengths.to(device)  # of the sentences in the decoder
@@ -606,7 +660,7 @@ def greedy_search(
     while True:
         if length == sequences.shape[1]:
             sequences = nn.functional.pad(sequences, (0, max(FIRST_CAPACITY, length)), value=fill)
-        logits = vocabulary.logits(hidden_states)
+        logits = predictor.logits()
         if logits_processor:
             logits = logits_processor(sequences[numbers, :length], logits)
         _, _, tokens = best_tokens(logits[:, None], nothing[: len(logits)], k=1)
@@ -620,10 +674,10 @@ def greedy_search(
         if remaining == 0:
             break
         if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
-            decoder.keep(goes_on.nonzero()[:, 0])
+            predictor.keep(goes_on.nonzero()[:, 0])
             numbers, max_lengths, tokens = numbers[goes_on], max_lengths[goes_on], tokens[goes_on]
             goes_on = goes_on[goes_on]
-        hidden_states = decoder.step(tokens[:, None])
+        predictor.read(tokens[:, None])
     if streamer is not None:
         streamer.end()
     sequences = sequences[:, :length]

@@ -28,12 +28,16 @@ are not written into the generation config: beside a single beam transformers ta
   best and the present length, so it may stop too soon; under this penalty `"never"` takes several times as long.
   `True` stops at `num_beams` finished hypotheses.
 
+`generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
+same vocabulary, on the same device; the settings are this one's.
+
 Greedy and beam search run in `decoding_vaswani.py`, which finds what transformers' searches find and also returns
 `sequences_scores` without `output_scores`, but no `past_key_values`. Whatever it does not cover goes to transformers'
 own searches: sampling, outputs of every step, other caches, criteria of the caller's, hooks, autocast, training mode.
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +60,10 @@ EARLY_STOPPING: dict[str, bool | str] = {"gnmt": "never", "power": False}
 CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
 # transformers marks what is no hypothesis by log-probabilities of about -1e9; no real one is that unlikely.
 NO_HYPOTHESIS = -1e8
+NOT_FOR_AN_ENSEMBLE = (
+    "An ensemble translates by greedy or beam search, in evaluation mode, from sentences that are not empty: it does "
+    "not sample, and has no other caches, criteria, hooks or outputs of every step."
+)
 
 
 def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
@@ -188,7 +196,10 @@ class VaswaniGenerationMixin(GenerationMixin):
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Settles every setting of the call, and refuses those that mean nothing."""
+        ensemble = tuple(kwargs.pop("ensemble", ()))
+        check_ensemble(self, ensemble, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        prepared._ensemble = ensemble
         given = {} if generation_config is None else vars(generation_config)
         layers = (kwargs, given, vars(self.generation_config))
         for name, default in DEFAULTS.items():
@@ -211,6 +222,14 @@ class VaswaniGenerationMixin(GenerationMixin):
         prepared._source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
         return prepared, model_kwargs
 
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
+    ) -> None:
+        """Refuses an ensemble where nobody would ask it."""
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
+        if generation_config._ensemble and generation_mode not in ("greedy_search", "beam_search"):
+            raise ValueError(NOT_FOR_AN_ENSEMBLE)
+
     def _prepare_generated_length(
         self,
         generation_config: GenerationConfig,
@@ -227,8 +246,9 @@ class VaswaniGenerationMixin(GenerationMixin):
                 # Ids, embeddings, or transformers' stand-in for ids where the encoder's output is given.
                 lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1])
             max_lengths = input_ids_length + lengths + offset
-            if self.config.position_encoding == "learned":
-                max_lengths = max_lengths.clamp(max=self.config.max_position_embeddings)
+            for config in (model.config for model in (self, *generation_config._ensemble)):
+                if config.position_encoding == "learned":
+                    max_lengths = max_lengths.clamp(max=config.max_position_embeddings)
             generation_config.max_new_tokens = int(max_lengths.max()) - input_ids_length
         generation_config = super()._prepare_generated_length(
             generation_config=generation_config,
@@ -238,6 +258,8 @@ class VaswaniGenerationMixin(GenerationMixin):
             **kwargs,
         )
         same = torch.full(inputs_tensor.shape[:1], generation_config.max_length)
+        # For the other models of an ensemble.
+        generation_config._inputs = inputs_tensor
         generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
 
@@ -269,7 +291,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         )
         fast = for_fast_search(self, generation_config, **kwargs)
         if fast is not None:
-            return beam_search(self, input_ids, generation_config=generation_config, **fast)
+            return beam_search(input_ids=input_ids, generation_config=generation_config, **fast)
         return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
 
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -277,7 +299,7 @@ class VaswaniGenerationMixin(GenerationMixin):
         streamer = kwargs.pop("streamer", None)
         fast = for_fast_search(self, generation_config, **kwargs)
         if fast is not None:
-            return greedy_search(self, input_ids, generation_config=generation_config, streamer=streamer, **fast)
+            return greedy_search(input_ids=input_ids, generation_config=generation_config, streamer=streamer, **fast)
         return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
 
     def _update_finished_beams(
@@ -352,13 +374,16 @@ def for_fast_search(
     """
     The arguments of [`beam_search`] and [`greedy_search`] for a call of `generate()`; or `None` where they cannot do
     all that is asked for, and transformers' own searches can.
+
+    Raises:
+        ValueError: an ensemble, of which transformers' searches know nothing.
     """
+    models = (model, *generation_config._ensemble)
     wanted = ("do_sample", "output_attentions", "output_hidden_states", "output_scores", "output_logits")
     cache = model_kwargs.pop("past_key_values", None)
     encoder_outputs, mask = model_kwargs.pop("encoder_outputs", None), model_kwargs.pop("attention_mask", None)
     if (
-        model.training
-        or synced_gpus
+        synced_gpus
         or not model_kwargs.pop("use_cache", False)
         or any(getattr(generation_config, name) for name in wanted)
         or generation_config.cache_implementation is not None
@@ -367,19 +392,40 @@ def for_fast_search(
         # What else a model takes, it may look at.
         or any(value is not None for value in model_kwargs.values())
         or not all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
-        or not is_as_built(model)
+        or any(each.training or not is_as_built(each) for each in models)
         or torch.is_autocast_enabled(encoder_outputs[0].device.type)
         # A sentence without a token: what attention makes of it is a matter of the implementation.
         or (mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()))
     ):
+        if len(models) > 1:
+            raise ValueError(NOT_FOR_AN_ENSEMBLE)
         return None
     # transformers has repeated each sentence for each beam.
-    each = slice(None, None, generation_config.num_beams)
+    of_each = slice(None, None, generation_config.num_beams)
+    encoder_states, mask = [encoder_outputs[0][of_each]], None if mask is None else mask[of_each]
+    for other in models[1:]:
+        encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return {
+        "models": models,
         "logits_processor": logits_processor,
-        "encoder_states": encoder_outputs[0][each],
-        "source_mask": None if mask is None else mask[each],
+        "encoder_states": encoder_states,
+        "source_mask": mask,
     }
+
+
+def check_ensemble(model: Any, others: Sequence[Any], **generate_kwargs: Any) -> None:
+    """Raises a ValueError unless models can translate together."""
+    if others and any(generate_kwargs.get(name) is not None for name in ("encoder_outputs", "inputs_embeds")):
+        raise ValueError("An ensemble needs input_ids: each of its models reads them by itself.")
+    for other in others:
+        if not isinstance(other, VaswaniGenerationMixin):
+            raise ValueError(f"An ensemble is of Vaswani models, but {type(other).__name__} is none.")
+        sizes = other.config.vocab_size, model.config.vocab_size
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"The models of an ensemble must have one vocabulary, but one has {sizes[0]:,} entries and this one "
+                f"has {sizes[1]:,}."
+            )
 
 
 def _is_known(criterion: StoppingCriteria, generation_config: GenerationConfig) -> bool:

@@ -2,15 +2,14 @@
 
 import io
 import json
-import os
-import signal
 import sys
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-from hf_vaswani import cli
+from hf_vaswani import translation
 from hf_vaswani.cli import main
+from hf_vaswani.tokenizer import train_tokenizer
 
 
 def translate(monkeypatch, capsys, text: bytes, *arguments: str) -> tuple[int, str, str]:
@@ -42,15 +41,13 @@ def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -
 
 
 def test_a_byte_order_mark_is_no_text_and_the_beam_is_the_one_asked_for(tiny_run, monkeypatch, capsys) -> None:
-    from hf_vaswani import evaluation
-
     seen = []
 
     def spy(model, tokenizer, sentences):
         seen.append((list(sentences), model.generation_config.num_beams))
         return ["two\nlines" for _ in sentences]
 
-    monkeypatch.setattr(evaluation, "translate_corpus", spy)
+    monkeypatch.setattr(translation, "translate_corpus", spy)
     text = b"\xef\xbb\xbfone\ntwo\n"
     _, out, _ = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"), "--num-beams", "3")
     assert seen == [(["one", "two"], 3)]
@@ -77,10 +74,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypat
 
 
 def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) -> None:
-    from hf_vaswani import evaluation
 
     seen = []
-    monkeypatch.setattr(evaluation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
+    monkeypatch.setattr(translation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
     code, _, error = translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)
     assert (code, seen) == (2, []) and "no tag for the target language 'de'" in error
@@ -236,7 +232,7 @@ def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> 
 
 @pytest.mark.parametrize("more", [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"]], ids=str)
 def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> None:
-    monkeypatch.setattr(cli, "LINES_AT_A_TIME", 7)
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 7)
     folder, _ = texts
     arguments = ["translate", "--model", str(tiny_run / "model"), str(folder / "a.txt"), *more]
     output = folder / "out.txt"
@@ -297,15 +293,13 @@ def test_the_text_is_not_its_own_output(tiny_run, texts, capsys) -> None:
     assert file.read_bytes() == before
 
 
-def test_ctrl_c_waits_for_the_end_of_the_lines() -> None:
-    class Slow(io.StringIO):
-        def write(self, text: str) -> int:
-            for line in text.splitlines(keepends=True):
-                super().write(line)
-                os.kill(os.getpid(), signal.SIGINT)
-            return len(text)
-
-    output = Slow()
-    with pytest.raises(KeyboardInterrupt):
-        cli._write_whole(output, "one\ntwo\n")
-    assert output.getvalue() == "one\ntwo\n"
+def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+    model, other = str(tiny_run / "model"), tmp_path / "other"
+    text = b"one two three\nnine\n"
+    _, expected, _ = translate(monkeypatch, capsys, text, "--model", model)
+    code, out, _ = translate(monkeypatch, capsys, text, "--model", model, "--model", model)
+    assert (code, out) == (0, expected)
+    AutoModelForSeq2SeqLM.from_pretrained(model).save_pretrained(other)
+    train_tokenizer(["other words"], 280).save_pretrained(other)
+    code, out, error = translate(monkeypatch, capsys, text, "--model", model, "--model", str(other))
+    assert (code, out) == (2, "") and f"{model} and {other} have different vocabularies" in error

@@ -19,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.generation_vaswani import VaswaniGenerationMixin, _require_hooks, length_penalty
+from hf_vaswani.tokenizer import train_tokenizer
 
 from .conftest import ROOT
 
@@ -503,6 +504,92 @@ def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
             tokens = model.generate(**alone(inputs, row), max_length_offset=1)[0].tolist()
             assert greedy[row] == tokens + [PAD] * (len(greedy[row]) - len(tokens))
     assert ended == {True, False}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("num_beams", "eos"), [(1, 2.0), (4, 1.0)])
+def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> None:
+    """Of a model that ends some of them early, and reaches the limit with others."""
+    lines = (multi30k / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:200]
+    tokenizer = train_tokenizer(lines, 600)
+    model = tiny_model(eos=eos, vocab_size=len(tokenizer), d_model=32, d_ff=64, decoder_layers=2)
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            # The more it sees of the source, the more the translations differ.
+            layer.cross_attn.out_proj.weight.mul_(2)
+    found = {}
+    for size in (1, 7, 64):
+        found[size] = []
+        for start in range(0, 200, size):
+            inputs = tokenizer(lines[start : start + size], padding=True, return_tensors="pt")
+            rows = model.generate(**inputs, num_beams=num_beams, max_length_offset=5)
+            found[size] += tokenizer.batch_decode(rows, skip_special_tokens=True)
+    assert found[1] == found[7] == found[64]
+    assert len(set(found[1])) > 100
+    lengths = {
+        len(tokenizer(text)["input_ids"]) - len(tokenizer(line)["input_ids"])
+        for text, line in zip(found[1], lines, strict=True)
+    }
+    assert min(lengths) < 0 and max(lengths) >= 4
+
+
+# ---- several models
+
+
+@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+def test_an_ensemble_goes_by_the_mean_of_the_probabilities(kind, finish, stop) -> None:
+    differ = 0
+    for seed in range(5):
+        models = [
+            tiny_model(3 * seed, eos=1.0),
+            tiny_model(3 * seed + 1, eos=1.0, d_model=12, decoder_layers=2),
+            tiny_model(3 * seed + 2, position_encoding="learned"),
+        ]
+        inputs, rules = a_batch(4), (3, 0.6, kind, finish, stop, 2)
+        each = [rows_of(model, inputs["input_ids"]) for model in models]
+
+        def mean(prefixes, each=each):
+            rows = torch.tensor([rows(prefixes) for rows in each], dtype=torch.float64)
+            return rows.exp().mean(dim=0).log().tolist()
+
+        expected = plain_beam_search(mean, 7, *rules)
+        settings = settings_of(*rules) | {"max_length_offset": 3}
+        assert_same(search(models[0], inputs, **settings, ensemble=models[1:]), expected)
+        differ += search(models[0], inputs, **settings)[0][1] != expected[0][1]
+        [greedy] = models[0].generate(**inputs, max_length_offset=3, ensemble=models[1:]).tolist()
+        expected = plain_beam_search(mean, 7, 1, 0.0, "gnmt", "top", True)
+        assert greedy[1:] == expected[0][1]
+    assert differ
+
+
+def test_an_ensemble_of_sentences_of_unequal_length() -> None:
+    models, inputs = [tiny_model(seed) for seed in (0, 4)], a_batch(2, 9, 4, 3)
+    settings = {"num_beams": 3, "max_length_offset": 2, "ensemble": models[1:]}
+    found = search(models[0], inputs, **settings)
+    for row in range(4):
+        assert_same(found[row : row + 1], search(models[0], alone(inputs, row), **settings))
+
+
+def test_what_no_ensemble_can_do_is_refused() -> None:
+    model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
+    for settings in (
+        {"do_sample": True},
+        {"output_scores": True, "return_dict_in_generate": True},
+        {"use_cache": False},
+    ):
+        with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+            model.generate(**inputs, ensemble=[other], **settings)
+    with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+        model.generate(**a_batch(4), ensemble=[other], assistant_model=other)
+    with pytest.raises(ValueError, match="one vocabulary, but one has 9 entries and this one has 8"):
+        model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
+    with pytest.raises(ValueError, match="needs input_ids"):
+        model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
+    with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
+        model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
+    other.train()
+    with pytest.raises(ValueError, match="in evaluation mode"):
+        model.generate(**inputs, ensemble=[other], num_beams=2)
 
 
 # ---- row 27

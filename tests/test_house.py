@@ -43,6 +43,7 @@ ALLOWED["preparation"] = set(ALLOWED) - {"__init__"}
 ALLOWED["validation"] = set(ALLOWED) - {"__init__"}
 ALLOWED["trainee"] = set(ALLOWED) - {"__init__"}
 ALLOWED["training"] = set(ALLOWED) - {"__init__"}
+ALLOWED["translation"] = set(ALLOWED) - {"__init__", "training"}
 ALLOWED["cli"] = set(ALLOWED) - {"__init__"}
 
 

@@ -1,0 +1,240 @@
+"""Translates text line by line and in order: cut where it is too long, by several processes, an output that grows."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from transformers import PreTrainedTokenizerBase
+
+from .evaluation import translate_corpus, translate_n_best
+from .tokenizer import language_tags
+
+# Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
+# wait for.
+LINES_AT_A_TIME = 1024
+# A mark, and quotes and brackets that close, before white space; or a mark of a script that has no spaces.
+SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』）]*\s*")
+SPACE = re.compile(r"\s+")
+
+# The best translations of a line, the best first, with their scores.
+Candidates = list[tuple[float, str]]
+
+
+# ---- Lines that are too long -------------------------------------------------------------------------------------
+
+
+def longest_source(models: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that a source may have: `max_position_embeddings`, or the tokenizer's `model_max_length` if less."""
+    limits = (getattr(model.config, "max_position_embeddings", None) for model in models)
+    return min([tokenizer.model_max_length, *(limit for limit in limits if limit is not None)])
+
+
+def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """
+    Cuts a text in two, and these again, until all pieces fit.
+
+    Args:
+        text (`str`): without white space at its ends.
+        fits (`Callable[[str], bool]`): tells whether a piece is short enough.
+
+    Returns:
+        `list[str]`: the pieces, in order. A cut is at the end of the sentence that is nearest to the middle; where
+        there is none, between two words; where there is but one, between two characters.
+    """
+    if len(text) < 2 or fits(text):
+        return [text]
+    middle = len(text) // 2
+    for pattern in (SENTENCE_END, SPACE):
+        places = [match.end() for match in pattern.finditer(text) if match.end() < len(text)]
+        if places:
+            middle = min(places, key=lambda place: abs(place - middle))
+            break
+    return [piece for half in (text[:middle], text[middle:]) for piece in cut(half.strip(), fits)]
+
+
+def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
+    """
+    Each line, cut if it is longer than a model takes.
+
+    Args:
+        lines (`Sequence[str]`): may have the tag of a target language in front; then each piece has it.
+        tokenizer ([`PreTrainedTokenizerBase`]): counts tokens.
+        longest (`int`): tokens that a line may have. A piece has at most half as many, which leaves its translation
+            some room.
+
+    Returns:
+        `list[list[str]]`: of each line its pieces.
+    """
+    tags = tuple(language_tags(tokenizer).values())
+    found = []
+    for line, ids in zip(lines, tokenizer(list(lines))["input_ids"] if lines else [], strict=True):
+        if len(ids) <= longest:
+            found.append([line])
+            continue
+        tag = next((tag for tag in tags if line.startswith(tag)), "")
+        front = f"{tag} " if tag else ""
+
+        def fits(piece: str, front: str = front) -> bool:
+            return len(tokenizer(front + piece)["input_ids"]) <= longest // 2
+
+        found.append([front + piece for piece in cut(line.removeprefix(tag).strip(), fits)])
+    return found
+
+
+# ---- Several processes -------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Those that `accelerate launch` or `torchrun` started; without one of them, this process alone."""
+
+    def __init__(self) -> None:
+        self.count, self.number = 1, 0
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            import torch
+            from accelerate import PartialState
+
+            # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
+            # for the first one, which waits for whoever writes what it reads.
+            state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
+            self.count, self.number = state.num_processes, state.process_index
+
+    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """Chunks of what the first process reads, in every process. If it cannot read on, it says so and all end."""
+        lines, error = iter(lines), None
+        while True:
+            chunk: list[str] = []
+            if self.number == 0:
+                try:
+                    chunk = list(islice(lines, LINES_AT_A_TIME * self.count))
+                except (ValueError, OSError) as caught:
+                    error = caught
+            if self.count > 1:
+                from accelerate.utils import broadcast_object_list
+
+                chunk = broadcast_object_list([chunk])[0]
+            if error is not None:
+                raise error
+            if not chunk:
+                return
+            yield chunk
+
+    def gathered(self, part: Any) -> list[Any]:
+        """What each process has, in all of them."""
+        if self.count == 1:
+            return [part]
+        from accelerate.utils import gather_object
+
+        found: list[Any] = gather_object([part])
+        return found
+
+    def each_some(self, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]) -> list[Candidates]:
+        """Every process translates its part of a chunk, and all get everything."""
+        whole: list[Candidates] = [[] for _ in chunk]
+        # Line by line in turns, so that long lines beside each other do not fall to one process.
+        for number, part in enumerate(self.gathered(translate(chunk[self.number :: self.count]))):
+            whole[number :: self.count] = part
+        return whole
+
+
+# ---- From lines to an output -------------------------------------------------------------------------------------
+
+
+class LineTranslator:
+    """
+    Translates lines.
+
+    Args:
+        models (`Sequence` of [`PreTrainedModel`]): one, or an ensemble of models that have one vocabulary.
+        tokenizer ([`PreTrainedTokenizerBase`]): theirs.
+        n_best (`int`, *optional*): translations of each line, with their scores; by default the best one, without.
+    """
+
+    def __init__(self, models: Sequence[Any], tokenizer: PreTrainedTokenizerBase, n_best: int | None = None) -> None:
+        self.models, self.tokenizer, self.n_best = models, tokenizer, n_best
+        self.longest = longest_source(models, tokenizer)
+        self.were_cut = 0  # lines
+
+    def __call__(self, lines: list[str]) -> list[Candidates]:
+        """The translations of lines; those of a line that was cut are joined from its pieces', scores are added."""
+        pieces_of = in_pieces(lines, self.tokenizer, self.longest)
+        self.were_cut += sum(len(pieces) > 1 for pieces in pieces_of)
+        found = iter(self._translate([piece for pieces in pieces_of for piece in pieces]))
+        return [join([next(found) for _ in pieces]) for pieces in pieces_of]
+
+    def _translate(self, lines: list[str]) -> list[Candidates]:
+        settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
+        if self.n_best is None:
+            return [[(0.0, text)] for text in translate_corpus(self.models[0], self.tokenizer, lines, **settings)]
+        return translate_n_best(self.models[0], self.tokenizer, lines, self.n_best, **settings)
+
+
+def join(pieces: list[Candidates]) -> Candidates:
+    """The candidates of a line from those of its pieces: the best with the best, the second with the second."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return [
+        (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
+        for candidates in zip(*pieces, strict=True)
+    ]
+
+
+def written(number: int, candidates: Candidates, n_best: int | None, form: str | None) -> str:
+    """What an output says of one line, the `number`-th: one line, or several."""
+    if n_best is None:
+        # One line in is one line out, whatever the model says.
+        return " ".join(candidates[0][1].splitlines()) + "\n"
+    if form == "jsonl":
+        translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
+        return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
+    return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
+
+
+def lines_done(output: Path | None, resume: bool, lines_of_one: int) -> int:
+    """
+    How many lines of text an output is of; what is not whole at its end is cut off.
+
+    Args:
+        output (`Path`, *optional*): the file, if there is to be one.
+        resume (`bool`): whether it may have something in it.
+        lines_of_one (`int`): its lines for each line of text.
+
+    Raises:
+        ValueError: there is something in it, and `resume` is false.
+    """
+    if output is None or not output.exists():
+        return 0
+    if not resume and output.stat().st_size:
+        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
+    lines, length, whole = 0, 0, 0
+    with output.open("rb+") as file:
+        for line in file:
+            lines, length = lines + line.endswith(b"\n"), length + len(line)
+            if line.endswith(b"\n") and lines % lines_of_one == 0:
+                whole = length
+        file.truncate(whole)
+    return lines // lines_of_one
+
+
+def write_whole(output: TextIO, text: str) -> None:
+    """Writes whole lines: Ctrl-C, or a signal to end, waits as long."""
+    caught: list[int] = []
+    handlers = {}
+    # Only there may handlers be changed, and only there are they run.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
+    try:
+        output.write(text)
+        output.flush()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for first in caught[:1]:
+        signal.raise_signal(first)
