@@ -17,7 +17,6 @@ The searches decide what transformers' decide; those that need more of it than t
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +44,8 @@ from transformers.generation import (
 FIRST_CAPACITY = 16
 # Tokens of which the best one stands for all when the best ones are looked for.
 GROUP_SIZE = 16
+# Scores that are worth it.
+WORTH_GROUPING = 2**15
 # The part of the sentences that must be done before they are taken out, which moves the others.
 WORTH_TAKING_OUT = 1 / 8
 # From so many hypotheses on, the matrix of the vocabulary is worth bringing into the order of oneDNN's products.
@@ -72,22 +73,66 @@ def is_matrix(layer: Any) -> bool:
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def product_of(*layers: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def product_of(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     Several linear layers that read the same states, as one product where they are nothing but matrices.
 
+    Args:
+        layers ([`nn.Linear`], or what stands in the place of one): read states.
+        groups (`int`): parts that each layer's output has; what is returned has the layers' first parts side by side,
+            then their second ones, and so on.
+
     Returns:
-        A function of states of shape `(rows, d_in)`, whose value has the layers' outputs side by side.
+        A function of states of shape `(rows, d_in)`.
     """
-    if all(is_matrix(layer) for layer in layers):
-        weight, bias = (
-            part[0] if len(part) == 1 or part[0] is None else torch.cat(part)
-            for part in ([layer.weight for layer in layers], [layer.bias for layer in layers])
-        )
-        return partial(torch.mm, mat2=weight.t()) if bias is None else partial(torch.addmm, bias, mat2=weight.t())
-    if len(layers) == 1:
+    if len(layers) == 1 and not is_matrix(layers[0]):
         return layers[0]
-    return lambda states: torch.cat([layer(states) for layer in layers], dim=-1)
+    if not all(is_matrix(layer) for layer in layers):
+        return lambda states: side_by_side([layer(states).t() for layer in layers], groups).t()
+    weight = side_by_side([layer.weight for layer in layers], groups).t()
+    if layers[0].bias is None:
+        return lambda states: torch.mm(states, weight)
+    bias = side_by_side([layer.bias for layer in layers], groups)
+    return lambda states: torch.addmm(bias, states, weight)
+
+
+def side_by_side(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
+    """Concatenates tensors along their first dimension, group by group."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
+
+
+def sum_of(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A linear layer and the sum behind it: a function of what the layer reads, and of what its output is added to."""
+    if is_matrix(layer) and layer.bias is None:
+        weight = layer.weight.t()
+        return lambda states, others: torch.addmm(others, states, weight)
+    project = product_of(layer)
+    return lambda states, others: project(states).add_(others)
+
+
+def norm_of(norm: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    """LayerNorm, without the way through its module."""
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda states: torch.layer_norm(states, shape, weight, bias, eps)
+
+
+def add_and_norm(module: Any, sublayer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """
+    [`VaswaniAddAndNorm`] without dropout.
+
+    Args:
+        module ([`VaswaniAddAndNorm`]): the layer's own.
+        sublayer (`Callable`): takes states of shape `(rows, d_model)`, and those that its output is to be added to.
+
+    Returns:
+        A function of states, and of whatever else `sublayer` takes.
+    """
+    norm = norm_of(module.layer_norm)
+    if module.norm_first:
+        return lambda states, *more: sublayer(norm(states), states, *more)
+    return lambda states, *more: norm(sublayer(states, states, *more))
 
 
 class SourceAttention:
@@ -102,15 +147,15 @@ class SourceAttention:
 
     def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.heads, self.scaling, self.bias = attention.num_heads, attention.scaling, bias
-        self.project_query, self.project_out = product_of(attention.q_proj), product_of(attention.out_proj)
+        self.project_query, self.project_out = product_of(attention.q_proj), sum_of(attention.out_proj)
         self.keys = by_head(attention.k_proj(encoder_states), self.heads)  # [sentences, heads, source, d_k]
         self.values = by_head(attention.v_proj(encoder_states), self.heads)  # [sentences, heads, source, d_v]
 
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """`(sentences * beams, d_model)` -> the same shape."""
+    def __call__(self, states: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """States of shape `(sentences * beams, d_model)` -> the same shape, with `others` added."""
         query = self.project_query(states)
         query = by_head(query.view(len(self.keys), -1, query.shape[1]), self.heads)
-        return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling))
+        return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling), others)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Takes out all sentences but those that are given."""
@@ -119,9 +164,65 @@ class SourceAttention:
             self.bias = self.bias.index_select(0, sentences)
 
 
+class TargetAttention:
+    """
+    Multi-head attention from the target to the target, with the keys and values that it has made.
+
+    Args:
+        attention ([`VaswaniAttention`]): a layer's own.
+        sentences (`torch.Tensor`): whose first dimension is theirs, of the right type and place.
+    """
+
+    def __init__(self, attention: Any, sentences: torch.Tensor) -> None:
+        self.heads, self.scaling = attention.num_heads, attention.scaling
+        d_k, d_v = (projection.out_features // self.heads for projection in (attention.k_proj, attention.v_proj))
+        self.widths, self.of_query = (d_k, d_v), (d_k, d_k + d_v)
+        # Of each head its query, key and value.
+        self.project = product_of(attention.q_proj, attention.k_proj, attention.v_proj, groups=self.heads)
+        self.project_out = sum_of(attention.out_proj)
+        # Keys and values side by side: [sentences, heads, places, d_k + d_v].
+        self.stored = sentences.new_empty(len(sentences), self.heads, 0, d_k + d_v)
+
+    def __call__(
+        self, states: torch.Tensor, others: torch.Tensor, written: int, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """
+        One position of each hypothesis.
+
+        Args:
+            states (`torch.Tensor` of shape `(rows, d_model)`): there.
+            others (`torch.Tensor` of shape `(rows, d_model)`): what is added.
+            written (`int`): places that are taken already.
+            bias (`torch.Tensor` of shape `(sentences, 1, beams, places)`, *optional*): what a hypothesis sees.
+
+        Returns:
+            `torch.Tensor` of shape `(rows, d_model)`.
+        """
+        projected = self.project(states)
+        projected = by_head(projected.view(self.stored.shape[0], -1, projected.shape[1]), self.heads)
+        query, new = projected.split(self.of_query, dim=3)
+        beams = new.shape[2]
+        self.stored.narrow(2, written, beams).copy_(new)
+        keys, values = self.stored.narrow(2, 0, written + beams).split(self.widths, dim=3)
+        return self.project_out(attend(query, keys, values, bias, self.scaling), others)
+
+    def make_room(self, room: int, written: int) -> None:
+        """For so many keys and values, of which some have been written."""
+        self.stored = nn.functional.pad(self.stored[:, :, :written], (0, 0, 0, room - written))
+
+    def keep(self, sentences: torch.Tensor, written: int) -> None:
+        """Takes out all sentences but those that are given, and what is behind the places that are taken."""
+        self.stored = self.stored[:, :, :written].index_select(0, sentences)
+
+    def choose(self, places: torch.Tensor) -> None:
+        """Keeps of each sentence some places, of shape `(sentences, kept)`."""
+        shape = (*self.stored.shape[:2], places.shape[1], self.stored.shape[3])
+        self.stored = self.stored.gather(2, places[:, None, :, None].expand(shape))
+
+
 class LayerDecoder:
     """
-    A layer of the decoder with the keys and values that it has made.
+    A layer of the decoder.
 
     Args:
         layer ([`VaswaniDecoderLayer`]): the layer.
@@ -130,67 +231,24 @@ class LayerDecoder:
     """
 
     def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None) -> None:
-        self.layer = layer
-        attention = layer.self_attn
-        self.heads, self.scaling = attention.num_heads, attention.scaling
-        self.project = product_of(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.project_out = product_of(attention.out_proj)
-        self.fc1, self.fc2 = product_of(layer.feed_forward.fc1), product_of(layer.feed_forward.fc2)
-        self.attend_to_source = SourceAttention(layer.cross_attn, encoder_states, source_bias)
-        d_k, d_v = (projection.out_features // self.heads for projection in (attention.k_proj, attention.v_proj))
-        self.widths = (self.heads * d_k, self.heads * d_v)
-        # Of the target, keys and values side by side: [sentences, places, heads * (d_k + d_v)].
-        self.stored = encoder_states.new_empty(len(encoder_states), 0, sum(self.widths))
+        self.target = TargetAttention(layer.self_attn, encoder_states)
+        self.source = SourceAttention(layer.cross_attn, encoder_states, source_bias)
+        fc1, fc2, activation = (
+            product_of(layer.feed_forward.fc1),
+            sum_of(layer.feed_forward.fc2),
+            layer.feed_forward.activation,
+        )
+        if type(activation) is nn.ReLU:
+            activation = torch.relu_
+        self.attend_to_target = add_and_norm(layer.self_attn_norm, self.target)
+        self.attend_to_source = add_and_norm(layer.cross_attn_norm, self.source)
+        self.feed_forward = add_and_norm(
+            layer.feed_forward_norm, lambda states, others: fc2(activation(fc1(states)), others)
+        )
 
     def step(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
-        """
-        One position of each hypothesis.
-
-        Args:
-            states (`torch.Tensor` of shape `(rows, d_model)`): what the layer below says.
-            written (`int`): places that are taken already.
-            bias (`torch.Tensor` of shape `(sentences, 1, beams, places)`, *optional*): what a hypothesis sees.
-
-        Returns:
-            `torch.Tensor` of shape `(rows, d_model)`.
-        """
-        states = self._add_and_norm(self.layer.self_attn_norm, states, self._attend_to_target, written, bias)
-        states = self._add_and_norm(self.layer.cross_attn_norm, states, self.attend_to_source)
-        return self._add_and_norm(self.layer.feed_forward_norm, states, self._feed_forward)
-
-    def _add_and_norm(
-        self, module: Any, states: torch.Tensor, sublayer: Callable[..., torch.Tensor], *arguments: Any
-    ) -> torch.Tensor:
-        """[`VaswaniAddAndNorm`] without dropout."""
-        norm = module.layer_norm
-        if module.norm_first:
-            normed = torch.layer_norm(states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-            return sublayer(normed, *arguments).add_(states)
-        summed = sublayer(states, *arguments).add_(states)
-        return torch.layer_norm(summed, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-    def _attend_to_target(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
-        projected = self.project(states).view(len(self.stored), -1, self.widths[0] + sum(self.widths))
-        query, new = projected.split((self.widths[0], sum(self.widths)), dim=2)
-        end = written + new.shape[1]
-        self.stored[:, written:end] = new
-        keys, values = self.stored[:, :end].split(self.widths, dim=2)
-        query, keys, values = (by_head(part, self.heads) for part in (query, keys, values))
-        return self.project_out(attend(query, keys, values, bias, self.scaling))
-
-    def _feed_forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.layer.feed_forward.activation(self.fc1(states)))
-
-    def make_room(self, room: int, written: int) -> None:
-        """For so many keys and values, of which some have been written."""
-        stored = self.stored.new_empty(self.stored.shape[0], room, self.stored.shape[2])
-        stored[:, :written] = self.stored[:, :written]
-        self.stored = stored
-
-    def keep(self, sentences: torch.Tensor, written: int) -> None:
-        """Takes out all sentences but those that are given, and what is behind the places that are taken."""
-        self.stored = self.stored[:, :written].index_select(0, sentences)
-        self.attend_to_source.keep(sentences)
+        """[`VaswaniDecoderLayer`] for one position of each hypothesis; arguments are those of [`TargetAttention`]."""
+        return self.feed_forward(self.attend_to_source(self.attend_to_target(states, written, bias)))
 
 
 def by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
@@ -266,10 +324,24 @@ class IncrementalDecoder:
                 wanted = max(self.length + 1, min(wanted, table.num_embeddings))
             self.encoding = self.decoder.positions.encode(torch.arange(wanted, device=self.bias.device))
         if self.written + beams > self.room:
-            self.room = self.written + max(FIRST_CAPACITY * beams, self.written)
+            if beams > 1:
+                self._forget()
+            self.room = self.written + FIRST_CAPACITY * beams
             self.bias = nn.functional.pad(self.bias[..., : self.written], (0, self.room - self.written))
             for layer in self.layers:
-                layer.make_room(self.room, self.written)
+                layer.target.make_room(self.room, self.written)
+
+    def _forget(self) -> None:
+        """Takes out places that no hypothesis sees any more: those of hypotheses that were left behind."""
+        seen = (self.bias[:, 0, :, : self.written] == 0).any(dim=1)  # [sentences, places]
+        needed = int(seen.sum(dim=1).max())
+        # In their order; behind them, where a sentence has fewer, some that nobody sees.
+        places = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :needed]
+        shape = (*self.bias.shape[:3], needed)
+        self.bias = self.bias.gather(3, places[:, None, None].expand(shape))
+        for layer in self.layers:
+            layer.target.choose(places)
+        self.written = needed
 
     def reorder(self, parents: torch.Tensor) -> None:
         """
@@ -291,7 +363,8 @@ class IncrementalDecoder:
         self.room = self.written
         self.bias = self.bias.index_select(0, sentences)
         for layer in self.layers:
-            layer.keep(sentences, self.written)
+            layer.target.keep(sentences, self.written)
+            layer.source.keep(sentences)
 
 
 def as_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -406,7 +479,11 @@ def best_tokens(
     # A processor of the caller's may return a part of something larger.
     scores = scores.contiguous()
     groups = vocab_size // GROUP_SIZE
-    if scores.device.type != "cpu" or groups * hypotheses < 2 * k:
+    if scores.numel() < WORTH_GROUPING and k == hypotheses == 1:
+        # Faster than topk where there is but one.
+        best, places = scores[:, 0].max(dim=1, keepdim=True)
+        return best + offsets, torch.zeros_like(places), places
+    if scores.device.type != "cpu" or scores.numel() < WORTH_GROUPING or groups * hypotheses < 2 * k:
         best, places = (scores + offsets[:, :, None]).flatten(1).topk(k)
         return best, places // vocab_size, places % vocab_size
     # Group g has the tokens g, g + groups, g + 2 groups, ...: to compare them is to compare rows of this view.
