@@ -3,11 +3,11 @@
     python benchmarks/decode_speed.py MODEL_FOLDER SOURCE.txt [--threads 1] [--rounds 3]
     python benchmarks/decode_speed.py {tiny,256,base} [--threads 1] [--rounds 3]
 
-Each engine lives in a process of its own, with `--threads` threads; CTranslate2 has as many workers of one thread.
-They take turns with the same sentences, sorted by length, in batches of the same number of sentences, by the same
-rules (the sum of log-probabilities divided by the length; a translation ends after 60 tokens). A ratio is taken within
-a round, and the table has the median of the rounds and their least and largest. Reading and writing text is no part
-of it.
+Each engine lives in processes of its own. With `--threads 2`, CTranslate2 has two workers of one thread, and the
+others are two processes of one thread each, which take sentences in turns. All engines take turns with the same
+sentences, sorted by length, in batches of as many sentences, by the same rules (the log-probability divided by the
+length; a translation ends after 60 tokens). A ratio is taken within a round, and the table has the median of the rounds
+and their least and largest. Reading and writing text is no part of it.
 
 `tiny`, `256` and `base` (the paper's, 37 000 entries) are models with their first weights, which read random ids and
 never end: they make 20 tokens a sentence. CTranslate2 (`pip install ctranslate2`) is left out where it is not
@@ -35,6 +35,7 @@ from transformers import AutoTokenizer, MarianConfig, MarianMTModel
 from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.quantization import to_int8
 
 LONGEST = 60
 # Sentences of a turn, by batch.
@@ -60,7 +61,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 RULES = {"length_penalty": 1.0, "early_stopping": True}
 OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
-ENGINES = ("ours", "Marian", "CTranslate2 float32", "CTranslate2 int8")
+ENGINES = ("ours", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
 
 
 # ---- The same weights for everybody ------------------------------------------------------------------------------
@@ -138,7 +139,8 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         model = VaswaniForConditionalGeneration.from_pretrained(model_name).eval()
         lines = source.read_text(encoding="utf-8").splitlines()[: max(SENTENCES.values())]
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
-    model.save_pretrained(folder / "ours")
+    for name in ("ours", "ours int8"):
+        model.save_pretrained(folder / name)
     marian = marian_of(model)
     marian.save_pretrained(folder / "Marian")
     if importlib.util.find_spec("ctranslate2"):
@@ -153,11 +155,13 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
 class InTransformers:
     """`generate()` of either model."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
         kind = VaswaniForConditionalGeneration if folder.name.startswith("ours") else MarianMTModel
         self.rules = RULES | (OUR_RULES if folder.name.startswith("ours") else {})
         self.model = kind.from_pretrained(folder).eval()
+        if folder.name.endswith("int8"):
+            self.model = to_int8(self.model)
 
     def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
         """Ids of sentences -> those of their translations."""
@@ -201,7 +205,7 @@ class InCTranslate2:
 
 def serve(folder: Path, threads: int) -> None:
     """Reads one task a line, and answers each with one line."""
-    engine = (InCTranslate2 if folder.name.startswith("CTranslate2") else InTransformers)(folder, threads)
+    engine = InCTranslate2(folder, threads) if folder.name.startswith("CTranslate2") else InTransformers(folder)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         task = json.loads(line)
@@ -218,31 +222,43 @@ def serve(folder: Path, threads: int) -> None:
 
 
 class Engine:
-    """A process that serves."""
+    """A process that serves; or several, which take sentences in turns."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            for _ in range(1 if folder.name.startswith("CTranslate2") else threads)
+        ]
 
-    def ask(self, **task: Any) -> dict[str, Any]:
+    def ask(self, sentences: list[list[int]], **task: Any) -> dict[str, Any]:
         """One task, one answer."""
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(json.dumps(task) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("An engine has ended; its words are above.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        count = len(self.processes)
+        for number, process in enumerate(self.processes):
+            assert process.stdin
+            process.stdin.write(json.dumps(task | {"sentences": sentences[number::count]}) + "\n")
+            process.stdin.flush()
+        found: list[list[int]] = [[] for _ in sentences]
+        seconds, grown = 0.0, 0
+        for number, process in enumerate(self.processes):
+            assert process.stdout
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("An engine has ended; its words are above.")
+            answer = json.loads(line)
+            found[number::count] = answer["found"]
+            seconds, grown = max(seconds, answer["seconds"]), grown + answer["grown"]
+        return {"found": found, "seconds": seconds, "grown": grown}
 
     def stop(self) -> None:
         """Ends it."""
-        self.process.communicate()
+        for process in self.processes:
+            process.communicate()
 
 
 def spread(values: list[float], form: str = "{:.2f}") -> str:
@@ -254,19 +270,19 @@ def spread(values: list[float], form: str = "{:.2f}") -> str:
 def compare(folder: Path, names: list[str], sentences: list[list[int]], arguments: argparse.Namespace) -> None:
     """Prints a table for each batch and beam."""
     engines = {name: Engine(folder / name, arguments.threads) for name in names}
+    titles = ["batch", "beam", "", "sentences/s", "tokens/s", "ours is faster by", "equal translations"]
+    print(f"\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     longest = 20 if arguments.model in SIZES else LONGEST
     for batch in arguments.batches:
         some = sentences[:: len(sentences) // SENTENCES[batch] or 1][: SENTENCES[batch]]
         some = sorted(some, key=len, reverse=True)
         for beams in arguments.beams:
-            print(f"\nBatch {batch}, beam {beams}:\n")
-            print("| | sentences/s | tokens/s | ours is faster by | equal translations |\n|---|---|---|---|---|")
             task = {"batch": batch, "beams": beams, "longest": longest}
             for name in names:
-                engines[name].ask(sentences=some[: 2 * batch], **task)
+                engines[name].ask(some[: 2 * batch], **task)
             rounds = []
             for _ in range(arguments.rounds):
-                rounds.append({name: engines[name].ask(sentences=some, **task) for name in names})
+                rounds.append({name: engines[name].ask(some, **task) for name in names})
             for name in names:
                 seconds = [turn[name]["seconds"] for turn in rounds]
                 ratios = [turn[name]["seconds"] / turn["ours"]["seconds"] for turn in rounds]
@@ -274,16 +290,17 @@ def compare(folder: Path, names: list[str], sentences: list[list[int]], argument
                 equal = sum(a == b for a, b in zip(found, rounds[0]["ours"]["found"], strict=True))
                 tokens = sum(len(row) + 1 for row in found)
                 rates = [spread([count / s for s in seconds], "{:,.0f}") for count in (len(some), tokens)]
-                print(f"| {name} | {' | '.join(rates)} | {spread(ratios)} | {equal} of {len(some)} |", flush=True)
+                row = [str(batch), str(beams), name, *rates, spread(ratios), f"{equal} of {len(some)}"]
+                print(f"| {' | '.join(row)} |", flush=True)
     for engine in engines.values():
         engine.stop()
     if arguments.memory:
         some = sorted(sentences[:128], key=len)
         print("\nMemory that a process grows by, for one batch of 128 with a beam of 4 (MB):\n")
         for name in names:
-            engine = Engine(folder / name, arguments.threads)
-            engine.ask(sentences=some[:1], batch=1, beams=1, longest=2)
-            grown = engine.ask(sentences=some, batch=128, beams=4, longest=longest)["grown"]
+            engine = Engine(folder / name, 1)
+            engine.ask(some[:1], batch=1, beams=1, longest=2)
+            grown = engine.ask(some, batch=128, beams=4, longest=longest)["grown"]
             print(f"- {name}: {grown / 2**20:,.0f}", flush=True)
             engine.stop()
 

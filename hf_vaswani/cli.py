@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     translate.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
     translate.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
+    translate.add_argument("--int8", action="store_true", help="weights of 8 bits: faster on a CPU, nearly the same")
     translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
     translate.add_argument("--resume", action="store_true", help="go on with an output that is not complete")
     translate.add_argument(
@@ -165,6 +166,10 @@ def _translate(options: argparse.Namespace) -> None:
     num_beams = models[0].generation_config.num_beams or 1
     if options.n_best is not None and options.n_best > num_beams:
         raise ValueError(f"--n-best {options.n_best} needs a beam of as many: --num-beams is {num_beams}.")
+    if options.int8:
+        from .quantization import to_int8
+
+        models = [to_int8(model) for model in models]
     translator = LineTranslator(models, tokenizer, options.n_best)
     with contextlib.ExitStack() as stack:
         output = sys.stdout

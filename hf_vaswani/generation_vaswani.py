@@ -31,7 +31,7 @@ are not written into the generation config: beside a single beam transformers ta
 `generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
 same vocabulary, on the same device; the settings are this one's.
 
-Greedy and beam search run in `decoding_vaswani.py`, which finds what transformers' searches find and also returns
+Greedy and beam search run in `search_vaswani.py`, which finds what transformers' searches find and also returns
 `sequences_scores` without `output_scores`, but no `past_key_values`. Whatever it does not cover goes to transformers'
 own searches: sampling, outputs of every step, other caches, criteria of the caller's, hooks, autocast, training mode.
 """
@@ -52,7 +52,7 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, GenerationMixin
 
-from .decoding_vaswani import beam_search, greedy_search
+from .search_vaswani import beam_search, greedy_search
 
 DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
 ALPHAS = {"gnmt": 0.6, "power": 1.0}

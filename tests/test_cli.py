@@ -7,7 +7,7 @@ import sys
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
-from hf_vaswani import translation
+from hf_vaswani import quantization, translation
 from hf_vaswani.cli import main
 from hf_vaswani.tokenizer import train_tokenizer
 
@@ -303,3 +303,12 @@ def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, cap
     train_tokenizer(["other words"], 280).save_pretrained(other)
     code, out, error = translate(monkeypatch, capsys, text, "--model", model, "--model", str(other))
     assert (code, out) == (2, "") and f"{model} and {other} have different vocabularies" in error
+
+
+def test_int8_is_another_model(tiny_run, monkeypatch, capsys) -> None:
+    seen = []
+    monkeypatch.setattr(quantization, "to_int8", lambda model: seen.append(model) or model)
+    arguments = ("--model", str(tiny_run / "model"))
+    code, out, _ = translate(monkeypatch, capsys, b"one two\n", *arguments, "--int8")
+    assert code == 0 and len(seen) == 1
+    assert out == translate(monkeypatch, capsys, b"one two\n", *arguments)[1]

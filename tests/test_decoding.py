@@ -8,7 +8,8 @@ from torch import nn
 from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, generation_vaswani
-from hf_vaswani.decoding_vaswani import IncrementalDecoder, best_tokens
+from hf_vaswani.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.search_vaswani import best_tokens
 
 PAD, BOS, EOS = 0, 1, 2
 
