@@ -6,8 +6,8 @@
 Each engine lives in processes of its own. With `--threads 2`, CTranslate2 has two workers of one thread, and the
 others are two processes of one thread each, which take sentences in turns. All engines take turns with the same
 sentences, sorted by length, in batches of as many sentences, by the same rules (the log-probability divided by the
-length; a translation ends after 60 tokens). A ratio is taken within a round, and the table has the median of the rounds
-and their least and largest. Reading and writing text is no part of it.
+length; a translation ends after 60 tokens). A ratio is taken within a round, and the table has the median of the
+rounds and their least and largest. Reading and writing text is no part of it.
 
 `tiny`, `256` and `base` (the paper's, 37 000 entries) are models with their first weights, which read random ids and
 never end: they make 20 tokens a sentence. CTranslate2 (`pip install ctranslate2`) is left out where it is not

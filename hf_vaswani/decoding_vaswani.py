@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-# Tokens that have room at first; then it doubles.
-FIRST_CAPACITY = 16
+# Tokens that room is made for at a time.
+TOKENS_AT_A_TIME = 16
 # From so many hypotheses on, the matrix of the vocabulary is worth bringing into the order of oneDNN's products.
 ROWS_WORTH_PACKING = 32
 
@@ -276,16 +276,16 @@ class IncrementalDecoder:
         return self.decoder.norm(states)
 
     def _make_room(self, beams: int) -> None:
-        """Doubles the places where there are not enough."""
+        """Makes places where there are not enough, and forgets those that are not needed."""
         if self.length == len(self.encoding):
-            wanted, table = max(FIRST_CAPACITY, 2 * self.length), self.decoder.positions.table
+            wanted, table = max(TOKENS_AT_A_TIME, 2 * self.length), self.decoder.positions.table
             if table is not None:
                 wanted = max(self.length + 1, min(wanted, table.num_embeddings))
             self.encoding = self.decoder.positions.encode(torch.arange(wanted, device=self.bias.device))
         if self.written + beams > self.room:
             if beams > 1:
                 self._forget()
-            self.room = self.written + FIRST_CAPACITY * beams
+            self.room = self.written + TOKENS_AT_A_TIME * beams
             self.bias = nn.functional.pad(self.bias[..., : self.written], (0, self.room - self.written))
             for layer in self.layers:
                 layer.target.make_room(self.room, self.written)
