@@ -6,8 +6,9 @@
 Each engine lives in processes of its own. With `--threads 2`, CTranslate2 has two workers of one thread, and the
 others are two processes of one thread each, which take sentences in turns. All engines take turns with the same
 sentences, sorted by length, in batches of as many sentences, by the same rules (the log-probability divided by the
-length; a translation ends after 60 tokens). A ratio is taken within a round, and the table has the median of the
-rounds and their least and largest. Reading and writing text is no part of it.
+length; a translation ends after 60 tokens). Reading and writing text is no part of it. The table has sentences and
+tokens a second (medians of the rounds), by how much ours is faster than each other engine (taken within a round: the
+median, the least and the largest), and how many translations of those others are the same as ours.
 
 `tiny`, `256` and `base` (the paper's, 37 000 entries) are models with their first weights, which read random ids and
 never end: they make 20 tokens a sentence. CTranslate2 (`pip install ctranslate2`) is left out where it is not
@@ -261,16 +262,29 @@ class Engine:
             process.communicate()
 
 
-def spread(values: list[float], form: str = "{:.2f}") -> str:
-    """Median, least and largest."""
-    middle, least, largest = (form.format(value) for value in (median(values), min(values), max(values)))
-    return f"{middle} ({least} to {largest})"
+def row_of(rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
+    """
+    Of some rounds: for each engine sentences and tokens a second, for the other engines by how much ours is faster and
+    how many of their translations are the same as ours.
+    """
+    found = {name: answer["found"] for name, answer in rounds[0].items()}
+    count = len(found["ours"])
+    cells, ratios, equal = [], [], []
+    for name, translations in found.items():
+        seconds = median(turn[name]["seconds"] for turn in rounds)
+        tokens = sum(len(row) + 1 for row in translations)
+        cells.append(f"{count / seconds:,.0f} / {tokens / seconds:,.0f}")
+        if name != "ours":
+            by = [turn[name]["seconds"] / turn["ours"]["seconds"] for turn in rounds]
+            ratios.append(f"{median(by):.2f} ({min(by):.2f} to {max(by):.2f})")
+            equal.append(str(sum(a == b for a, b in zip(translations, found["ours"], strict=True))))
+    return [*cells, *ratios, f"{', '.join(equal)} of {count}"]
 
 
 def compare(folder: Path, names: list[str], sentences: list[list[int]], arguments: argparse.Namespace) -> None:
-    """Prints a table for each batch and beam."""
+    """Prints the table, a row for each batch and beam."""
     engines = {name: Engine(folder / name, arguments.threads) for name in names}
-    titles = ["batch", "beam", "", "sentences/s", "tokens/s", "ours is faster by", "equal translations"]
+    titles = ["batch", "beam", *names, *(f"than {name}" for name in names[1:]), "equal translations"]
     print(f"\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     longest = 20 if arguments.model in SIZES else LONGEST
     for batch in arguments.batches:
@@ -280,18 +294,8 @@ def compare(folder: Path, names: list[str], sentences: list[list[int]], argument
             task = {"batch": batch, "beams": beams, "longest": longest}
             for name in names:
                 engines[name].ask(some[: 2 * batch], **task)
-            rounds = []
-            for _ in range(arguments.rounds):
-                rounds.append({name: engines[name].ask(some, **task) for name in names})
-            for name in names:
-                seconds = [turn[name]["seconds"] for turn in rounds]
-                ratios = [turn[name]["seconds"] / turn["ours"]["seconds"] for turn in rounds]
-                found = rounds[0][name]["found"]
-                equal = sum(a == b for a, b in zip(found, rounds[0]["ours"]["found"], strict=True))
-                tokens = sum(len(row) + 1 for row in found)
-                rates = [spread([count / s for s in seconds], "{:,.0f}") for count in (len(some), tokens)]
-                row = [str(batch), str(beams), name, *rates, spread(ratios), f"{equal} of {len(some)}"]
-                print(f"| {' | '.join(row)} |", flush=True)
+            rounds = [{name: engines[name].ask(some, **task) for name in names} for _ in range(arguments.rounds)]
+            print(f"| {' | '.join([str(batch), str(beams), *row_of(rounds)])} |", flush=True)
     for engine in engines.values():
         engine.stop()
     if arguments.memory:
