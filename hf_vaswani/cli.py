@@ -89,6 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.debug("Where it happened:", exc_info=True)
         sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
         return 2
+    except RuntimeError as error:
+        # torch has no class of its own for this on a CPU.
+        if "memory" not in str(error):
+            raise
+        sys.stderr.write(f"hf-vaswani: There is not enough memory: {str(error).splitlines()[0]}\n")
+        return 2
     except KeyboardInterrupt as error:
         sys.stderr.write(f"hf-vaswani: {str(error) or 'stopped.'}\n")
         return getattr(error, "exit_code", 130)
@@ -149,17 +155,19 @@ def _translate(options: argparse.Namespace) -> None:
         raise ValueError("--format is of --n-best, which is not there.")
     if options.resume and options.output is None:
         raise ValueError("--resume needs the --output that is to be completed.")
-    from .translation import LineTranslator, Processes, lines_done, write_whole, written
+    from .translation import LineTranslator, Processes, lines_done, rest_of, write_whole, written
 
     processes = Processes()
     is_main = processes.number == 0
-    for file in options.files if is_main else []:
-        if not file.is_file():
-            raise ValueError(f"There is no file {str(file)!r}.")
-        if options.output is not None and options.output.exists() and options.output.samefile(file):
-            raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
-    lines_of_one = options.n_best if options.n_best is not None and options.format != "jsonl" else 1
-    number = lines_done(options.output, options.resume, lines_of_one) if is_main else 0
+
+    def check_files() -> int:
+        for file in options.files:
+            _require_file(file)
+            if options.output is not None and options.output.exists() and options.output.samefile(file):
+                raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
+        return lines_done(options.output, options.resume, options.n_best, options.format)
+
+    number = processes.first(check_files)
     models, tokenizer, front, tags = _load(options.model, options.target_language)
     if options.num_beams is not None:
         models[0].generation_config.num_beams = options.num_beams
@@ -178,7 +186,7 @@ def _translate(options: argparse.Namespace) -> None:
         # The bar is for a person: not where the output is shown, and not where nobody looks.
         hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
         bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
-        for chunk in processes.shared(islice(_all_lines(options.files, front, tags), number, None)):
+        for chunk in processes.shared(rest_of(_all_lines(options.files, front, tags), number)):
             found = processes.each_some(translator, chunk)
             if is_main:
                 texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
@@ -193,6 +201,13 @@ def _translate(options: argparse.Namespace) -> None:
         )
 
 
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(f"There is no file {str(path)!r}.")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, and not a text.")
+
+
 def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
     if not files:
         yield from _addressed(_lines(sys.stdin.buffer, "the input"), "the input", front, tags)
@@ -204,6 +219,8 @@ def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator
 def _score(model_name: str, target_language: str | None, source: Path, target: Path) -> None:
     from .evaluation import log_probabilities
 
+    _require_file(source)
+    _require_file(target)
     with source.open("rb") as sources, target.open("rb") as targets:
         (model,), tokenizer, front, tags = _load([model_name], target_language)
         source_lines = _addressed(_lines(sources, str(source)), str(source), front, tags)

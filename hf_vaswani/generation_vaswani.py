@@ -196,10 +196,10 @@ class VaswaniGenerationMixin(GenerationMixin):
         self, generation_config: GenerationConfig | None, **kwargs: Any
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Settles every setting of the call, and refuses those that mean nothing."""
-        ensemble = tuple(kwargs.pop("ensemble", ()))
+        ensemble = kwargs.pop("ensemble", None) or ()
         check_ensemble(self, ensemble, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        prepared._ensemble = ensemble
+        prepared._ensemble = tuple(ensemble)
         given = {} if generation_config is None else vars(generation_config)
         layers = (kwargs, given, vars(self.generation_config))
         for name, default in DEFAULTS.items():
@@ -382,6 +382,8 @@ def for_fast_search(
     wanted = ("do_sample", "output_attentions", "output_hidden_states", "output_scores", "output_logits")
     cache = model_kwargs.pop("past_key_values", None)
     encoder_outputs, mask = model_kwargs.pop("encoder_outputs", None), model_kwargs.pop("attention_mask", None)
+    # For criteria, which speak for themselves. Every pipeline gives one.
+    model_kwargs.pop("tokenizer", None)
     if (
         synced_gpus
         or not model_kwargs.pop("use_cache", False)
@@ -415,6 +417,8 @@ def for_fast_search(
 
 def check_ensemble(model: Any, others: Sequence[Any], **generate_kwargs: Any) -> None:
     """Raises a ValueError unless models can translate together."""
+    if not isinstance(others, (list, tuple)):
+        raise ValueError(f"ensemble must be a list of models, but it is a {type(others).__name__}.")
     if others and any(generate_kwargs.get(name) is not None for name in ("encoder_outputs", "inputs_embeds")):
         raise ValueError("An ensemble needs input_ids: each of its models reads them by itself.")
     for other in others:

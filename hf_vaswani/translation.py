@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -19,8 +20,9 @@ from .tokenizer import language_tags
 # Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
 # wait for.
 LINES_AT_A_TIME = 1024
-# A mark, and quotes and brackets that close, before white space; or a mark of a script that has no spaces.
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』）]*\s*")
+# A mark, and quotes and brackets that close, before white space, but not before a small letter, as in "e.g. here"; or
+# a mark of a script that has no spaces.
+SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+(?![a-z])|[。！？]+[」』）]*\s*")
 SPACE = re.compile(r"\s+")
 
 # The best translations of a line, the best first, with their scores.
@@ -38,25 +40,28 @@ def longest_source(models: Sequence[Any], tokenizer: PreTrainedTokenizerBase) ->
 
 def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
     """
-    Cuts a text in two, and these again, until all pieces fit.
+    Cuts a text into its sentences, and sentences that do not fit in two, and these again.
 
     Args:
         text (`str`): without white space at its ends.
         fits (`Callable[[str], bool]`): tells whether a piece is short enough.
 
     Returns:
-        `list[str]`: the pieces, in order. A cut is at the end of the sentence that is nearest to the middle; where
-        there is none, between two words; where there is but one, between two characters.
+        `list[str]`: the pieces, in order. A sentence is cut between two words, those that are nearest to its middle;
+        where there is but one, between two characters.
     """
+    ends = [match.end() for match in SENTENCE_END.finditer(text) if match.end() < len(text)]
+    sentences = [text[start:end].strip() for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    return [piece for sentence in sentences for piece in _halved(sentence, fits)]
+
+
+def _halved(text: str, fits: Callable[[str], bool]) -> list[str]:
     if len(text) < 2 or fits(text):
         return [text]
     middle = len(text) // 2
-    for pattern in (SENTENCE_END, SPACE):
-        places = [match.end() for match in pattern.finditer(text) if match.end() < len(text)]
-        if places:
-            middle = min(places, key=lambda place: abs(place - middle))
-            break
-    return [piece for half in (text[:middle], text[middle:]) for piece in cut(half.strip(), fits)]
+    spaces = (match.end() for match in SPACE.finditer(text))
+    middle = min(spaces, key=lambda place: abs(place - middle), default=middle)
+    return [piece for half in (text[:middle], text[middle:]) for piece in _halved(half.strip(), fits)]
 
 
 def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
@@ -66,8 +71,8 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
     Args:
         lines (`Sequence[str]`): may have the tag of a target language in front; then each piece has it.
         tokenizer ([`PreTrainedTokenizerBase`]): counts tokens.
-        longest (`int`): tokens that a line may have. A piece has at most half as many, which leaves its translation
-            some room.
+        longest (`int`): tokens that a line may have. The pieces of a longer one are its sentences; none has more than
+            half as many tokens, which leaves its translation some room.
 
     Returns:
         `list[list[str]]`: of each line its pieces.
@@ -105,24 +110,28 @@ class Processes:
             state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
             self.count, self.number = state.num_processes, state.process_index
 
-    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """Chunks of what the first process reads, in every process. If it cannot read on, it says so and all end."""
-        lines, error = iter(lines), None
-        while True:
-            chunk: list[str] = []
-            if self.number == 0:
-                try:
-                    chunk = list(islice(lines, LINES_AT_A_TIME * self.count))
-                except (ValueError, OSError) as caught:
-                    error = caught
-            if self.count > 1:
-                from accelerate.utils import broadcast_object_list
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What a function returns in the first process, in all of them. If it fails there, the others end quietly."""
+        result, error = None, None
+        if self.number == 0:
+            try:
+                result = function()
+            except (ValueError, OSError) as caught:
+                error = caught
+        if self.count > 1:
+            from accelerate.utils import broadcast_object_list
 
-                chunk = broadcast_object_list([chunk])[0]
-            if error is not None:
-                raise error
-            if not chunk:
-                return
+            result, failed = broadcast_object_list([result, error is not None])
+            if failed and self.number > 0:
+                sys.exit(2)
+        if error is not None:
+            raise error
+        return result
+
+    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """Chunks of what the first process reads, in every process."""
+        lines = iter(lines)
+        while chunk := self.first(lambda: list(islice(lines, LINES_AT_A_TIME * self.count))):
             yield chunk
 
     def gathered(self, part: Any) -> list[Any]:
@@ -196,30 +205,61 @@ def written(number: int, candidates: Candidates, n_best: int | None, form: str |
     return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
 
 
-def lines_done(output: Path | None, resume: bool, lines_of_one: int) -> int:
+def lines_done(output: Path | None, resume: bool, n_best: int | None, form: str | None) -> int:
     """
     How many lines of text an output is of; what is not whole at its end is cut off.
 
     Args:
         output (`Path`, *optional*): the file, if there is to be one.
         resume (`bool`): whether it may have something in it.
-        lines_of_one (`int`): its lines for each line of text.
+        n_best, form: as in [`written`].
 
     Raises:
-        ValueError: there is something in it, and `resume` is false.
+        ValueError: there is something in it, and `resume` is false, or it is of another form.
     """
-    if output is None or not output.exists():
+    if output is None:
+        return 0
+    if output.is_dir() or not output.parent.is_dir():
+        raise ValueError(f"--output {output} is a folder, or in one that is not there.")
+    if not output.exists():
         return 0
     if not resume and output.stat().st_size:
         raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
+    lines_of_one = n_best if n_best is not None and form != "jsonl" else 1
     lines, length, whole = 0, 0, 0
     with output.open("rb+") as file:
         for line in file:
             lines, length = lines + line.endswith(b"\n"), length + len(line)
+            beginning = _beginning((lines - 1) // lines_of_one + 1, n_best, form)
+            if line.endswith(b"\n") and not line.startswith(beginning):
+                raise ValueError(
+                    f"{output} was written with another --n-best or --format, and cannot be completed: its line "
+                    f"{lines} does not begin with {beginning.decode()!r}."
+                )
             if line.endswith(b"\n") and lines % lines_of_one == 0:
                 whole = length
         file.truncate(whole)
     return lines // lines_of_one
+
+
+def _beginning(number: int, n_best: int | None, form: str | None) -> bytes:
+    """What the lines of an output begin with that are of the `number`-th line of a text."""
+    if n_best is None:
+        return b""
+    return f'{{"line": {number},'.encode() if form == "jsonl" else f"{number}\t".encode()
+
+
+def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:
+    """
+    What follows some lines.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    there = sum(1 for _ in islice(lines, done))
+    if there < done:
+        raise ValueError(f"The output is of {done} lines already, but the text has only {there}: is it another text?")
+    yield from lines
 
 
 def write_whole(output: TextIO, text: str) -> None:

@@ -248,6 +248,34 @@ def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> N
         assert output.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    ("more", "content", "words"),
+    [
+        (["--n-best", "2"], "eins\nzwei\n", "was written with another --n-best or --format"),
+        (["--n-best", "2", "--format", "jsonl"], "1\t-0.5\teins\n", "was written with another --n-best or --format"),
+        ([], "eins\n" * 34, "The output is of 34 lines already, but the text has only 33"),
+    ],
+)
+def test_an_output_of_something_else_is_not_completed(tiny_run, texts, capsys, more, content, words) -> None:
+    folder, _ = texts
+    output = folder / "out.txt"
+    output.write_text(content, encoding="utf-8")
+    arguments = ["--model", str(tiny_run / "model"), str(folder / "a.txt"), "--output", str(output), "--resume", *more]
+    assert main(["translate", *arguments]) == 2 and words in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8") == content
+
+
+def test_outputs_and_texts_are_files(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    for arguments, words in (
+        ([str(folder)], "is a folder, and not a text"),
+        ([str(folder / "a.txt"), "--output", str(folder)], "is a folder, or in one that is not there"),
+        ([str(folder / "a.txt"), "--output", str(folder / "no" / "x")], "is a folder, or in one that is not there"),
+    ):
+        assert main(["translate", "--model", str(tiny_run / "model"), *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> None:
     folder = str(tiny_run / "model")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

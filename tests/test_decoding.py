@@ -235,6 +235,10 @@ def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> 
     fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
 
 
+def test_a_tokenizer_as_pipelines_give_it_changes_nothing(monkeypatch) -> None:
+    fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
+
+
 def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatch) -> None:
     model, inputs = random_model(), sentences(3)
     for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):

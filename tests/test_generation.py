@@ -585,6 +585,8 @@ def test_what_no_ensemble_can_do_is_refused() -> None:
         model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
     with pytest.raises(ValueError, match="needs input_ids"):
         model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
+    with pytest.raises(ValueError, match="ensemble must be a list of models, but it is a VaswaniFor"):
+        model.generate(**inputs, ensemble=other)
     with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
         model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
     other.train()

@@ -25,14 +25,14 @@ def at_most(length: int):
 @pytest.mark.parametrize(
     ("text", "length", "pieces"),
     [
-        ("One. Two.", 9, ["One. Two."]),
-        ("One. Two.", 8, ["One.", "Two."]),
-        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there! Is C?"]),
+        ("One. Two.", 9, ["One.", "Two."]),
+        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
         ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
+        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
         ("3.5 is a number", 10, ["3.5 is", "a number"]),
         ("one two three four", 9, ["one two", "three", "four"]),
         ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
-        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！七八？"]),
+        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
         ("ab", 0, ["a", "b"]),
     ],
 )
@@ -116,6 +116,9 @@ def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
         assert done.stderr.count("Cut: 1 line is longer than the 1,024 tokens that the model takes") == 1
         found.append(done.stdout)
     assert found[0] == found[1] and found[0].count("\n") == 2502
+    (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert failed.returncode and failed.stderr.count("Line 2 of") == 1 and "[rank1]" not in failed.stderr
     model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
     assert found[0].splitlines()[:40] == translate_corpus(model, tokenizer, text.splitlines()[:40])
 
