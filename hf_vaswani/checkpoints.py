@@ -20,6 +20,8 @@ WEIGHTS = "model.safetensors"
 EMA_WEIGHTS = "ema.safetensors"
 PROGRESS = "progress.json"
 RECIPE = "recipe.yaml"
+ENVIRONMENT = "environment.json"
+MODEL = "model"
 VALIDATIONS = "validations.jsonl"
 NONFINITE = "nonfinite_updates.jsonl"
 CURVE = "training.jsonl"
@@ -40,6 +42,13 @@ CHANGEABLE = {
     "training.data_workers",
     "training.cpu_threads",
     "training.trackers",
+    "data.license",
+    "hub.repo_id",
+    "hub.min_bleu",
+    "hub.private",
+    "hub.revision",
+    "hub.every_n_checkpoints",
+    "hub.license",
 }
 
 
@@ -129,12 +138,13 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """
     What a checkpoint says of itself: `step`, the `position` in the data, `data`, which text that was, `launch`, how
-    many processes of which kind, and how many updates in a row were left out last (`nonfinite`).
+    many processes of which kind, how many updates in a row were left out last (`nonfinite`), and how long the training
+    took so far (`seconds`).
     """
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: progress[key] for key in ("step", "position", "data", "launch", "nonfinite")}
+        return {key: progress[key] for key in ("step", "position", "data", "launch", "nonfinite", "seconds")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged, or of another version; delete {checkpoint} to go on from the one before."
@@ -142,7 +152,7 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_validations(run_dir: Path) -> list[dict[str, Any]]:
-    """What a run has validated so far, oldest first: `step`, `loss`, `bleu`, `signature`, `best`, maybe `sets`."""
+    """What a run has validated so far, oldest first: `step`, `loss`, `bleu` and the other scores, `best`."""
     path = run_dir / VALIDATIONS
     try:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []

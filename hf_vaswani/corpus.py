@@ -68,7 +68,7 @@ def read_sources(recipe: Recipe) -> list[Source]:
     sources = []
     for part in (recipe.data, *recipe.more_data):
         settings = {name: value for name, value in asdict(part).items() if name in SourceRecipe.__dataclass_fields__}
-        del settings["weight"]
+        del settings["weight"], settings["license"]
         pairs = load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming)
         tag = language_tag(part.target_language) if recipe.data.target_tag else None
         sources.append(Source(part, pairs, tag))

@@ -1,4 +1,4 @@
-"""Translates a corpus, and scores it: BLEU by sacreBLEU, through the interface of `evaluate`, with its signature."""
+"""Translates a corpus; says what a model thinks of translations that exist."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,39 +8,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .modeling_vaswani import VaswaniForConditionalGeneration
-
-
-def score(
-    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a", lowercase: bool = False
-) -> dict[str, Any]:
-    """
-    Scores a translated corpus.
-
-    Args:
-        hypotheses (`Sequence[str]`): translations.
-        references (`Sequence[str]`): the right ones, in the same order.
-        tokenize (`str`): sacreBLEU's tokenizer.
-        lowercase (`bool`): whether case is ignored.
-
-    Returns:
-        `dict[str, Any]`: `bleu` (0 to 100) and `signature`.
-
-    Raises:
-        ValueError: the two have different lengths, or an unknown tokenizer.
-    """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"There are {len(hypotheses)} translations for {len(references)} references.")
-    # Imported here, because translating does without it, and without what it needs.
-    from .metric import SacreBleu
-
-    try:
-        scored: dict[str, Any] = SacreBleu(keep_in_memory=True).compute(
-            predictions=list(hypotheses), references=list(references), tokenize=tokenize, lowercase=lowercase
-        )
-    # What sacreBLEU raises where a language's own tokenizer is not installed.
-    except RuntimeError as error:
-        raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
-    return scored
 
 
 def translate_corpus(

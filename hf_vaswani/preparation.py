@@ -5,11 +5,12 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -20,7 +21,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batching import Updates
-from .checkpoints import RECIPE, write_text, written_whole
+from .checkpoints import ENVIRONMENT, RECIPE, write_text, written_whole
 from .configuration_vaswani import VaswaniConfig
 from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from .modeling_vaswani import VaswaniForConditionalGeneration
@@ -45,7 +46,6 @@ T = TypeVar("T")
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
-ENVIRONMENT = "environment.json"
 
 
 @dataclass
@@ -187,11 +187,17 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         OSError: a file cannot be read or written.
     """
     sources = read_sources(recipe)
-    needing = {"average_best": None, "keep_best": 0, "patience": None}
+    needing = {"training.average_best": None, "training.keep_best": 0, "training.patience": None}
+    needing["hub.every_n_checkpoints"] = None
     for key in needing:
-        if getattr(recipe.training, key) != needing[key] and not any("validation" in part.pairs for part in sources):
-            raise ValueError(f"training.{key} needs a validation set, which the recipe's data section does not give.")
-    by_the_first(accelerator, _write_run_files, recipe, accelerator, checkpoint)
+        if recipe.flat()[key] != needing[key] and not any("validation" in part.pairs for part in sources):
+            raise ValueError(f"{key} needs a validation set, which the recipe's data section does not give.")
+    if recipe.hub.repo_id is not None and not any("test" in part.pairs for part in sources):
+        raise ValueError(
+            "hub.repo_id needs a test set, which the recipe's data section does not give: a model is only published "
+            "with its score."
+        )
+    by_the_first(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None:
         by_the_first(accelerator, _write_tokenizer, recipe, sources, folder)
@@ -247,7 +253,7 @@ def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> Non
         tokenizer.save_pretrained(temporary)
 
 
-def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> None:
+def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Source], checkpoint: Path | None) -> None:
     """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
     run_dir = Path(recipe.run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -264,11 +270,32 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, checkpoint: Path 
         "packages": {name: version(name) for name in PACKAGES},
         "git_revision": revision or None,
         "machine": platform.platform(),
+        **_hardware(accelerator),
         "device": str(accelerator.device),
         "processes": accelerator.num_processes,
         "cpu_threads": torch.get_num_threads(),
         "mixed_precision": accelerator.mixed_precision,
         "seed": recipe.seed,
         "command": sys.argv,
+        # Of a stream nobody knows the pairs.
+        "pairs": [
+            {"direction": source.name}
+            | {split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)}
+            for source in sources
+        ],
     }
     write_text(run_dir / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+
+
+def _hardware(accelerator: Accelerator) -> dict[str, Any]:
+    """Names of processor and GPU, and the GPU's power limit in watts, as far as the machine tells them."""
+    cpu_info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.is_file() else "", re.MULTILINE)
+    found: dict[str, Any] = {"cpu": names[0] if names else platform.processor() or None}
+    if accelerator.device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(accelerator.device)
+        command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+        if shutil.which(command[0]):
+            answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+            found["gpu_watts"] = float(answer[0]) if answer and re.fullmatch(r"[\d.]+", answer[0]) else None
+    return found

@@ -22,7 +22,7 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 Files = dict[str, str] | str | None
 # Stands for "not 0", or 1 less it for "not 1", in a range.
 TINY = 1e-15
-SECTIONS = ("data", "tokenizer", "model", "training", "evaluation")
+SECTIONS = ("data", "tokenizer", "model", "training", "evaluation", "hub")
 
 
 @dataclass
@@ -58,6 +58,8 @@ class SourceRecipe:
     weight: float = 1.0
     """How often an epoch takes each pair: 2 takes it twice, 0.5 takes a random half, another one in each epoch. With
     data.streaming, where nobody knows how many pairs there are: the proportion in which the sources are mixed."""
+    license: str | None = None
+    """Licence of the text, as cc-by-4.0, for the model card."""
 
 
 @dataclass
@@ -249,6 +251,27 @@ class EvaluationRecipe:
 
 
 @dataclass
+class HubRecipe:
+    """Where the model is published, if anywhere. The token is not of a recipe: huggingface_hub finds it."""
+
+    repo_id: str | None = None
+    """Repository on the Hub, as user/name; it is made if there is none. null publishes nothing."""
+    min_bleu: float = 0.0
+    """Least BLEU: of the test set for the model, of the validation for a checkpoint. What has less, or none, is not
+    published."""
+    private: bool | None = None
+    """Whether only its owners see it: of a repository that is made, null is what its owner has as a default. true is
+    also a promise: nothing goes to one that is public."""
+    revision: str = "main"
+    """Branch to publish on; it is made if there is none."""
+    every_n_checkpoints: int | None = None
+    """Publish each n-th checkpoint while the training goes on, with the BLEU of its validation; null only publishes
+    the model at the end."""
+    license: str | None = None
+    """Licence of the model, as apache-2.0, for its card."""
+
+
+@dataclass
 class Recipe:
     """One experiment."""
 
@@ -264,6 +287,7 @@ class Recipe:
     model: ModelRecipe = field(default_factory=ModelRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
+    hub: HubRecipe = field(default_factory=HubRecipe)
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
@@ -429,6 +453,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "evaluation.max_length_offset": (0, math.inf),
     # The first symbol counts, and one more is needed to say anything.
     "evaluation.max_length": (2, math.inf),
+    "hub.min_bleu": (0, 100),
+    "hub.every_n_checkpoints": (1, math.inf),
 }
 
 
@@ -449,6 +475,7 @@ def _check_ranges(recipe: Recipe) -> None:
             high = "" if greatest == math.inf else f" and {bounds.get(greatest, f'at most {greatest:,.0f}')}"
             raise ValueError(f"{name} must be {low}{high}, but it is {value}.")
     _check_agreement(recipe.training)
+    _check_hub(recipe.hub, recipe.training)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 
@@ -478,3 +505,31 @@ def _check_agreement(training: TrainingRecipe) -> None:
             f"training.{ranking} ranks checkpoints by their validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
         )
+
+
+def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
+    if hub.repo_id is None and hub.every_n_checkpoints is not None:
+        raise ValueError("hub.every_n_checkpoints needs a hub.repo_id to publish to.")
+    if hub.repo_id is not None:
+        check_repo_id(hub.repo_id, "hub.repo_id")
+    if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
+        raise ValueError(
+            "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
+            f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
+        )
+
+
+def check_repo_id(repo_id: str, where: str) -> None:
+    """
+    Raises:
+        ValueError: the Hub would not take it for the id of a repository; `where` is what the message calls it.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo_id)
+        if repo_id.count("/") != 1:
+            raise HFValidationError("it has no slash.")
+    except HFValidationError as error:
+        raise ValueError(f"{where} must be of the form user/name, but it is {repo_id!r}: {error}") from error

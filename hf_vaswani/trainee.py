@@ -2,8 +2,9 @@
 
 import copy
 import json
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -51,6 +52,14 @@ class Trainee:
     position: dict[str, Any]
     # Updates in a row that were left out last.
     nonfinite: int = 0
+    # What earlier processes took, and when this one began.
+    seconds_before: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long the run was trained so far, validations included, less what was lost when it was killed."""
+        return self.seconds_before + time.monotonic() - self.began
 
     def to_validate(self) -> VaswaniForConditionalGeneration:
         """What stands for the run: the moving average, where there is one. All processes call it together."""
@@ -152,6 +161,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
                 "data": run.fingerprint,
                 "launch": _launch(run),
                 "nonfinite": trainee.nonfinite,
+                "seconds": round(trainee.seconds, 1),
             }
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()
@@ -206,5 +216,6 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
         trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
         trainee.ema.n_averaged.fill_(progress["step"])
     trainee.step, trainee.position, trainee.nonfinite = (progress[key] for key in ("step", "position", "nonfinite"))
+    trainee.seconds_before = progress["seconds"]
     if run.accelerator.is_main_process:
         _tidy(run)

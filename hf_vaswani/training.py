@@ -14,10 +14,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .batching import Batch
+from .card import card_files
 from .checkpoints import (
     CURVE,
+    MODEL,
     NONFINITE,
     RESULT,
+    WEIGHTS,
     average_checkpoints,
     checkpoint_to_resume,
     checkpoints_to_average,
@@ -28,11 +31,12 @@ from .checkpoints import (
     written_whole,
 )
 from .configuration_vaswani import VaswaniConfig
-from .evaluation import score
+from .hub import Publisher, sha256
 from .interruption import Interrupted, Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .preparation import Run, build_accelerator, by_the_first, prepare
 from .recipe import Recipe, TrainingRecipe
+from .scoring import score
 from .trainee import Trainee, build_trainee, save_checkpoint
 from .validation import translate_and_score, validate
 
@@ -45,7 +49,6 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-MODEL = "model"
 TRANSLATIONS = "test_translations.txt"
 
 
@@ -62,8 +65,8 @@ def train(recipe: Recipe) -> dict[str, Any]:
 
     Returns:
         `dict[str, Any]`: what `test.json` in the run folder says: `step`, `averaged` (checkpoints), `model` (the
-        folder that `from_pretrained` loads) and, with a test set, `bleu`, `signature`, `sets` (each one's BLEU, where
-        there are several) and `samples`.
+        folder that `from_pretrained` loads) and, with a test set, what [`translate_and_score`] says of it, and
+        `samples`.
 
     Raises:
         ValueError: the data or the recipe cannot be trained on, or the run folder belongs to another recipe.
@@ -89,9 +92,11 @@ def train(recipe: Recipe) -> dict[str, Any]:
         logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
         accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
         trainee = build_trainee(run, checkpoint)
+        # Only the first process talks to the Hub.
+        publisher = Publisher(run.folder, recipe.hub, trainee.step) if accelerator.is_main_process else None
         with Interruption() as interruption:
             try:
-                _train(run, trainee, interruption)
+                _train(run, trainee, interruption, publisher)
             except Interrupted:
                 _end(accelerator)
                 raise
@@ -102,8 +107,10 @@ def train(recipe: Recipe) -> dict[str, Any]:
                     f"A process of training.data_workers ended, perhaps for want of memory: {error} The same command "
                     "again goes on from the last checkpoint."
                 ) from error
-        result = _finish(run, trainee.whole or trainee.bare, trainee.step)
+        result = _finish(run, trainee.whole or trainee.bare, trainee.step, trainee.seconds)
         _end(accelerator)
+        if publisher is not None:
+            publisher.wait()
     return result
 
 
@@ -129,7 +136,7 @@ def _checkpoint_to_go_on_from(recipe: Recipe) -> Path | None:
 # ---- The loop ----------------------------------------------------------------------------------------------------
 
 
-def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
+def _train(run: Run, trainee: Trainee, interruption: Interruption, publisher: Publisher | None) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
     last = trainee.step >= training.max_steps or by_the_first(accelerator, _has_stalled, run.recipe, trainee.step)
@@ -161,6 +168,8 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption) -> None:
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, trainee)
+                if publisher is not None and step % training.save_every == 0:
+                    publisher.offer(run.folder / f"checkpoint-{step}", step // training.save_every)
                 progress.restart_clock()
             last = last or update.stop
     asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
@@ -303,7 +312,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 # ---- The end -----------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int) -> dict[str, Any]:
+def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> dict[str, Any]:
     """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
     chosen = by_the_first(run.accelerator, _checkpoints_to_average, run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
@@ -311,6 +320,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int) -> dict
     result: dict[str, Any] = {
         "step": step,
         "averaged": [checkpoint.name for checkpoint in chosen],
+        "seconds": round(seconds, 1),
         "model": str(run.folder / MODEL),
     }
     translations: dict[str, list[str]] = {}
@@ -330,7 +340,11 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int) -> dict
         for name, lines in translations.items():
             file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
             write_text(run.folder / file, "".join(line + "\n" for line in lines))
+        result["weights_sha256"] = sha256(run.folder / MODEL / WEIGHTS)
         write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        hub = run.recipe.hub
+        for name, content in card_files(run.folder, run.folder / MODEL, result, hub.repo_id, hub.revision).items():
+            (run.folder / MODEL / name).write_bytes(content)
     run.accelerator.wait_for_everyone()
     return result
 

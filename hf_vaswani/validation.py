@@ -1,4 +1,4 @@
-"""Validation during the training and the test at its end: loss, translations of all processes together, BLEU."""
+"""Validation during the training and the test at its end: loss, translations of all processes together, scores."""
 
 import logging
 import math
@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader
 from .batching import PairCollator, TokenBudgetBatchSampler
 from .checkpoints import read_validations, write_validations
 from .encoding import pair_lengths
-from .evaluation import score, translate_corpus
+from .evaluation import translate_corpus
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .preparation import Run
+from .scoring import METRICS, score
 
 try:
     from accelerate.utils import gather_object, send_to_device
@@ -64,17 +65,19 @@ def translate_and_score(
         split (`str`): `"validation"` or `"test"`.
 
     Returns:
-        Translations by the name of their set, and `bleu` with its `signature`. Where there are several sets, `bleu` is
-        the mean of theirs, and `sets` has each one's own.
+        Translations by the name of their set, and what [`score`] says of them. Where there are several sets, `bleu`,
+        `chrf` and `ter` are the means of theirs, and `sets` has each one's own.
     """
     evaluation = run.recipe.evaluation
-    translations, bleu, signature = {}, {}, ""
+    translations, sets, scored = {}, {}, {}
     for pairs in run.sets[split]:
         translations[pairs.name] = translate(run, model, pairs.source, num_beams)
         scored = score(translations[pairs.name], pairs.target, evaluation.tokenize, evaluation.lowercase)
-        bleu[pairs.name], signature = scored["bleu"], scored["signature"]
-    result = {"bleu": sum(bleu.values()) / len(bleu), "signature": signature}
-    return translations, result | ({"sets": bleu} if len(bleu) > 1 else {})
+        sets[pairs.name] = {metric: scored[metric] for metric in METRICS}
+    if len(sets) > 1:
+        means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in METRICS}
+        scored |= means | {"sets": sets}
+    return translations, scored
 
 
 @torch.no_grad()
@@ -115,7 +118,7 @@ def validation_loss(run: Run, model: torch.nn.Module) -> float:
 
 def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> None:
     """
-    Loss and BLEU on the validation sets: a line in the log, a line in `validations.jsonl`, the best of them marked.
+    Loss and scores on the validation sets: a line in the log, a line in `validations.jsonl`, the best of them marked.
 
     Args:
         run ([`Run`]), model ([`VaswaniForConditionalGeneration`]): as in [`translate`].
@@ -123,9 +126,11 @@ def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> Non
     """
     loss = validation_loss(run, model)
     _, scored = translate_and_score(run, model, "validation", run.recipe.evaluation.validation_num_beams)
-    parts = "".join(f", {name} {bleu:.2f}" for name, bleu in scored.get("sets", {}).items())
-    logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({scored['signature']})")
-    run.accelerator.log({"validation_loss": loss, "validation_bleu": scored["bleu"]}, step=step)
+    parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in scored.get("sets", {}).items())
+    signature = scored["signatures"]["bleu"]
+    logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
+    values = {f"validation_{metric}": scored[metric] for metric in METRICS}
+    run.accelerator.log({"validation_loss": loss, **values}, step=step)
     if run.accelerator.is_main_process:
         # JSON has no word for what is not finite.
         line = {"step": step, "loss": loss if math.isfinite(loss) else None, **scored}

@@ -85,11 +85,13 @@ def bits(run: Path) -> dict[str, Any]:
         name = str(path.relative_to(run))
         if path.suffix == ".safetensors":
             found[name] = load_file(path)
-        elif path.name in ("progress.json", "validations.jsonl", "training.jsonl", "test_translations.txt"):
+        elif path.name == "progress.json":
+            found[name] = json.loads(path.read_text("utf-8")) | {"seconds": None}
+        elif path.name in ("validations.jsonl", "training.jsonl", "test_translations.txt"):
             found[name] = path.read_text("utf-8")
         elif name not in ("recipe.yaml", "environment.json", "test.json"):
             found[name] = None
-    found["test"] = json.loads((run / "test.json").read_text("utf-8")) | {"model": None}
+    found["test"] = json.loads((run / "test.json").read_text("utf-8")) | {"model": None, "seconds": None}
     return found
 
 

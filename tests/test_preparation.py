@@ -54,6 +54,7 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     assert validation["sets"].keys() == {"en-de", "en-xx"}
     result = json.loads((whole / "test.json").read_text())
     assert result["sets"].keys() == {"en-de", "en-xx"}
+    assert result["chrf"] == sum(scores["chrf"] for scores in result["sets"].values()) / 2
     added = json.loads((whole / "model" / "tokenizer.json").read_text())["added_tokens"]
     assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
 

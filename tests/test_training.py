@@ -46,7 +46,8 @@ def test_a_run_folder_is_complete(tiny_run) -> None:
     assert environment["packages"]["torch"] == torch.__version__
     result = json.loads((tiny_run / "test.json").read_text())
     assert result["averaged"] == ["checkpoint-8", "checkpoint-12"]
-    assert result["signature"].startswith("nrefs:1|")
+    assert all(signature.startswith("nrefs:1|") for signature in result["signatures"].values())
+    assert result["signatures"].keys() == {"bleu", "chrf", "ter"} <= result.keys()
     assert len(result["samples"]) == 5
     translations = (tiny_run / "test_translations.txt").read_text("utf-8").splitlines()
     assert len(translations) == 120
@@ -471,7 +472,7 @@ def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
     assert train(tmp_path, run, max_steps=8, validate_every=4) == 0
     # As if it had been killed after it validated update 12, and before it saved it.
     with open(run / "validations.jsonl", "a") as file:
-        file.write(json.dumps({"step": 12, "loss": 1.0, "bleu": 99.0, "signature": "", "best": True}) + "\n")
+        file.write(json.dumps({"step": 12, "loss": 1.0, "bleu": 99.0, "best": True}) + "\n")
     assert train(tmp_path, run, max_steps=12, validate_every=4) == 0
     lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12]

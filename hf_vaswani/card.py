@@ -1,0 +1,348 @@
+"""The card of a model: rendered from what its run wrote down. What nobody wrote down is left out."""
+
+import contextlib
+import html
+import json
+import logging
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
+
+from .checkpoints import CURVE, ENVIRONMENT, RECIPE, VALIDATIONS, WEIGHTS
+from .recipe import Files, Recipe, SourceRecipe, load_recipe
+from .scoring import METRICS
+
+logger = logging.getLogger(__name__)
+
+TEMPLATE = Path(__file__).with_name("model_card.md")
+PICTURE = "curve.png"
+
+# No sentence of the run's own text is shown: it may be private.
+EXAMPLES = {
+    "de": "Ein Hund läuft durch den Garten.",
+    "en": "A dog runs through the garden.",
+    "fr": "Un chien court dans le jardin.",
+}
+# What Green Algorithms (Lannelongue, Grealey and Inouye, 2021) takes for a core of a processor that it does not know.
+WATTS_OF_A_CORE = 12
+
+
+def card_files(
+    run_dir: Path, folder: Path, scored: dict[str, Any], repo_id: str | None, revision: str
+) -> dict[str, bytes]:
+    """
+    The card and its picture; arguments and errors as those of [`render_card`].
+
+    Returns:
+        `dict[str, bytes]`: contents by name. Without matplotlib there is no picture.
+    """
+    files = {}
+    try:
+        from .visualization import curve_picture
+    except ImportError as error:
+        logger.warning(f"The model card has no curve. {error}")
+    else:
+        training, validations = (
+            _read_lines(run_dir / CURVE, scored["step"]),
+            _read_lines(run_dir / VALIDATIONS, scored["step"]),
+        )
+        if training or validations:
+            files[PICTURE] = curve_picture(training, validations)
+    card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
+    return files | {"README.md": str(card).encode()}
+
+
+def render_card(
+    run_dir: Path,
+    folder: Path,
+    scored: dict[str, Any],
+    repo_id: str | None = None,
+    revision: str = "main",
+    has_curve: bool = False,
+) -> ModelCard:
+    """
+    The card of a model or of a checkpoint.
+
+    Args:
+        run_dir (`Path`): the run's folder.
+        folder (`Path`): that of the model: its weights are counted.
+        scored (`dict[str, Any]`): what `test.json` says of a model, or a line of `validations.jsonl` of a checkpoint.
+        repo_id (`str`, *optional*): repository on the Hub that the examples name; by default the run's name.
+        revision (`str`): its branch.
+        has_curve (`bool`): whether the picture of the training is beside the card.
+
+    Returns:
+        [`ModelCard`]: with metadata that `huggingface_hub` has checked, `model-index` among them.
+
+    Raises:
+        ValueError: a file of the run cannot be read.
+    """
+    recipe = load_recipe([str(run_dir / RECIPE)])
+    environment = _read_json(run_dir / ENVIRONMENT)
+    is_test = "averaged" in scored
+    split = "test" if is_test else "validation"
+    sources = [recipe.data, *recipe.more_data]
+    languages = list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
+    rows = list(_score_rows(sources, scored, split)) if "bleu" in scored else []
+    name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
+    parameters = _count_parameters(folder / WEIGHTS)
+    directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
+    card_data = ModelCardData(
+        language=languages,
+        license=recipe.hub.license,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vaswani", "attention-is-all-you-need"],
+        datasets=list(dict.fromkeys(str(part.dataset) for part in sources if _is_on_the_hub(part))) or None,
+        metrics=list(METRICS) if rows else None,
+        model_name=name,
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                task_name=f"Translation {row['direction']}",
+                dataset_type=row["dataset"],
+                dataset_name=row["text"],
+                dataset_config=row["config"],
+                dataset_split=row["split"],
+                metric_type=metric,
+                metric_name=METRICS[metric],
+                metric_value=round(row[metric], 2),
+                metric_args={"signature": scored["signatures"][metric]},
+            )
+            for row in rows
+            for metric in METRICS
+        ]
+        or None,
+    )
+    headline = ""
+    if rows:
+        headline = f": BLEU {scored['bleu']:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
+    return ModelCard.from_template(
+        card_data,
+        template_path=str(TEMPLATE),
+        title=name,
+        summary=f"A translation model, {directions}, of {_many(parameters)} parameters{headline}.",
+        model_id=repo_id or f"{run_dir.name}/{folder.name}",
+        pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
+        example=EXAMPLES.get(recipe.data.source_language, "..."),
+        tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
+        scores=[
+            {"text": f"{row['direction']}: {_cell(row['text'])}"}
+            | {metric: f"{row[metric]:.2f}" for metric in METRICS}
+            for row in rows
+        ],
+        search=_search(recipe, is_test),
+        signatures=[(METRICS[metric], scored["signatures"][metric]) for metric in METRICS] if rows else [],
+        curve=PICTURE if has_curve else None,
+        texts=list(_texts(sources, environment)),
+        facts=list(_facts(recipe, environment, scored, parameters, folder)),
+        command=_command(environment),
+        settings=_settings(recipe),
+        languages=directions,
+    )
+
+
+# ---- Scores ------------------------------------------------------------------------------------------------------
+
+
+def _score_rows(sources: list[SourceRecipe], scored: dict[str, Any], split: str) -> Iterator[dict[str, Any]]:
+    """The scores of each set, with what is known of its text."""
+    parts = [part for part in sources if _text(part, split)]
+    sets = scored.get("sets") or {f"{parts[0].source_language}-{parts[0].target_language}": scored}
+    for part, (name, scores) in zip(parts, sets.items(), strict=True):
+        from_dataset = getattr(part, f"{split}_files") is None
+        yield {
+            "direction": name,
+            "text": _text(part, split),
+            "dataset": part.dataset if from_dataset and _is_on_the_hub(part) else "text",
+            # The model-index takes two texts for one that have all these in common.
+            "config": (part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
+            "split": getattr(part, f"{split}_split") if from_dataset else None,
+        } | {metric: scores[metric] for metric in METRICS}
+
+
+def _search(recipe: Recipe, is_test: bool) -> str:
+    evaluation = recipe.evaluation
+    beams = evaluation.num_beams if is_test else evaluation.validation_num_beams
+    if beams == 1:
+        return "of greedy search"
+    return (
+        f"of beam search with {beams} beams and the length penalty {evaluation.length_penalty_type} "
+        f"{evaluation.length_penalty}"
+    )
+
+
+# ---- Text --------------------------------------------------------------------------------------------------------
+
+
+def _text(part: SourceRecipe, split: str) -> str:
+    """What a text is called; of a file the name, because where it lay is nobody's business. "" if there is none."""
+    files: Files = getattr(part, f"{split}_files")
+    if files is not None:
+        sides = (part.source_language, part.target_language)
+        names = [files[language] for language in sides] if isinstance(files, dict) else [files]
+        return ", ".join(Path(name).name for name in names)
+    name = getattr(part, f"{split}_split")
+    if part.dataset is None or name is None:
+        return ""
+    if part.dataset == "pocket":
+        return f"the built-in corpus of hf_vaswani, made by rule ({name})"
+    config = f", {part.dataset_config}" if part.dataset_config else ""
+    return f"{part.dataset if _is_on_the_hub(part) else Path(part.dataset).name}{config} ({name})"
+
+
+def _is_on_the_hub(part: SourceRecipe) -> bool:
+    return part.dataset not in (None, "pocket") and not Path(str(part.dataset)).exists()
+
+
+def _texts(sources: list[SourceRecipe], environment: dict[str, Any]) -> Iterator[str]:
+    """A line for each source: its texts, their pairs, the licence."""
+    counts = environment.get("pairs") or [{}] * len(sources)
+    for part, count in zip(sources, counts, strict=True):
+        texts = []
+        for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
+            if name := _text(part, split):
+                texts.append(f"{title} {name}" + (f" ({count[split]:,} pairs)" if split in count else ""))
+        licence = f"; licence of the text: {part.license}" if part.license else ""
+        yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
+
+
+# ---- Model and training ------------------------------------------------------------------------------------------
+
+
+def _facts(
+    recipe: Recipe, environment: dict[str, Any], scored: dict[str, Any], parameters: int, folder: Path
+) -> Iterator[tuple[str, str]]:
+    """Names and values of the table, as far as there are values."""
+    training, config = recipe.training, _read_json(folder / "config.json")
+    yield "parameters", f"{parameters:,}"
+    yield (
+        "network",
+        f"{config['encoder_layers']} + {config['decoder_layers']} layers, d_model {config['d_model']}, "
+        f"d_ff {config['d_ff']}, {config['num_heads']} heads",
+    )
+    yield "vocabulary", f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}"
+    averaged = scored.get("averaged", [])
+    yield (
+        "updates",
+        f"{scored['step']:,}" + (f", the mean of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
+    )
+    processes = environment["processes"]
+    tokens = training.tokens_per_batch * training.accumulation_steps * processes
+    yield "an update", f"up to {tokens:,} tokens a side, padding counted"
+    rate = (
+        f"peak {training.peak_learning_rate}" if training.peak_learning_rate else f"{training.warmup_steps} steps up"
+    )
+    yield "optimizer", f"{training.optimizer}, schedule {training.schedule}, {rate}"
+    yield (
+        "precision",
+        "float32" if environment["mixed_precision"] == "no" else f"mixed, {environment['mixed_precision']}",
+    )
+    yield "seed", str(environment["seed"])
+    if hardware := environment.get("gpu") or environment.get("cpu"):
+        yield (
+            "hardware",
+            f"{processes} x {hardware}" if environment.get("gpu") else f"{_cores(environment)} x {hardware}",
+        )
+    if seconds := scored.get("seconds"):
+        yield "time of the training", f"{_duration(seconds)}, validations included"
+        if energy := _energy(environment, seconds):
+            yield "energy, estimated", energy
+    versions = {"Python": environment["python"]} | environment["packages"]
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if environment.get("git_revision"):
+        yield "revision of hf_vaswani", environment["git_revision"]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _cores(environment: dict[str, Any]) -> str:
+    cores = environment["cpu_threads"] * environment["processes"]
+    return f"{cores} threads"
+
+
+def _energy(environment: dict[str, Any], seconds: float) -> str | None:
+    """Time times power: of GPUs their limit, of a processor what is usual for a core."""
+    if environment.get("gpu"):
+        watts, count, source = environment.get("gpu_watts"), environment["processes"], "the limit of each GPU"
+    else:
+        watts, count = WATTS_OF_A_CORE, environment["cpu_threads"] * environment["processes"]
+        source = "a core of an unknown processor, after Lannelongue et al. (2021)"
+    if not watts:
+        return None
+    energy = watts * count * seconds / 3_600_000
+    return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}) for that time; the rest of the machine is not counted"
+
+
+def _command(environment: dict[str, Any]) -> str:
+    """The command of the training, with names in the place of absolute paths."""
+    program, *arguments = environment["command"]
+    name = Path(program).name
+    program = {"cli.py": "hf-vaswani"}.get(name, f"python {name}" if name.endswith(".py") else name)
+    words = [program, *(shlex.quote(_without_folders(argument)) for argument in arguments)]
+    # A line for each option.
+    return " ".join(words).replace(" --", " \\\n    --")
+
+
+def _without_folders(text: str) -> str:
+    return re.sub(r"(?<![\w.~:/])[/~](?:[^\s/{},:='\"]*/)*", "", text)
+
+
+def _settings(recipe: Recipe) -> str:
+    """The keys of a recipe that are not at their default, as YAML."""
+    found: dict[str, Any] = {}
+    here, defaults = asdict(recipe), asdict(Recipe())
+    for section in ("data", "tokenizer", "model", "training", "evaluation"):
+        changed = {key: value for key, value in here[section].items() if value != defaults[section][key]}
+        if changed:
+            found[section] = changed
+    if recipe.more_data:
+        plain = asdict(SourceRecipe())
+        found["more_data"] = [
+            {key: value for key, value in source.items() if value != plain[key]} for source in here["more_data"]
+        ]
+    return _without_folders(str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip()) if found else ""
+
+
+def _count_parameters(path: Path) -> int:
+    """Elements of the weights; a tied matrix is stored, and counts, once."""
+    with safe_open(path, framework="pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
+
+
+def _cell(text: str) -> str:
+    """Text as it may stand in a cell of a table."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+def _read_lines(path: Path, last: int) -> list[dict[str, Any]]:
+    """Lines of JSON up to an update. The training may be writing one, so that it is not whole."""
+    found = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [line for line in found if line["step"] <= last]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    return content

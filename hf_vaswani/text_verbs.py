@@ -1,0 +1,230 @@
+"""The verbs that read text line by line: translate, score; the models and lines that others need as well."""
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+# Pairs of lines that are read and scored together.
+PAIRS_AT_A_TIME = 1024
+
+logger = logging.getLogger("hf_vaswani")
+
+
+def add_text_verbs(verbs: Any) -> None:
+    """Adds the two to the verbs of a command line; each puts the function that does it under `run`."""
+    translate = verbs.add_parser("translate", help="translate files, or standard input, line by line")
+    translate.add_argument("files", nargs="*", type=Path, metavar="FILE", help="text; default: standard input")
+    add_model(translate)
+    translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
+    translate.add_argument("--resume", action="store_true", help="go on with an output that is not complete")
+    translate.add_argument(
+        "--n-best", type=int, metavar="N", help="the N best translations of a line: its number, score, translation"
+    )
+    translate.add_argument(
+        "--format", choices=("tsv", "jsonl"), help="of --n-best: N lines with tabs (default), or an object a line"
+    )
+    translate.set_defaults(run=_translate)
+
+    score = verbs.add_parser(
+        "score", help="log-probability of given translations: a line each, of the whole, of a token, and the tokens"
+    )
+    score.add_argument("--model", required=True, help="model folder, or id on the Hub")
+    score.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
+    score.add_argument("source", type=Path, help="sentences, one a line")
+    score.add_argument("target", type=Path, help="their translations, one a line")
+    score.set_defaults(run=_score)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that say by which models, and how, a text is translated."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        action="append",
+        help="model folder, or id on the Hub; given several times, their probabilities are averaged",
+    )
+    parser.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
+    parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster on a CPU, nearly the same")
+
+
+# ---- Translating and scoring line by line ------------------------------------------------------------------------
+
+
+def _translate(options: argparse.Namespace) -> None:
+    from tqdm.auto import tqdm
+
+    check_counts(options, "num_beams", "n_best")
+    if options.format and options.n_best is None:
+        raise ValueError("--format is of --n-best, which is not there.")
+    if options.resume and options.output is None:
+        raise ValueError("--resume needs the --output that is to be completed.")
+    from .translation import LineTranslator, Processes, lines_done, rest_of, write_whole, written
+
+    processes = Processes()
+    is_main = processes.number == 0
+
+    def check_files() -> int:
+        for file in options.files:
+            require_file(file)
+            if options.output is not None and options.output.exists() and options.output.samefile(file):
+                raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
+        return lines_done(options.output, options.resume, options.n_best, options.format)
+
+    number = processes.first(check_files)
+    models, tokenizer, front, tags = load_translators(options)
+    num_beams = models[0].generation_config.num_beams or 1
+    if options.n_best is not None and options.n_best > num_beams:
+        raise ValueError(f"--n-best {options.n_best} needs a beam of as many: --num-beams is {num_beams}.")
+    translator = LineTranslator(models, tokenizer, options.n_best)
+    with contextlib.ExitStack() as stack:
+        output = sys.stdout
+        if options.output and is_main:
+            output = stack.enter_context(options.output.open("a", encoding="utf-8"))
+        # The bar is for a person: not where the output is shown, and not where nobody looks.
+        hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
+        bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
+        for chunk in processes.shared(rest_of(_all_lines(options.files, front, tags), number)):
+            found = processes.each_some(translator, chunk)
+            if is_main:
+                texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
+                write_whole(output, "".join(texts))
+            number += len(chunk)
+            bar.update(len(chunk))
+    were_cut = sum(processes.gathered(translator.were_cut))
+    if is_main:
+        tell_cut(were_cut, translator.longest)
+
+
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Raises a `ValueError` for the first of these options that is given and below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}.")
+
+
+def tell_cut(were_cut: int, longest: int) -> None:
+    """The one message about lines that were translated in pieces."""
+    if were_cut:
+        logger.warning(
+            f"Cut: {were_cut} {'line is' if were_cut == 1 else 'lines are'} longer than the {longest:,} "
+            "tokens that the model takes, and translated in pieces, at the ends of sentences where there are any."
+        )
+
+
+def require_file(path: Path) -> None:
+    """Raises a `ValueError` where there is no such file."""
+    if not path.exists():
+        raise ValueError(f"There is no file {str(path)!r}.")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, and not a text.")
+
+
+def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+    if not files:
+        yield from addressed(decoded(sys.stdin.buffer, "the input"), "the input", front, tags)
+    for path in files:
+        with path.open("rb") as file:
+            yield from addressed(decoded(file, str(path)), str(path), front, tags)
+
+
+def _score(options: argparse.Namespace) -> None:
+    from .evaluation import log_probabilities
+
+    source, target = options.source, options.target
+    require_file(source)
+    require_file(target)
+    with source.open("rb") as sources, target.open("rb") as targets:
+        (model,), tokenizer, front, tags = _load([options.model], options.target_language)
+        source_lines = addressed(decoded(sources, str(source)), str(source), front, tags)
+        target_lines = decoded(targets, str(target))
+        done = 0
+        while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
+            for number, pair in enumerate(chunk, start=done + 1):
+                if None in pair:
+                    shorter, longer = (source, target) if pair[0] is None else (target, source)
+                    raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
+            pairs = [list(side) for side in zip(*chunk, strict=True)]
+            for log_probability, tokens in log_probabilities(model, tokenizer, pairs[0], pairs[1]):
+                sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
+            sys.stdout.flush()
+            done += len(chunk)
+
+
+# ---- Models, and lines of text -----------------------------------------------------------------------------------
+
+
+def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, tuple[str, ...]]:
+    """As [`_load`], with the beam and the kind of weights that were asked for."""
+    models, tokenizer, front, tags = _load(options.model, options.target_language)
+    if options.num_beams is not None:
+        models[0].generation_config.num_beams = options.num_beams
+    if options.int8:
+        from .quantization import to_int8
+
+        models = [to_int8(model) for model in models]
+    return models, tokenizer, front, tags
+
+
+def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
+    """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
+    from .tokenizer import find_language_tag, language_tags, load_tokenizer
+
+    for name in names:
+        folder = Path(name)
+        if (folder / "model" / "config.json").is_file():
+            raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
+        if not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2):
+            raise ValueError(
+                f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
+            )
+    tokenizer = load_tokenizer(names[0])
+    for name in names[1:]:
+        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
+    front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
+    models = [_load_model(name) for name in names]
+    # A model for several directions would take any, without one.
+    return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
+
+
+def _load_model(name: str) -> Any:
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"The model {name!r} cannot be loaded: {error}") from error
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    return model
+
+
+def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
+    """Lines with the tag in front that they need; raises a `ValueError` for one that has none of `tags`."""
+    for number, line in enumerate(lines, start=1):
+        if tags and line.strip() and not line.startswith(tags):
+            raise ValueError(
+                f"Line {number} of {name} does not say into which language: give --target-language, or put one of "
+                f"{', '.join(tags)} in front."
+            )
+        yield front + line if line.strip() else line
+
+
+def decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of text without their ends; raises a `ValueError` for one that is not UTF-8."""
+    for number, line in enumerate(file, start=1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"Line {number} of {name} is not UTF-8: {error.reason}.") from error

@@ -1,0 +1,590 @@
+"""A small Hub on loopback, for the real huggingface_hub client: commits, branches, LFS, tokens, and faults on demand.
+
+It speaks what the client says to model repositories and nothing else: other requests are answered by 404, and
+`HubServer.unknown` remembers them. Everything lives in memory.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+LFS_SUFFIXES = (".safetensors", ".bin", ".png")
+REGULAR_BYTES = 10_000_000
+# Every repository of the Hub begins with a commit of this file.
+GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whose token it is, and what it allows."""
+
+    user: str
+    role: Literal["read", "write"]
+
+
+@dataclass
+class Fault:
+    """
+    What goes wrong with the requests of `method` whose path contains `pattern`.
+
+    Args:
+        times (`int`, *optional*, defaults to 1): With how many of them; `None` means for ever.
+        delay (`float`, *optional*, defaults to 0): Seconds to wait before anything else.
+        cut (`int`, *optional*): Drop the connection after this many bytes of the request's body.
+        lose_answer (`bool`, *optional*, defaults to `False`): Do what is asked for, then drop the connection.
+        status (`int`, *optional*): Answered instead of what was asked for, which is not done.
+        message (`str`, *optional*): The error that comes with it, in JSON, or as it is where `headers` have a type.
+        headers (`dict[str, str]`, *optional*): What else comes with it.
+    """
+
+    method: str
+    pattern: str
+    times: int | None = 1
+    delay: float = 0
+    cut: int | None = None
+    lose_answer: bool = False
+    status: int | None = None
+    message: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The content of a file; of a file in LFS git knows only a pointer."""
+
+    content: bytes
+    lfs: bool
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def git_content(self) -> bytes:
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(self.content)}\n"
+        return pointer.encode() if self.lfs else self.content
+
+    @cached_property
+    def oid(self) -> str:
+        return hashlib.sha1(b"blob %d\0" % len(self.git_content) + self.git_content).hexdigest()
+
+    @property
+    def etag(self) -> str:
+        """What the client compares with its own file."""
+        return self.sha256 if self.lfs else self.oid
+
+    def describe(self, path: str) -> dict[str, Any]:
+        lfs = {"oid": self.sha256, "size": len(self.content), "pointerSize": len(self.git_content)}
+        entry = {"type": "file", "path": path, "oid": self.oid, "size": len(self.content)}
+        return entry | ({"lfs": lfs} if self.lfs else {})
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A whole state of a repository, and the commit before it."""
+
+    title: str
+    message: str
+    parent: str | None
+    files: dict[str, Blob]
+    sha: str = field(default_factory=lambda: secrets.token_hex(20))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Every file and every folder."""
+        folders = {str(parent) for path in self.files for parent in Path(path).parents} - {"."}
+        entries = [{"type": "directory", "path": path, "oid": self.sha, "size": 0} for path in folders]
+        entries += [blob.describe(path) for path, blob in self.files.items()]
+        return sorted(entries, key=lambda entry: entry["path"])
+
+
+class Repository:
+    """Commits, the branches that point at them, and the LFS objects that were uploaded, committed or not."""
+
+    def __init__(self, private: bool) -> None:
+        self.private = private
+        self.commits: dict[str, Commit] = {}
+        self.branches: dict[str, str] = {}
+        self.announced: dict[str, int] = {}
+        self.objects: dict[str, bytes] = {}
+        self.add("main", Commit("initial commit", "", None, {".gitattributes": Blob(GITATTRIBUTES, lfs=False)}))
+
+    def at(self, revision: str) -> Commit:
+        """The commit of a branch or of a whole sha."""
+        sha = self.branches.get(revision, revision)
+        if sha not in self.commits:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return self.commits[sha]
+
+    def add(self, branch: str, commit: Commit) -> str:
+        self.commits[commit.sha] = commit
+        self.branches[branch] = commit.sha
+        return commit.sha
+
+    def operate(self, files: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
+        """One line of a client's commit, done to `files`."""
+        path = value["path"]
+        if key in ("deletedFile", "deletedFolder"):
+            folder = Path(path) if key == "deletedFolder" else None
+            gone = [name for name in files if (folder in Path(name).parents if folder else name == path)]
+            if not gone:
+                raise Refusal(404, f"A {key[7:].lower()} with this name doesn't exist: {path}", "EntryNotFound")
+            for name in gone:
+                del files[name]
+            return
+        content = self.objects.get(value["oid"]) if key == "lfsFile" else base64.b64decode(value["content"])
+        if content is None:
+            message = "Your push was rejected because an LFS pointer pointed to a file that does not exist."
+            raise Refusal(400, f"{message} Offending file: {path}")
+        if (key == "lfsFile") != (upload_mode(path, len(content)) == "lfs"):
+            raise Refusal(400, f"Your push was rejected because this file is sent in the wrong way: {path}")
+        files[path] = Blob(content, lfs=key == "lfsFile")
+
+
+@dataclass
+class Request:
+    """One request, its body read to the end."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: Any
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Reply:
+    """What goes back; what is not bytes is sent as JSON."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Refusal(Exception):  # noqa: N818 (an answer, not an error of the server)
+    """An error for the client, which chooses its class by the code."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
+        super().__init__(message)
+        named = {name.replace("_", "-"): text for name, text in headers.items()} | {"X-Error-Message": message}
+        self.reply = Reply({"error": message}, status, named | ({"X-Error-Code": code} if code else {}))
+
+
+def upload_mode(path: str, size: int) -> Literal["lfs", "regular"]:
+    """How a file is sent; the client never sends an empty one to LFS."""
+    return "lfs" if size > REGULAR_BYTES or (size and path.endswith(LFS_SUFFIXES)) else "regular"
+
+
+def read_card(content: bytes) -> dict[str, Any]:
+    """The metadata at the top of a README; `ValueError` where they are not a mapping in YAML."""
+    match = re.match(r"---\n(.*?)\n---\s", content.decode() + "\n", re.DOTALL)
+    try:
+        metadata = yaml.safe_load(match[1]) if match else None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(metadata or {}, dict):
+        raise ValueError("The metadata should be a mapping")
+    return metadata or {}
+
+
+class HubServer:
+    """
+    A context manager that serves a Hub of its own. Its client has to run in another process, with `environment`,
+    because huggingface_hub reads its variables when it is imported.
+
+    Args:
+        tokens (`dict[str, Access]`, *optional*): The tokens that it knows.
+
+    Attributes:
+        log (`list[tuple[str, str, int]]`): Method, path and status of every request; 0 where it was dropped.
+        unknown (`list[str]`): The requests that this server does not know; a test should find none.
+        on_commit (`Callable[[str], object]`, *optional*): Called with the name of the repository before a client's
+            commit is applied, so that a test can commit first.
+    """
+
+    def __init__(self, tokens: dict[str, Access] | None = None) -> None:
+        self.tokens = tokens or {}
+        self.repositories: dict[str, Repository] = {}
+        self.log: list[tuple[str, str, int]] = []
+        self.unknown: list[str] = []
+        self.faults: list[Fault] = []
+        self.on_commit: Callable[[str], object] | None = None
+        self.lock = threading.RLock()
+        self.stopped = threading.Event()
+        self.server = Server(self)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """From now on connections are refused, and those that are open are dropped."""
+        if not self.stopped.is_set():
+            self.stopped.set()
+            self.server.shutdown()
+            self.server.server_close()
+            self.server.drop_connections()
+
+    def environment(self, home: Path | str, token: str | None = None) -> dict[str, str]:
+        """What a client's process needs in its environment."""
+        settings = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+        settings |= {f"HF_HUB_DISABLE_{what}": "1" for what in ("XET", "TELEMETRY", "PROGRESS_BARS")}
+        # Empty where there is none, lest somebody's own token be sent.
+        return settings | {"HF_TOKEN": token or "", "HUGGING_FACE_HUB_TOKEN": ""}
+
+    def fault(self, method: str, pattern: str, **what: Any) -> None:
+        """Lets requests fail as [`Fault`] says; of several, the first that matches and is not used up."""
+        with self.lock:
+            self.faults.append(Fault(method, pattern, **what))
+
+    def clear_faults(self) -> None:
+        """Everything works again."""
+        with self.lock:
+            self.faults.clear()
+
+    def take_fault(self, method: str, path: str) -> Fault | None:
+        """The fault that a request meets, counted as used."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.method == method and fault.pattern in path and fault.times != 0:
+                    fault.times = fault.times and fault.times - 1
+                    return fault
+        return None
+
+    def commits(self, repo_id: str, revision: str = "main") -> list[Commit]:
+        """The history, newest first."""
+        with self.lock:
+            repository = self.repositories[repo_id]
+            history = [repository.at(revision)]
+            while history[-1].parent is not None:
+                history.append(repository.commits[history[-1].parent])
+            return history
+
+    def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
+        """What the repository holds, by path."""
+        with self.lock:
+            return {path: blob.content for path, blob in self.repositories[repo_id].at(revision).files.items()}
+
+    def is_private(self, repo_id: str) -> bool:
+        """Whether only its owner can see the repository."""
+        return self.repositories[repo_id].private
+
+    def commit(
+        self, repo_id: str, files: dict[str, bytes | None], message: str = "A commit", revision: str = "main"
+    ) -> str:
+        """Commits as somebody else, without a client; `None` deletes. Makes the repository, and returns the sha."""
+        with self.lock:
+            repository = self.repositories.setdefault(repo_id, Repository(private=False))
+            head = repository.at(revision)
+            tree = dict(head.files)
+            for path, content in files.items():
+                if content is None:
+                    del tree[path]
+                else:
+                    tree[path] = blob = Blob(content, lfs=upload_mode(path, len(content)) == "lfs")
+                    repository.objects |= {blob.sha256: content} if blob.lfs else {}
+            return repository.add(revision, Commit(message, "", head.sha, tree))
+
+    def answer(self, request: Request) -> Reply:
+        """The reply to a request that met no fault."""
+        for route, action in ROUTES.items():
+            match = re.fullmatch(route, f"{request.method} {request.path}")
+            # A pull request would silently become a commit to the branch.
+            if match and "create_pr" not in request.query:
+                parts = {name: unquote(text) for name, text in match.groupdict(default="").items()}
+                if action is HubServer.apply_commit and self.on_commit is not None:
+                    self.on_commit(parts["name"])
+                with self.lock:
+                    return action(self, request, **parts)
+        self.unknown.append(f"{request.method} {unquote(request.path)}")
+        raise Refusal(404, "Sorry, we can't find the page you are looking for.")
+
+    def access(self, request: Request) -> Access | None:
+        """Who asks; an unknown token is refused even where none is needed."""
+        header = request.headers.get("Authorization")
+        access = self.tokens.get((header or "").removeprefix("Bearer "))
+        if header is not None and access is None:
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        return access
+
+    def require_write(self, request: Request, owner: str, message: str, code: str | None = None) -> None:
+        access = self.access(request)
+        if access is None:
+            raise Refusal(401, "Invalid username or password.", code)
+        if access != Access(owner, "write"):
+            raise Refusal(403, message)
+
+    def readable(self, request: Request, name: str) -> Repository:
+        """The repository, if the one who asks may know of it."""
+        access, repository = self.access(request), self.repositories.get(name)
+        if repository is None or (repository.private and (access is None or access.user != name.split("/")[0])):
+            raise Refusal(404, "Repository not found", "RepoNotFound")
+        return repository
+
+    def writable(self, request: Request, name: str) -> Repository:
+        """The repository, if the one who asks may change it."""
+        repository = self.readable(request, name)
+        # With https the client makes a RepositoryNotFoundError of this 401 by itself, with http only by the code.
+        message = f"You don't have the rights to write to {name}"
+        self.require_write(request, name.split("/")[0], message, code="RepoNotFound")
+        return repository
+
+    def list_agents(self, request: Request) -> Reply:
+        """The client asks once in every new HF_HOME, to say in its headers whether such a tool runs it."""
+        return Reply({"standardEnvVars": [], "harnesses": {}})
+
+    def who_am_i(self, request: Request) -> Reply:
+        access = self.access(request)
+        if access is None:
+            raise Refusal(401, "Invalid username or password.")
+        auth = {"type": "access_token", "accessToken": {"displayName": "tests", "role": access.role}}
+        return Reply({"type": "user", "name": access.user, "fullname": access.user, "orgs": [], "auth": auth})
+
+    def validate_yaml(self, request: Request) -> Reply:
+        try:
+            card = read_card(request.json()["content"].encode())
+        except ValueError as error:
+            return Reply({"error": str(error), "errors": [{"message": str(error)}]}, 400)
+        warning = {"message": "empty or missing yaml metadata in repo card"}
+        return Reply({"errors": [], "warnings": [] if card else [warning]})
+
+    def create_repository(self, request: Request) -> Reply:
+        wanted, access = request.json(), self.access(request)
+        owner = wanted.get("organization") or (access.user if access else "")
+        message = f'You don\'t have the rights to create a model under the namespace "{owner}"'
+        self.require_write(request, owner, message)
+        name = f"{owner}/{wanted['name']}"
+        reply = {"url": f"{self.url}/{name}", "name": name}
+        if wanted.get("type", "model") != "model":
+            raise Refusal(400, "This server has models only")
+        if name in self.repositories:
+            return Reply(reply | {"error": "You already created this model repo"}, 409)
+        private = wanted.get("private", False) or wanted.get("visibility") == "private"
+        self.repositories[name] = Repository(private)
+        return Reply(reply)
+
+    def create_branch(self, request: Request, name: str, revision: str) -> Reply:
+        repository = self.writable(request, name)
+        if revision in repository.branches:
+            raise Refusal(409, f"Reference already exists: refs/heads/{revision}")
+        repository.branches[revision] = repository.at(request.json().get("startingPoint", "main")).sha
+        return Reply({})
+
+    def say_upload_modes(self, request: Request, name: str, revision: str) -> Reply:
+        present, modes = self.writable(request, name).at(revision).files, []
+        for wanted in request.json()["files"]:
+            path, mode = wanted["path"], upload_mode(wanted["path"], wanted["size"])
+            oid = {"oid": present[path].etag} if path in present else {}
+            modes.append({"path": path, "uploadMode": mode, "shouldIgnore": False} | oid)
+        return Reply({"files": modes})
+
+    def announce_objects(self, request: Request, name: str) -> Reply:
+        """Where each object is to be put; nowhere, if it is here."""
+        repository, objects = self.writable(request, name), []
+        for wanted in request.json()["objects"]:
+            oid, size = wanted["oid"], wanted["size"]
+            repository.announced[oid] = size
+            actions = {"actions": {"upload": {"href": f"{self.url}/_lfs/{name}/{oid}"}}}
+            objects.append({"oid": oid, "size": size} | ({} if oid in repository.objects else actions))
+        return Reply({"transfer": "basic", "objects": objects})
+
+    def put_object(self, request: Request, name: str, oid: str) -> Reply:
+        """No token comes with it: what was announced may be put."""
+        repository = self.repositories[name]
+        if oid not in repository.announced:
+            raise Refusal(403, "SignatureDoesNotMatch")
+        if (len(request.body), hashlib.sha256(request.body).hexdigest()) != (repository.announced[oid], oid):
+            raise Refusal(400, "The object has not the size or not the SHA-256 that were announced")
+        repository.objects[oid] = request.body
+        return Reply(b"")
+
+    def apply_commit(self, request: Request, name: str, revision: str) -> Reply:
+        """All of it or nothing: the files are this method's own until the end."""
+        repository = self.writable(request, name)
+        if revision not in repository.branches:
+            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        head, (first, *lines) = repository.at(revision), [json.loads(line) for line in request.body.splitlines()]
+        header, files = first["value"], dict(head.files)
+        if header.get("parentCommit", head.sha) != head.sha:
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        for line in lines:
+            repository.operate(files, line["key"], line["value"])
+        sha = repository.add(revision, Commit(header["summary"], header["description"], head.sha, files))
+        return Reply({"success": True, "commitOid": sha, "commitUrl": f"{self.url}/{name}/commit/{sha}"})
+
+    def describe_repository(self, request: Request, name: str, revision: str) -> Reply:
+        repository = self.readable(request, name)
+        commit = repository.at(revision or "main")
+        siblings: list[dict[str, Any]] = [{"rfilename": path} for path in sorted(commit.files)]
+        if "blobs" in request.query:
+            siblings = [sibling | {"size": len(commit.files[sibling["rfilename"]].content)} for sibling in siblings]
+        readme, card = commit.files.get("README.md"), {}
+        if readme is not None:
+            with contextlib.suppress(ValueError):
+                card = read_card(readme.content)
+        described: dict[str, Any] = {"id": name, "modelId": name, "author": name.split("/")[0], "sha": commit.sha}
+        described |= {"private": repository.private, "gated": False, "siblings": siblings}
+        described |= {"cardData": card, "tags": card.get("tags", [])}
+        return Reply(described | {key: card[key] for key in ("pipeline_tag", "library_name") if key in card})
+
+    def list_references(self, request: Request, name: str) -> Reply:
+        heads = self.readable(request, name).branches.items()
+        branches = [{"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha} for branch, sha in heads]
+        return Reply({"branches": branches, "tags": [], "converts": []})
+
+    def list_tree(self, request: Request, name: str, revision: str, path: str) -> Reply:
+        entries, folder = self.readable(request, name).at(revision).entries(), Path(path)
+        inside = [entry for entry in entries if folder in Path(entry["path"]).parents]
+        if path and not inside:
+            raise Refusal(404, f"{path} does not exist on {revision!r}", "EntryNotFound")
+        if request.query.get("recursive") != ["true"]:
+            inside = [entry for entry in inside if Path(entry["path"]).parent == folder]
+        return Reply(inside)
+
+    def describe_paths(self, request: Request, name: str, revision: str) -> Reply:
+        asked = parse_qs(request.body.decode()).get("paths", [])
+        entries = self.readable(request, name).at(revision).entries()
+        return Reply([entry for entry in entries if entry["path"] in asked])
+
+    def send_file(self, request: Request, name: str, revision: str, path: str) -> Reply:
+        """A file in LFS comes at once, where the Hub points to its store; the client takes either."""
+        commit = self.readable(request, name).at(revision)
+        if path not in commit.files:
+            # By the commit's sha the client remembers what is not there.
+            raise Refusal(404, "Entry not found", "EntryNotFound", X_Repo_Commit=commit.sha)
+        blob, size = commit.files[path], len(commit.files[path].content)
+        headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{blob.etag}"', "Accept-Ranges": "bytes"}
+        headers |= {"X-Linked-ETag": f'"{blob.sha256}"', "X-Linked-Size": str(size)} if blob.lfs else {}
+        headers["Content-Type"] = "application/octet-stream"
+        part = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
+        if part is None:
+            return Reply(blob.content, headers=headers)
+        start, end = int(part[1]), min(int(part[2] or size), size - 1)
+        if start > end:
+            raise Refusal(416, "Requested range not satisfiable", Content_Range=f"bytes */{size}")
+        headers["Content-Range"] = f"bytes {start}-{end}/{size}"
+        return Reply(blob.content[start : end + 1], 206, headers)
+
+
+MODEL, REVISION, FILE = r"(?P<name>[^/]+(?:/[^/]+)?)", "(?P<revision>[^/]+)", "(?P<path>.+)"
+# The first that fits counts: a name of one part must not swallow what follows it.
+ROUTES: dict[str, Callable[..., Reply]] = {
+    "GET /api/agent-harnesses": HubServer.list_agents,
+    "GET /api/whoami-v2": HubServer.who_am_i,
+    "POST /api/validate-yaml": HubServer.validate_yaml,
+    "POST /api/repos/create": HubServer.create_repository,
+    f"POST /api/models/{MODEL}/branch/{REVISION}": HubServer.create_branch,
+    f"POST /api/models/{MODEL}/preupload/{REVISION}": HubServer.say_upload_modes,
+    rf"POST /{MODEL}\.git/info/lfs/objects/batch": HubServer.announce_objects,
+    f"PUT /_lfs/{MODEL}/(?P<oid>[0-9a-f]{{64}})": HubServer.put_object,
+    f"POST /api/models/{MODEL}/commit/{REVISION}": HubServer.apply_commit,
+    f"GET /api/models/{MODEL}/refs": HubServer.list_references,
+    f"GET /api/models/{MODEL}/tree/{REVISION}(?:/{FILE})?": HubServer.list_tree,
+    f"POST /api/models/{MODEL}/paths-info/{REVISION}": HubServer.describe_paths,
+    f"GET /api/models/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,
+    f"(?:GET|HEAD) /{MODEL}/resolve/{REVISION}/{FILE}": HubServer.send_file,
+}
+
+
+class Server(ThreadingHTTPServer):
+    """The sockets of a [`HubServer`], with a thread for each connection."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, hub: HubServer) -> None:
+        self.hub = hub
+        self.connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def drop_connections(self) -> None:
+        """One that is kept alive would be served after the end."""
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no error; anything else is ours and shows."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP/1.1 around `HubServer.answer`, and the faults before it."""
+
+    protocol_version = "HTTP/1.1"
+    # Headers and body are two writes; the second would wait until the first is acknowledged.
+    disable_nagle_algorithm = True
+    server: Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections.add(self.connection)
+
+    def finish(self) -> None:
+        self.server.connections.discard(self.connection)
+        super().finish()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Quiet."""
+
+    def serve(self) -> None:
+        hub, target, length = self.server.hub, urlsplit(self.path), int(self.headers.get("Content-Length", 0))
+        fault = hub.take_fault(self.command, unquote(target.path))
+        if fault is not None and hub.stopped.wait(fault.delay):
+            raise ConnectionAbortedError
+        cut = fault.cut if fault is not None else None
+        # Always read: what is left over would be taken for the next request of the connection.
+        body = self.rfile.read(length if cut is None else min(cut, length))
+        if cut is not None or len(body) < length:
+            # Without an answer, or it is the client that has died in the middle, which is no request.
+            self.drop()
+            return
+        if fault is not None and fault.status is not None:
+            typed = any(name.lower() == "content-type" for name in fault.headers)
+            reply = Reply(fault.message.encode() if typed else {"error": fault.message}, fault.status, fault.headers)
+            reply.headers = {"X-Error-Message": fault.message} | reply.headers
+        else:
+            try:
+                reply = hub.answer(Request(self.command, target.path, parse_qs(target.query), self.headers, body))
+            except Refusal as refusal:
+                reply = refusal.reply
+        if fault is not None and fault.lose_answer:
+            self.drop()
+            return
+        hub.log.append((self.command, unquote(target.path), reply.status))
+        body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body, default=str).encode()
+        # The client quotes the request's id in its errors.
+        headers = {"Content-Type": "application/json", "X-Request-Id": self.headers.get("X-Amzn-Trace-Id", "")}
+        self.send_response(reply.status)
+        for name, text in (headers | reply.headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body if self.command != "HEAD" else b"")
+
+    def drop(self) -> None:
+        self.server.hub.log.append((self.command, unquote(urlsplit(self.path).path), 0))
+        self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = serve  # noqa: N815 (http.server calls them so)
