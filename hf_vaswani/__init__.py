@@ -1,5 +1,10 @@
-"""The Transformer of "Attention Is All You Need" as a Hugging Face plug-in: importing it registers everything."""
+"""The Transformer of "Attention Is All You Need" as a Hugging Face plug-in: importing it registers everything.
 
+With `HF_VASWANI_TRANSLATION_TASK=0` in the environment (or `off`, `no`, `false`) the models are registered, and the
+tasks of transformers stay as they are: `VaswaniTranslationPipeline(model, tokenizer)` is then the way to translate.
+"""
+
+import os
 import re
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
@@ -51,4 +56,5 @@ def _register_translation_task() -> None:
     registry.task_aliases = _TranslationAliases(registry.task_aliases)
 
 
-_register_translation_task()
+if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:
+    _register_translation_task()

@@ -241,8 +241,8 @@ class Publisher:
         self.run_dir, self.hub = run_dir, hub
         if hub.repo_id is not None and get_token() is None:
             logger.warning(
-                f"There is no token for the Hub, and {hub.repo_id} will want one: log in by `hf auth login`, or put one "
-                "into HF_TOKEN"
+                f"There is no token for the Hub, and {hub.repo_id} will want one: log in by `hf auth login`, or put "
+                "one into HF_TOKEN"
             )
         for folder in _waiting(run_dir):
             if int(folder.name.split("-")[1]) > step:

@@ -4,26 +4,66 @@ The answers have the shapes that they had in transformers 4.
 """
 
 import copy
+import os
 import re
-from collections.abc import Generator, Sequence, Sized
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from types import GeneratorType
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pipelines.pt_utils import PipelineIterator
+
+from .sentences_vaswani import join_sentences, sentence_spans
+
+# Held by the thread that uses a tokenizer, whose calls change its settings, or that changes the mode of a model. One
+# for all pipelines, because pipelines may share both; translating itself needs no lock.
+LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # A process that is forked, to read a dataset, gets no tokenizer that another thread is in the middle of.
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+# Of each model that translates: how many threads use it, and which of its modules go back to training after that.
+USERS: Counter[torch.nn.Module] = Counter()
+IN_TRAINING: dict[torch.nn.Module, list[torch.nn.Module]] = {}
+
+
+@contextmanager
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout is off as long as a thread is in here, and the last one leaves the model as it was."""
+    with LOCK:
+        USERS[model] += 1
+        IN_TRAINING.setdefault(model, []).extend([module for module in model.modules() if module.training])
+        model.eval()
+    try:
+        yield
+    finally:
+        with LOCK:
+            USERS[model] -= 1
+            if not USERS[model]:
+                del USERS[model]
+                for module in IN_TRAINING.pop(model):
+                    module.training = True
 
 
 class VaswaniTranslationPipeline(Pipeline):
     """Translates sentences with any encoder-decoder model that can generate.
 
     Beam search with 4 beams and at most 256 new tokens, unless the model's generation config or the caller says
-    otherwise. The model translates in evaluation mode and is handed back in the mode that it came in.
+    otherwise. The model translates in evaluation mode and is handed back in the mode that it came in. Any number of
+    threads may translate with one pipeline at a time; but beside calls with `stop_strings`, for which `generate` uses
+    the tokenizer by itself, all should truncate alike.
 
     Args:
         model (`PreTrainedModel`): An encoder-decoder model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer; it needs a pad token as soon as `batch_size` is above 1.
         task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"`, which names the two languages as well.
+        split_sentences (`bool`, *optional*, defaults to `False`): As in [`~VaswaniTranslationPipeline.__call__`], and
+            the default of every call.
         kwargs: What [`Pipeline`] takes (`device`, `batch_size`, `num_workers`, ...), and everything that
             [`~VaswaniTranslationPipeline.__call__`] takes, as the default of every call.
 
@@ -57,6 +97,7 @@ class VaswaniTranslationPipeline(Pipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         task: str = "",
+        split_sentences: bool = False,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -82,6 +123,7 @@ class VaswaniTranslationPipeline(Pipeline):
         self._default_generation_config = defaults
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
+        self.split_sentences = split_sentences
         # pipeline() has used it by now and hands it on all the same; generate() would refuse it.
         kwargs.pop("local_files_only", None)
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
@@ -116,20 +158,29 @@ class VaswaniTranslationPipeline(Pipeline):
 
     def __call__(
         self,
-        inputs: str | Sequence[str] | Generator[str, None, None] | Dataset[str],
+        inputs: str | Sequence[str] | Sequence[list[Any]] | Generator[str, None, None] | Dataset[str],
         *args: Any,
+        split_sentences: bool | None = None,
         num_workers: int | None = None,
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Translates one sentence, or many.
+        """Translates one text, or many. A text is one sentence for the model, unless it is split.
 
         Args:
-            inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): The sentences; a
-                column of a dataset (`dataset["en"]`) counts as a list.
+            inputs (`str`, `list[str]`, `list` of such lists, generator of `str` or `torch.utils.data.Dataset` of
+                `str`): The texts; a column of a dataset (`dataset["en"]`) counts as a list. Lists may be nested to any
+                depth, as long as one has only texts or only lists in it; transformers 4 translated but the first text
+                of each inner list.
             args: Ignored, with a warning, as in every pipeline.
-            num_workers (`int`, *optional*, defaults to 0): Processes that tokenize.
-            batch_size (`int`, *optional*, defaults to 1): Sentences that the model translates at a time.
+            split_sentences (`bool`, *optional*, defaults to `False`): Translate each sentence of a text on its own
+                (see [`sentence_spans`]) and join the translations, the best with the best, the second with the second:
+                by the text's own white space where that has a newline, else by one space, or by none in a script that
+                has none. A language tag that a text begins with, as `<2de>`, is put in front of all its sentences.
+            num_workers (`int`, *optional*, defaults to 0): Processes that tokenize, or, of a dataset whose texts are
+                split, that read it.
+            batch_size (`int`, *optional*, defaults to 1): Sentences that the model translates at a time. Where texts
+                are split, these are of all texts of a list, but of one text of a generator or a dataset.
             return_tensors (`bool`, *optional*): Give token ids back and not text.
             return_text (`bool`, *optional*): Text is the default; `return_tensors=True` wins over this one.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): Remove spaces before punctuation.
@@ -143,28 +194,75 @@ class VaswaniTranslationPipeline(Pipeline):
 
         Returns:
             `list[dict]` with the key `translation_text` (`str`), or `translation_token_ids` (`torch.LongTensor` of
-            shape `(target,)`): for one sentence, its translations; for a list, one dict a sentence, or one list of
-            dicts a sentence if there are several translations of each. A generator or a dataset gives an iterator,
-            which translates as it is read, of one list of dicts a sentence.
+            shape `(target,)`): for one text, its translations; for a list, one dict a text, or one list of dicts a
+            text if there are several translations of each, nested as the lists are. A generator or a dataset gives an
+            iterator, which translates as it is read, of one list of dicts a text.
 
         Raises:
-            TypeError: If `inputs` or one of the sentences is something else.
+            TypeError: If `inputs` or one of the texts is something else.
             ValueError: If a keyword is known neither here nor to `generate`, if sentences cannot be batched because
-                the tokenizer has no pad token, or if its vocabulary has tags, but none for the target language.
+                the tokenizer has no pad token, if its vocabulary has tags, but none for the target language, or if
+                token ids are asked for of texts that are split.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
+        translate = super().__call__
+        if self.split_sentences if split_sentences is None else split_sentences:
+            translate = self._translate_sentences
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
-            sentences = list(inputs)
-            for position, sentence in enumerate(sentences):
-                _require_text(sentence, f"item {position} of the list")
-            translations = super().__call__(sentences, *args, **kwargs) if sentences else []
+            items = list(inputs)
+            texts = list(_flat(items))
+            translations = translate(texts, *args, **kwargs) if texts else []
             single = all(len(candidates) == 1 for candidates in translations)
-            return [candidates[0] for candidates in translations] if single else translations
+            return _nested_as(items, iter([found[0] for found in translations] if single else translations))
         if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
             _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
-        return super().__call__(inputs, *args, **kwargs)
+        return translate(inputs, *args, **kwargs)
+
+    def _translate_sentences(self, inputs: Any, *args: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
+        """What the base class's `__call__` does, for texts that are split."""
+        after = self._sanitize_parameters(**kwargs)[2]
+        if {**self._postprocess_params, **after}.get("return_tensors"):
+            raise ValueError("The translations of sentences are joined as text: there are no return_tensors of them.")
+        if isinstance(inputs, str):
+            return self._translate_sentences([inputs], *args, num_workers=num_workers, **kwargs)[0]
+        if isinstance(inputs, list):
+            texts = [self._without_tag(text) for text in inputs]
+            spans_of = [sentence_spans(text) for _, text in texts]
+            sentences = [
+                tag + text[start:end]
+                for (tag, text), spans in zip(texts, spans_of, strict=True)
+                for start, end in spans
+            ]
+            found = iter(super().__call__(sentences, *args, num_workers=num_workers, **kwargs))
+            return [
+                [
+                    {
+                        "translation_text": join_sentences(
+                            text, spans, [candidate["translation_text"] for candidate in of_rank]
+                        )
+                    }
+                    for of_rank in zip(*(next(found) for _ in spans), strict=True)
+                ]
+                for (_, text), spans in zip(texts, spans_of, strict=True)
+            ]
+        if isinstance(inputs, Dataset):
+            workers = self._num_workers if num_workers is None else num_workers
+            inputs = DataLoader(inputs, batch_size=None, num_workers=workers or 0)
+
+        def translate(text: Any) -> Any:
+            _require_text(text, "a sentence")
+            return self._translate_sentences(text, *args, num_workers=0, **kwargs)
+
+        return PipelineIterator(inputs, translate, {})
+
+    def _without_tag(self, text: str) -> tuple[str, str]:
+        """The language tag that a text begins with, and a space, or nothing; and the rest of it."""
+        with LOCK:
+            tags = self._language_tags().values()
+        tag = next((tag for tag in tags if text.lstrip().startswith(tag)), None)
+        return ("", text) if tag is None else (f"{tag} ", text.lstrip().removeprefix(tag))
 
     # The base class annotates each parameter of these three steps as a dict.
     def preprocess(
@@ -191,30 +289,35 @@ class VaswaniTranslationPipeline(Pipeline):
         """
         _require_text(input_, "a sentence")
         target_language = tgt_lang or self._task_languages[1]
-        sentence = (self.prefix or "") + self._language_tag(target_language) + input_
-        if hasattr(self.tokenizer, "_build_translation_inputs"):
-            encoding = self.tokenizer._build_translation_inputs(
-                sentence,
-                return_tensors="pt",
-                truncation=truncation,
-                src_lang=src_lang or self._task_languages[0],
-                tgt_lang=target_language,
-            )
-        else:
-            encoding = self.tokenizer(sentence, return_tensors="pt", truncation=truncation)
+        with LOCK:
+            sentence = (self.prefix or "") + self._language_tag(target_language) + input_
+            if hasattr(self.tokenizer, "_build_translation_inputs"):
+                encoding = self.tokenizer._build_translation_inputs(
+                    sentence,
+                    return_tensors="pt",
+                    truncation=truncation,
+                    src_lang=src_lang or self._task_languages[0],
+                    tgt_lang=target_language,
+                )
+            else:
+                encoding = self.tokenizer(sentence, return_tensors="pt", truncation=truncation)
         # Some tokenizers make it for encoders of their own kind; generate() does not take it.
         encoding.pop("token_type_ids", None)
         return encoding
 
     def _language_tag(self, language: str | None) -> str:
         """What goes in front of a sentence: the tag of the target language, where the vocabulary has tags."""
-        get_added_vocab = getattr(self.tokenizer, "get_added_vocab", dict)
-        tags = {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+        tags = self._language_tags()
         if language in tags:
             return f"{tags[language]} "
         if tags and language is not None:
             raise ValueError(f"There is no tag for the target language {language!r}, only for {', '.join(tags)}.")
         return ""
+
+    def _language_tags(self) -> dict[str, str]:
+        """The tags that the vocabulary has, by their languages."""
+        get_added_vocab = getattr(self.tokenizer, "get_added_vocab", dict)
+        return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, torch.Tensor]:
         """Translates one batch.
@@ -233,13 +336,8 @@ class VaswaniTranslationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
+        with _evaluation_mode(self.model):
             generated = self.model.generate(**tensors, **settings)
-        finally:
-            for module in training:
-                module.training = True
         output_ids = getattr(generated, "sequences", generated)  # [batch * candidates, target]
         batch = tensors["input_ids"].shape[0]
         return {"output_ids": output_ids.reshape(batch, -1, output_ids.shape[-1])}  # [batch, candidates, target]
@@ -276,11 +374,12 @@ class VaswaniTranslationPipeline(Pipeline):
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
             return [{"translation_token_ids": ids} for ids in candidates]
-        texts = self.tokenizer.batch_decode(
-            candidates,
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-        )
+        with LOCK:
+            texts = self.tokenizer.batch_decode(
+                candidates,
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            )
         return [{"translation_text": text} for text in texts]
 
 
@@ -288,3 +387,26 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
     """Raises the `TypeError` of this module unless `sentence` is a `str`."""
     if not isinstance(sentence, str):
         raise TypeError(f"Translation takes a str{alternatives}, but {where} is a {type(sentence)}.")
+
+
+def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
+    """The texts of a list, or of lists within lists; raises a TypeError where there is something else."""
+    nested = _is_nested(items)
+    for position, item in enumerate(items):
+        where = f"item {position} of {name}"
+        if nested:
+            yield from _flat(item, where)
+        else:
+            _require_text(item, where)
+            yield item
+
+
+def _nested_as(items: list[Any], translations: Iterator[Any]) -> list[Any]:
+    """The translations of the texts of a list, in lists that are nested like it."""
+    if _is_nested(items):
+        return [_nested_as(item, translations) for item in items]
+    return [next(translations) for _ in items]
+
+
+def _is_nested(items: list[Any]) -> bool:
+    return bool(items) and all(isinstance(item, list) for item in items)

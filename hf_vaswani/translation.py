@@ -15,14 +15,12 @@ from typing import Any, TextIO
 from transformers import PreTrainedTokenizerBase
 
 from .evaluation import translate_corpus, translate_n_best
+from .sentences_vaswani import sentence_spans
 from .tokenizer import language_tags
 
 # Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
 # wait for.
 LINES_AT_A_TIME = 1024
-# A mark, and quotes and brackets that close, before white space, but not before a small letter, as in "e.g. here"; or
-# a mark of a script that has no spaces.
-SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+(?![a-z])|[。！？]+[」』）]*\s*")
 SPACE = re.compile(r"\s+")
 
 # The best translations of a line, the best first, with their scores.
@@ -50,9 +48,7 @@ def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
         `list[str]`: the pieces, in order. A sentence is cut between two words, those that are nearest to its middle;
         where there is but one, between two characters.
     """
-    ends = [match.end() for match in SENTENCE_END.finditer(text) if match.end() < len(text)]
-    sentences = [text[start:end].strip() for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-    return [piece for sentence in sentences for piece in _halved(sentence, fits)]
+    return [piece for start, end in sentence_spans(text) for piece in _halved(text[start:end], fits)]
 
 
 def _halved(text: str, fits: Callable[[str], bool]) -> list[str]:

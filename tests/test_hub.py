@@ -435,7 +435,7 @@ def load(hub: HubServer, home: Path, revision: str, how: dict[str, str], **envir
         capture_output=True,
         text=True,
         cwd=home,
-        env=os.environ | hub.environment(home / "hf") | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | hub.environment(home / "hf") | environment,
         stdin=subprocess.DEVNULL,
         check=False,
     )

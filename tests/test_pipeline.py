@@ -3,21 +3,28 @@
 The Marian learns a dictionary of ten words by heart, so that the tests can state translations and not golden numbers.
 """
 
+import copy
 import importlib
 import itertools
 import json
 import logging
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch.utils.data import Dataset
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -33,6 +40,8 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.pipeline_vaswani import LOCK
+from hf_vaswani.sentences_vaswani import sentence_spans
 from hf_vaswani.tokenizer import add_language_tags
 
 # The type hints of pipeline() list the tasks that transformers brings itself.
@@ -62,6 +71,8 @@ class MultilingualTokenizer(PreTrainedTokenizerFast):
 def build_tokenizer(tokenizer_class: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast) -> Any:
     words = ["<pad>", "</s>", "<unk>", *SOURCE_WORDS, *TARGET_WORDS]
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    # For texts of several sentences.
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(".", " stop")])
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
     return tokenizer_class(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
@@ -158,6 +169,19 @@ def spy_on_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
     return seen
 
 
+@contextmanager
+def batch_sizes(translator: Any) -> Iterator[list[int]]:
+    """The sizes of the batches that the encoder gets in the meantime."""
+    sizes: list[int] = []
+    handle = translator.model.get_encoder().register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+    )
+    try:
+        yield sizes
+    finally:
+        handle.remove()
+
+
 def endless_length(translator: Any, **settings: Any) -> int:
     """Length of a translation that only the length limit ends, the start token included."""
     ids = translator("a dog", return_tensors=True, suppress_tokens=[EOS], **settings)[0]["translation_token_ids"]
@@ -196,6 +220,43 @@ def test_several_candidates_of_a_list_are_lists(translator: Any) -> None:
     assert [len(of_sentence) for of_sentence in candidates] == [2] * len(SENTENCES)
     assert [of_sentence[0] for of_sentence in candidates] == translation(*GERMAN)
     assert translator(["cat"], num_return_sequences=2) == [translator("cat", num_return_sequences=2)]
+
+
+def test_lists_in_lists_give_lists_in_lists(translator: Any) -> None:
+    nested = [SENTENCES[:2], [], SENTENCES[2:]]
+    assert translator(nested) == [translation(*GERMAN[:2]), [], translation(*GERMAN[2:])]
+    assert translator([[["cat"], []], [["a dog"]]]) == [[translation("katze"), []], [translation("ein hund")]]
+    assert translator([[], [[]]]) == [[], [[]]]
+    several = translator(nested, num_return_sequences=2)
+    assert several == [translator(sentences, num_return_sequences=2) for sentences in nested]
+    assert several[0][0][0] == {"translation_text": GERMAN[0]} and len(several[0][0]) == 2
+
+
+def test_batches_go_across_the_lists_in_a_list(translator: Any) -> None:
+    with batch_sizes(translator) as sizes:
+        assert translator([["cat"], ["dog the", "cat"], [], ["cat"]], batch_size=3) == [
+            translation("katze"),
+            translation("hund die", "katze"),
+            [],
+            translation("katze"),
+        ]
+    assert sizes == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (["cat", ["cat"]], "item 1 of the list is a <class 'list'>"),
+        ([["cat"], "cat"], "item 0 of the list is a <class 'list'>"),
+        ([["cat"], ["cat", 3]], "item 1 of item 1 of the list is a <class 'int'>"),
+        ([[], [["cat"], None]], "item 0 of item 1 of the list is a <class 'list'>"),
+        ([("cat",)], "item 0 of the list is a <class 'tuple'>"),
+    ],
+)
+def test_a_list_has_texts_or_lists_in_it(translator: Any, wrong: Any, where: str) -> None:
+    with pytest.raises(TypeError) as error:
+        translator(wrong)
+    assert str(error.value) == f"Translation takes a str, but {where}."
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -242,11 +303,15 @@ def test_a_dataset_is_read_lazily(translator: Any) -> None:
         next(answers)
 
 
-def test_workers_read_a_dataset(translator: Any) -> None:
+def test_workers_read_a_dataset(translator: Any, folder: str) -> None:
     dataset = Sentences()
     assert list(translator(dataset, num_workers=1)) == [translation(sentence) for sentence in GERMAN]
-    # Another process read its own copy.
+    by_constructor = pipeline("translation", model=folder, num_workers=1, split_sentences=True)
+    assert list(by_constructor(dataset)) == [translation(sentence) for sentence in GERMAN]
+    # Other processes read their own copies.
     assert dataset.read == 0
+    assert translator(SENTENCES, num_workers=2, batch_size=2) == translation(*GERMAN)
+    assert list(translator((s for s in SENTENCES), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
 
 
 def test_a_key_dataset_is_a_dataset(translator: Any) -> None:
@@ -271,8 +336,10 @@ def test_a_column_counts_as_a_list(translator: Any) -> None:
 
 def test_the_column_of_datasets_counts_as_a_list(translator: Any) -> None:
     datasets = pytest.importorskip("datasets")
-    rows = datasets.Dataset.from_dict({"en": SENTENCES})
+    rows = datasets.Dataset.from_dict({"en": SENTENCES, "pair": [["cat", "dog the"]] * len(SENTENCES)})
     assert translator(rows["en"], batch_size=3) == translation(*GERMAN)
+    assert translator(rows["pair"]) == [translation("katze", "hund die")] * len(SENTENCES)
+    assert list(translator(KeyDataset(rows, "en"), batch_size=4)) == [translation(sentence) for sentence in GERMAN]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +353,7 @@ def test_other_types_are_refused(translator: Any, wrong: Any, name: str) -> None
         translator(wrong)
 
 
-@pytest.mark.parametrize("wrong", [["cat"], ("cat",), None, 3, {"role": "user", "content": "cat"}])
+@pytest.mark.parametrize("wrong", [("cat",), None, 3, {"role": "user", "content": "cat"}])
 def test_other_types_in_a_list_are_refused(translator: Any, wrong: Any) -> None:
     message = rf"^Translation takes a str, but item 1 of the list is a <class '{type(wrong).__name__}'>\.$"
     with pytest.raises(TypeError, match=message):
@@ -299,6 +366,187 @@ def test_other_types_in_a_list_are_refused(translator: Any, wrong: Any) -> None:
 def test_other_types_in_a_generator_are_refused(translator: Any) -> None:
     with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'int'>\.$"):
         list(translator(item for item in ["cat", 3]))
+
+
+# ---- Texts of several sentences ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["A dog runs.", "Does it?", "It does!", "Well...", "Yes…", "No?!", "End"],
+        ["He said: 'No.'", 'She: ("Yes!")', "“Why?”", "And so on."],
+        ["Er sagte: „Nein.“", "»Doch!«", "Gut."],
+        ["It is e.g. here or … there.", "Not there."],
+        ["It costs 3.5 or .5 of it, see No. 5, p. 7 and Fig. 3 there.", "Really."],
+        ["Dr. Smith met Mrs. Jones and Prof. J. R. R. Meier, Ph.D., vs. St. Paul.", "They left."],
+        ["Das ist z. B. bzw. z.B. am 3. Mai unter Ludwig XIV. König geworden.", "Am 18. Juni 1815.", "Ja."],
+        ["Мы тут.", "А. С. Пушкин писал.", "Да."],
+        ["¿Qué?", "¡Así!", "¿Y tú?"],
+        ["वह आया।", "वह गया।"],
+        ["هل جاء؟", "نعم."],
+        # What the form does not tell.
+        ["He is 12. She is 10. It is vitamin C. It helps."],
+        ["Gen.", "Lee"],
+    ],
+)
+def test_a_text_is_cut_into_its_sentences(sentences: list[str]) -> None:
+    for space in (" ", "  ", "\u00a0", "\n", " \r\n\n"):
+        text = space.join(sentences)
+        assert [text[start:end] for start, end in sentence_spans(f"\t{text} ".strip())] == sentences
+        start, end = sentence_spans(f" {text} ")[-1]
+        assert f" {text} "[start:end] == sentences[-1]
+
+
+def test_scripts_without_spaces_are_cut_behind_their_marks() -> None:
+    sentences = ["你好。", "你好吗？！", "他说：“好。”", "「はい。」", "3.5です。", "「好。」，他说", "Ja."]
+    text = "".join(sentences[:-1]) + "\n" + sentences[-1]
+    assert [text[start:end] for start, end in sentence_spans(text)] == sentences
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n \n"])
+def test_a_text_without_a_word_is_one_sentence(translator: Any, text: str) -> None:
+    assert sentence_spans(text) == [(0, len(text))]
+    assert translator(text, split_sentences=True) == translator(text)
+    assert translator([text, "cat"], split_sentences=True) == translator([text, "cat"])
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 200_000, " " * 200_000 + ".", "(" * 200_000 + ".", "a." * 100_000, "。" * 200_000]
+)
+def test_long_runs_are_cut_in_no_time(text: str) -> None:
+    before = time.perf_counter()
+    assert len(sentence_spans(text)) == 1
+    assert time.perf_counter() - before < 5
+
+
+TEXT = "\n A dog runs. The man sings.  Cat sleeps.\n\n\tThe tall man.\r\nDog. "
+GERMAN_TEXT = "\n ein hund rennt . die mann singt . katze schläft .\n\n\tdie groß mann .\r\nhund . "
+
+
+def test_the_sentences_of_a_text_are_translated_on_their_own(translator: Any, folder: str) -> None:
+    assert translator("A dog runs. The man sings.", split_sentences=True) == translation(
+        "ein hund rennt . die mann singt ."
+    )
+    # The white space of newlines is the text's own.
+    expected = GERMAN_TEXT.rstrip(" ")
+    assert translator(TEXT, split_sentences=True, batch_size=2) == translation(expected)
+    assert translator(TEXT + "\n", split_sentences=True) == translation(expected + " \n")
+    by_constructor = pipeline("translation", model=folder, split_sentences=True)
+    assert by_constructor(TEXT) == translation(expected)
+    assert by_constructor(TEXT, split_sentences=False) == translator(TEXT) != translation(expected)
+
+
+def test_the_sentences_of_all_texts_fill_the_batches(translator: Any) -> None:
+    texts = ["A dog. Cat. The man runs.", "", "Cat sleeps", "Dog. A cat."]
+    german = translation("ein hund . katze . die mann rennt .", "", "katze schläft", "hund . ein katze .")
+    with batch_sizes(translator) as sizes:
+        assert translator(texts, split_sentences=True, batch_size=4) == german
+    assert sizes == [4, 3]
+    assert translator([texts[:1], [], texts[1:]], split_sentences=True, batch_size=7) == [german[:1], [], german[1:]]
+    assert translator([], split_sentences=True) == []
+    assert translator(Column(), split_sentences=True, num_workers=1) == translation(*GERMAN)
+
+
+def test_candidates_are_joined_by_their_ranks(translator: Any) -> None:
+    sentences = ["A dog runs.", "Cat sleeps."]
+    first, second = translator(sentences, num_return_sequences=3)
+    expected = [
+        {"translation_text": f"{one['translation_text']} {other['translation_text']}"}
+        for one, other in zip(first, second, strict=True)
+    ]
+    text = " ".join(sentences)
+    assert translator(text, split_sentences=True, num_return_sequences=3) == expected
+    assert translator([text, text], split_sentences=True, num_return_sequences=3, batch_size=4) == [expected] * 2
+    texts = (text for _ in range(2))
+    assert list(translator(texts, split_sentences=True, num_return_sequences=3)) == [expected] * 2
+
+
+def test_no_space_behind_the_mark_of_a_script_without_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = translate_with(model, split_sentences=True)
+    for translations, joined in [
+        (["好。", "「好！」", "OK.", "", "", "好"], "好。「好！」OK. 好"),
+        (["", "a", "b", "c?”", "d", "e"], "a b c?” d e"),
+    ]:
+        answers = iter([[text] for text in translations])
+        monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda ids, answers=answers, **_: next(answers))
+        assert translator("Cat. Dog. Cat. Dog. Cat. Dog.") == translation(joined)
+
+
+def test_generators_and_datasets_are_split_lazily(translator: Any) -> None:
+    texts = ["A dog. Cat.", "", TEXT]
+    german = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT.rstrip(" "))]
+    read = []
+
+    def endless() -> Iterator[str]:
+        for index in itertools.count():
+            read.append(index)
+            yield texts[index % len(texts)]
+
+    answers = iter(translator(endless(), split_sentences=True, batch_size=2))
+    assert not read and list(itertools.islice(answers, 4)) == [*german, german[0]]
+    assert len(read) == 4
+
+    rows: Any = [{"en": text} for text in texts]
+    answers = translator(KeyDataset(rows, "en"), split_sentences=True, batch_size=4, num_workers=1)
+    assert len(answers) == 3 and list(answers) == german
+    assert list(translator(KeyDataset(rows[:0], "en"), split_sentences=True)) == []
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[str]:
+            return iter(texts)
+
+    assert (
+        list(translator(Stream(), split_sentences=True)) == list(translator(Stream(), split_sentences=True)) == german
+    )
+    with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'list'>\.$"):
+        list(translator((item for item in [["cat"]]), split_sentences=True))
+
+
+def test_ids_of_sentences_are_not_joined(translator: Any, model: Any) -> None:
+    for inputs in ("Cat. Dog.", ["Cat."], [["Cat."]], (text for text in ["Cat."])):
+        with pytest.raises(ValueError, match=r"^The translations of sentences are joined as text: .* return_tensors"):
+            translator(inputs, split_sentences=True, return_tensors=True)
+    of_ids = translate_with(model, return_tensors=True)
+    with pytest.raises(ValueError, match="return_tensors"):
+        of_ids("Cat. Dog.", split_sentences=True)
+    assert of_ids("Cat. Dog.", split_sentences=True, return_tensors=False) == translation("katze . hund .")
+
+
+def test_every_sentence_gets_the_tag_of_its_language(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer()
+    add_language_tags(tokenizer, ["de", "fr"])
+    model.resize_token_embeddings(len(tokenizer))
+    translator = pipeline("translation", model=model, tokenizer=tokenizer, split_sentences=True)
+    preprocess, read = translator.preprocess, []
+
+    def spy(sentence: str, **keywords: Any) -> Any:
+        read.append(preprocess(sentence, **keywords))
+        return read[-1]
+
+    monkeypatch.setattr(translator, "preprocess", spy)
+    sentences = ["A dog.", "Cat.", "Dog."]
+    for tagged, text, keywords in [
+        (["<2de> " + sentence for sentence in sentences], "<2de> A dog. Cat.\nDog.", {}),
+        (["<2fr>" + sentence for sentence in sentences], " <2fr>A dog. Cat.\nDog. ", {}),
+        (["<2de> " + sentence for sentence in sentences], "A dog. Cat.\nDog.", {"tgt_lang": "de"}),
+        (["<2de>"], "<2de>", {}),
+    ]:
+        read.clear()
+        answer = translator(text, **keywords)
+        assert [encoding["input_ids"].tolist()[0] for encoding in read] == tokenizer(tagged)["input_ids"]
+        assert answer[0]["translation_text"].count("\n") == text.count("\n")
+
+
+def test_every_sentence_gets_the_prefix_and_the_languages(model: Any) -> None:
+    tokenizer = build_tokenizer(MultilingualTokenizer)
+    tokenizer.asked.clear()
+    translator = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="die")
+    translator.prefix = "the "
+    (answer,) = translator("Dog. Cat.", split_sentences=True)
+    assert answer["translation_text"] == "die hund . die katze ."
+    translator("Dog. Cat.", split_sentences=True, tgt_lang="mann", truncation=True)
+    assert tokenizer.asked == [("die", None)] * 2 + [("die", "mann")] * 2
 
 
 # ---- The keywords ------------------------------------------------------------------------------------------------
@@ -328,21 +576,28 @@ def test_truncation(model: Any) -> None:
     translator = translate_with(model)
     translator.tokenizer.model_max_length = 3
     assert translator("a dog runs") == translation("ein hund rennt")
-    assert translator("a dog runs", truncation=True) == translation("ein hund")
+    for truncation in (True, "longest_first"):
+        assert translator("a dog runs", truncation=truncation) == translation("ein hund")
+    answers = translate_with(model, truncation=True)
+    answers.tokenizer.model_max_length = 3
+    assert answers(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
+    assert answers("a dog runs", truncation=False) == translation("ein hund rennt")
 
 
 @pytest.mark.parametrize("batch_size", [2, 4, 100])
 def test_batches_translate_as_single_sentences(translator: Any, batch_size: int) -> None:
-    sizes = []
-    handle = translator.model.get_encoder().register_forward_pre_hook(
-        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
-    )
-    try:
+    with batch_sizes(translator) as sizes:
         answers = translator(SENTENCES, batch_size=batch_size)
-    finally:
-        handle.remove()
     assert answers == [translator(sentence)[0] for sentence in SENTENCES]
     assert sizes[0] == min(batch_size, len(SENTENCES)) and sum(sizes) == len(SENTENCES)
+
+
+def test_the_constructor_sets_the_batches(model: Any) -> None:
+    translator = translate_with(model, batch_size=4)
+    for keywords, expected in (({}, [4, 2]), ({"batch_size": 5}, [5, 1])):
+        with batch_sizes(translator) as sizes:
+            assert list(translator(Sentences(), **keywords)) == [translation(sentence) for sentence in GERMAN]
+        assert sizes == expected
 
 
 def test_batches_need_a_pad_token(model: Any) -> None:
@@ -528,6 +783,30 @@ def test_a_generation_config_of_the_call_wins(model: Any) -> None:
 # ---- The model ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("device", ["cpu", -1, torch.device("cpu")])
+def test_the_device(folder: str, device: Any) -> None:
+    translator = pipeline("translation", model=folder, device=device)
+    assert translator.device == translator.model.device == torch.device("cpu")
+    (answer,) = translator("cat", return_tensors=True)
+    assert answer["translation_token_ids"].device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_comes_back_from_a_gpu_is_on_the_cpu(folder: str) -> None:
+    translator = pipeline("translation", model=folder, device="cuda")
+    assert translator.model.device.type == "cuda"
+    assert translator([SENTENCES], batch_size=4) == [translation(*GERMAN)]
+    assert translator("cat", return_tensors=True)[0]["translation_token_ids"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", torch.bfloat16, torch.float64])
+def test_the_dtype(folder: str, dtype: Any) -> None:
+    translator = pipeline("translation", model=folder, dtype=dtype, device="cpu")
+    names = {"auto": torch.float32, "bfloat16": torch.bfloat16}
+    assert translator.dtype == next(translator.model.parameters()).dtype == names.get(dtype, dtype)
+    assert translator(SENTENCES, batch_size=4) == translation(*GERMAN)
+
+
 def test_a_model_in_training_translates_without_dropout(model: Any) -> None:
     model.train()
     model.get_encoder().layers[0].self_attn.eval()
@@ -573,6 +852,119 @@ def test_a_marian_saved_from_the_pipeline_stays_a_marian(translator: Any, folder
     assert pipeline("translation", model=str(tmp_path))("cat") == translation("katze")
 
 
+# ---- Many readers ------------------------------------------------------------------------------------------------
+
+
+def jobs(sentences: Sequence[str]) -> list[tuple[Any, dict[str, Any]]]:
+    """Calls that differ in all that a tokenizer or a model could keep from one to the next."""
+    text = ". ".join(sentences).title() + "."
+    calls: list[tuple[Any, dict[str, Any]]] = [(sentence, {}) for sentence in sentences]
+    calls += [(sentence, {"truncation": True}) for sentence in sentences]
+    calls += [(sentence, {"num_beams": 1, "return_tensors": True}) for sentence in sentences]
+    calls += [
+        (list(sentences), {"batch_size": 4}),
+        (list(sentences), {"batch_size": 3, "truncation": True, "num_return_sequences": 2}),
+        ([list(sentences), ["a"]], {"batch_size": 2, "num_beams": 2, "length_penalty": 0.2}),
+        (text, {"split_sentences": True, "batch_size": 2}),
+        (sentences[0], {"num_beams": 3, "num_return_sequences": 3}),
+        (sentences[0], {"max_new_tokens": 2}),
+        (sentences[0], {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=3)}),
+    ]
+    return calls
+
+
+def assert_threads_do_not_meet(translator: Any, calls: list[tuple[Any, dict[str, Any]]]) -> None:
+    def answer(call: tuple[Any, dict[str, Any]]) -> str:
+        inputs, keywords = call
+        return repr(translator(inputs, **keywords))
+
+    translator.tokenizer.model_max_length = 3
+    modes = [module.training for module in translator.model.modules()]
+    assert any(modes)
+    one_by_one = [answer(call) for call in calls]
+    with ThreadPoolExecutor(64) as threads:
+        assert list(threads.map(answer, 4 * calls)) == 4 * one_by_one
+    assert [module.training for module in translator.model.modules()] == modes
+
+
+def test_threads_do_not_meet_in_a_tokenizer(model: Any) -> None:
+    translator = translate_with(model)
+    translator.tokenizer.model_max_length = 3
+    sentence = " ".join(SOURCE_WORDS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            lengths = list(
+                threads.map(
+                    lambda number: translator.preprocess(sentence, truncation=number % 3 == 0)["input_ids"].shape[1],
+                    range(1500),
+                )
+            )
+    finally:
+        sys.setswitchinterval(interval)
+    assert lengths == [3, 11, 11] * 500
+
+
+def test_threads_do_not_meet_in_a_marian(model: Any) -> None:
+    model.train()
+    model.get_encoder().layers[0].self_attn.eval()
+    assert_threads_do_not_meet(translate_with(model), jobs(SENTENCES))
+
+
+def test_threads_do_not_meet_in_our_model(tiny_run: Path) -> None:
+    translator = pipeline("translation", model=str(tiny_run / "model"), device="cpu", max_length_offset=6)
+    for module in translator.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    translator.model.train()
+    assert_threads_do_not_meet(translator, jobs(["one two three", "four", "", "five six", "one one nine"]))
+
+
+def test_workers_start_while_threads_translate(translator: Any) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(translator, SENTENCES, truncation=n % 2 == 0) for n in range(24)]
+        for _ in range(3):
+            assert list(translator(Sentences(), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
+        assert all(call.result() == translation(*GERMAN) for call in calls)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_can_tokenize(translator: Any) -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    process = multiprocessing.get_context("fork").Process(target=translator.preprocess, args=("cat",))
+    process.start()
+    process.join(60)
+    process.kill()
+    thread.join()
+    assert process.exitcode == 0
+
+
+def test_two_pipelines_share_a_model(model: Any) -> None:
+    model.train()
+    one, other = translate_with(model), translate_with(model)
+    first, second = (iter(each(sentence for sentence in SENTENCES)) for each in (one, other))
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(list, (first, second)))
+    assert answers == [[translation(sentence) for sentence in GERMAN]] * 2
+    assert all(module.training for module in model.modules())
+
+
+def test_a_pipeline_can_be_copied_and_pickled(translator: Any) -> None:
+    for again in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+        assert again.model is not translator.model
+        assert again([SENTENCES], batch_size=2) == [translation(*GERMAN)]
+
+
 # ---- The task ----------------------------------------------------------------------------------------------------
 
 
@@ -616,6 +1008,17 @@ def test_a_task_that_transformers_has_is_kept(monkeypatch: pytest.MonkeyPatch) -
     assert registry.supported_tasks["translation"] is theirs and registry.task_aliases == {}
 
 
+def run_python(program: str, **environment: str) -> None:
+    paths = [str(Path(hf_vaswani.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    } | environment
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 PLUGIN_FIRST = "import hf_vaswani; from transformers import pipeline"
 TRANSFORMERS_FIRST = "from transformers import pipeline; import hf_vaswani"
 
@@ -631,10 +1034,44 @@ assert heavy.isdisjoint(sys.modules), heavy & set(sys.modules)
 assert pipeline("translation", model={folder!r})("a dog") == [{{"translation_text": "ein hund"}}]
 assert pipeline("translation_en_to_de", model={folder!r}).task == "translation_en_to_de"
 """
-    root = str(Path(hf_vaswani.__file__).parents[1])
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": root}
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run_python(program)
+
+
+def test_the_task_may_be_declined(folder: str) -> None:
+    program = f"""
+import copy
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, pipelines
+registry = pipelines.PIPELINE_REGISTRY
+def state():
+    return registry.supported_tasks, registry.task_aliases, getattr(pipelines, "REMOVED_TASKS", None)
+before, aliases = copy.deepcopy(state()), registry.task_aliases
+import hf_vaswani
+assert state() == before and registry.task_aliases is aliases
+config = AutoConfig.for_model("vaswani", vocab_size=9, d_model=8, d_ff=8, num_heads=2)
+assert type(AutoModelForSeq2SeqLM.from_config(config)) is hf_vaswani.VaswaniForConditionalGeneration
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained({folder!r}), AutoTokenizer.from_pretrained({folder!r})
+translator = hf_vaswani.VaswaniTranslationPipeline(model, tokenizer)
+assert translator("a dog") == [{{"translation_text": "ein hund"}}]
+try:
+    pipelines.pipeline("translation", model={folder!r})
+except KeyError as error:
+    assert "translation" in str(error)
+else:
+    raise AssertionError("the task is there")
+"""
+    run_python(program, HF_VASWANI_TRANSLATION_TASK="0")
+
+
+@pytest.mark.parametrize(
+    ("word", "declined"), [("OFF", True), ("no", True), ("False", True), ("1", False), ("", False)]
+)
+def test_how_the_task_is_declined(monkeypatch: pytest.MonkeyPatch, word: str, declined: bool) -> None:
+    registry = pipelines.PIPELINE_REGISTRY
+    monkeypatch.delitem(registry.supported_tasks, "translation")
+    monkeypatch.setattr(registry, "task_aliases", registry.task_aliases)
+    monkeypatch.setenv("HF_VASWANI_TRANSLATION_TASK", word)
+    importlib.reload(hf_vaswani)
+    assert ("translation" not in registry.supported_tasks) == declined
 
 
 def test_the_saved_folder_is_plain(folder: str) -> None:

@@ -101,7 +101,7 @@ def test_whatever_is_saved_has_the_files_that_it_names(tmp_path, what) -> None:
         "config = VaswaniConfig(vocab_size=9, d_model=8, d_ff=8, num_heads=2, encoder_layers=1, decoder_layers=1)\n"
         f"(Mine(config) if {what == 'a subclass'} else config).save_pretrained('saved')"
     )
-    done = run(program, home=tmp_path, PYTHONPATH=str(ROOT))
+    done = run(program, home=tmp_path)
     assert done.returncode == 0 and "WARNING" not in done.stderr and "can't save" not in done.stderr, done.stderr
     assert {path.name for path in (tmp_path / "saved").glob("*.py")} == TRAVELLING
     program = (
@@ -165,3 +165,25 @@ def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == encoder(IDS)[0].tolist()
     assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text("utf-8"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_processes_load_at_once_what_one_has_loaded_before(tiny_run, tmp_path) -> None:
+    """Into an empty cache transformers copies each file in place, and another process may find half of it."""
+    VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").save_pretrained(tmp_path / "saved")
+    program = (
+        "import sys, torch; sys.modules['hf_vaswani'] = None\n"
+        "from multiprocessing import get_context\n"
+        "from transformers import AutoModelForSeq2SeqLM\n"
+        "fork = get_context('fork'); four = fork.Barrier(4)\n"
+        "def load(barrier=None):\n"
+        "    if barrier: barrier.wait()\n"
+        "    AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=True)\n"
+        "alone, together = [fork.Process(target=load)], [fork.Process(target=load, args=(four,)) for _ in range(4)]\n"
+        "for processes in (alone, together):\n"
+        "    for process in processes: process.start()\n"
+        "    for process in processes: process.join()\n"
+        "    assert not any(process.exitcode for process in processes)\n"
+    )
+    done = run(program, str(tmp_path / "saved"), home=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ def at_most(length: int):
         ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
         ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
         ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
+        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
         ("3.5 is a number", 10, ["3.5 is", "a number"]),
         ("one two three four", 9, ["one two", "three", "four"]),
         ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
