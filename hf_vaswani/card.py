@@ -5,7 +5,6 @@ import html
 import json
 import logging
 import math
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -89,9 +88,10 @@ def render_card(
     environment = _read_json(run_dir / ENVIRONMENT)
     is_test = "averaged" in scored
     split = "test" if is_test else "validation"
+    on_hub = _datasets_on_the_hub(recipe, environment)
     sources = [recipe.data, *recipe.more_data]
     languages = list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
-    rows = list(_score_rows(sources, scored, split)) if "bleu" in scored else []
+    rows = list(_score_rows(sources, scored, split, on_hub)) if "bleu" in scored else []
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
     parameters = _count_parameters(folder / WEIGHTS)
     directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
@@ -101,9 +101,9 @@ def render_card(
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
-        datasets=list(dict.fromkeys(str(part.dataset) for part in sources if _is_on_the_hub(part))) or None,
+        datasets=sorted(on_hub) or None,
         metrics=list(METRICS) if rows else None,
-        model_name=name,
+        model_name=name if rows else None,
         eval_results=[
             EvalResult(
                 task_type="translation",
@@ -128,9 +128,9 @@ def render_card(
     return ModelCard.from_template(
         card_data,
         template_path=str(TEMPLATE),
-        title=name,
+        title=_cell(name),
         summary=f"A translation model, {directions}, of {_many(parameters)} parameters{headline}.",
-        model_id=repo_id or f"{run_dir.name}/{folder.name}",
+        model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
         pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
         example=EXAMPLES.get(recipe.data.source_language, "..."),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
@@ -142,10 +142,10 @@ def render_card(
         search=_search(recipe, is_test),
         signatures=[(METRICS[metric], scored["signatures"][metric]) for metric in METRICS] if rows else [],
         curve=PICTURE if has_curve else None,
-        texts=list(_texts(sources, environment)),
-        facts=list(_facts(recipe, environment, scored, parameters, folder)),
-        command=_command(environment),
-        settings=_settings(recipe),
+        texts=[_cell(text) for text in _texts(sources, environment, on_hub)],
+        facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
+        command=_command(environment, on_hub).replace("```", "'''"),
+        settings=_settings(recipe, on_hub).replace("```", "'''"),
         languages=directions,
     )
 
@@ -153,16 +153,18 @@ def render_card(
 # ---- Scores ------------------------------------------------------------------------------------------------------
 
 
-def _score_rows(sources: list[SourceRecipe], scored: dict[str, Any], split: str) -> Iterator[dict[str, Any]]:
+def _score_rows(
+    sources: list[SourceRecipe], scored: dict[str, Any], split: str, on_hub: set[str]
+) -> Iterator[dict[str, Any]]:
     """The scores of each set, with what is known of its text."""
-    parts = [part for part in sources if _text(part, split)]
+    parts = [part for part in sources if _text(part, split, on_hub)]
     sets = scored.get("sets") or {f"{parts[0].source_language}-{parts[0].target_language}": scored}
     for part, (name, scores) in zip(parts, sets.items(), strict=True):
         from_dataset = getattr(part, f"{split}_files") is None
         yield {
             "direction": name,
-            "text": _text(part, split),
-            "dataset": part.dataset if from_dataset and _is_on_the_hub(part) else "text",
+            "text": _text(part, split, on_hub),
+            "dataset": part.dataset if from_dataset and part.dataset in on_hub else "text",
             # The model-index takes two texts for one that have all these in common.
             "config": (part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
             "split": getattr(part, f"{split}_split") if from_dataset else None,
@@ -172,18 +174,26 @@ def _score_rows(sources: list[SourceRecipe], scored: dict[str, Any], split: str)
 def _search(recipe: Recipe, is_test: bool) -> str:
     evaluation = recipe.evaluation
     beams = evaluation.num_beams if is_test else evaluation.validation_num_beams
+    limit = f", at most {evaluation.max_length} tokens" if evaluation.max_length is not None else ""
     if beams == 1:
-        return "of greedy search"
+        return f"of greedy search{limit}"
     return (
         f"of beam search with {beams} beams and the length penalty {evaluation.length_penalty_type} "
-        f"{evaluation.length_penalty}"
+        f"{evaluation.length_penalty}{limit}"
     )
 
 
 # ---- Text --------------------------------------------------------------------------------------------------------
 
 
-def _text(part: SourceRecipe, split: str) -> str:
+def _datasets_on_the_hub(recipe: Recipe, environment: dict[str, Any]) -> set[str]:
+    """Those that were no folders when the run began. Of a run that did not note it, none is said to be."""
+    found = zip([recipe.data, *recipe.more_data], environment.get("data", []), strict=False)
+    names = {part.dataset for part, noted in found if not noted["dataset_is_local"]}
+    return {name for name in names if name not in (None, "pocket")}
+
+
+def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
     """What a text is called; of a file the name, because where it lay is nobody's business. "" if there is none."""
     files: Files = getattr(part, f"{split}_files")
     if files is not None:
@@ -196,21 +206,17 @@ def _text(part: SourceRecipe, split: str) -> str:
     if part.dataset == "pocket":
         return f"the built-in corpus of hf_vaswani, made by rule ({name})"
     config = f", {part.dataset_config}" if part.dataset_config else ""
-    return f"{part.dataset if _is_on_the_hub(part) else Path(part.dataset).name}{config} ({name})"
+    return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
 
 
-def _is_on_the_hub(part: SourceRecipe) -> bool:
-    return part.dataset not in (None, "pocket") and not Path(str(part.dataset)).exists()
-
-
-def _texts(sources: list[SourceRecipe], environment: dict[str, Any]) -> Iterator[str]:
+def _texts(sources: list[SourceRecipe], environment: dict[str, Any], on_hub: set[str]) -> Iterator[str]:
     """A line for each source: its texts, their pairs, the licence."""
-    counts = environment.get("pairs") or [{}] * len(sources)
-    for part, count in zip(sources, counts, strict=True):
-        texts = []
+    notes = environment.get("data") or [{"pairs": {}}] * len(sources)
+    for part, noted in zip(sources, notes, strict=True):
+        texts, pairs = [], noted["pairs"]
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
-            if name := _text(part, split):
-                texts.append(f"{title} {name}" + (f" ({count[split]:,} pairs)" if split in count else ""))
+            if name := _text(part, split, on_hub):
+                texts.append(f"{title} {name}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
         licence = f"; licence of the text: {part.license}" if part.license else ""
         yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
 
@@ -286,21 +292,40 @@ def _energy(environment: dict[str, Any], seconds: float) -> str | None:
     return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}) for that time; the rest of the machine is not counted"
 
 
-def _command(environment: dict[str, Any]) -> str:
-    """The command of the training, with names in the place of absolute paths."""
+def _command(environment: dict[str, Any], on_hub: set[str]) -> str:
+    """The command of the training, a line for each option."""
     program, *arguments = environment["command"]
     name = Path(program).name
-    program = {"cli.py": "hf-vaswani"}.get(name, f"python {name}" if name.endswith(".py") else name)
-    words = [program, *(shlex.quote(_without_folders(argument)) for argument in arguments)]
-    # A line for each option.
-    return " ".join(words).replace(" --", " \\\n    --")
+    words = [{"cli.py": "hf-vaswani"}.get(name, f"python {name}" if name.endswith(".py") else name)]
+    # What stands by itself is the recipe's file.
+    key = "recipe"
+    for argument in arguments:
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if option and not equals:
+            words.append(f"\\\n    {option}")
+        elif option:
+            words.append(f"\\\n    {option}={shlex.quote(_value(option, value, on_hub))}")
+        else:
+            words.append(shlex.quote(_value(key, value, on_hub)))
+        key = option if option and not equals else "recipe"
+    return " ".join(words)
 
 
-def _without_folders(text: str) -> str:
-    return re.sub(r"(?<![\w.~:/])[/~](?:[^\s/{},:='\"]*/)*", "", text)
+def _value(option: str, text: str, on_hub: set[str]) -> str:
+    """The value of an option, with the names of files and folders alone."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    named = _names_only(option.lstrip("-").rstrip("+").split(".")[-1], value, on_hub)
+    if named == value:
+        return text
+    return (
+        named if isinstance(named, str) else str(yaml.safe_dump(named, default_flow_style=True, width=10**6)).strip()
+    )
 
 
-def _settings(recipe: Recipe) -> str:
+def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     """The keys of a recipe that are not at their default, as YAML."""
     found: dict[str, Any] = {}
     here, defaults = asdict(recipe), asdict(Recipe())
@@ -313,11 +338,25 @@ def _settings(recipe: Recipe) -> str:
         found["more_data"] = [
             {key: value for key, value in source.items() if value != plain[key]} for source in here["more_data"]
         ]
-    return _without_folders(str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip()) if found else ""
+    found = _names_only("", found, on_hub)
+    return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
+
+
+def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
+    """The value of a recipe's key; of a file or folder the name alone, because where it lay is nobody's business."""
+    if isinstance(value, dict):
+        inner = key.endswith("_files")
+        return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_names_only(key, each, on_hub) for each in value]
+    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe")
+    return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
 
 
 def _count_parameters(path: Path) -> int:
     """Elements of the weights; a tied matrix is stored, and counts, once."""
+    if not path.is_file():
+        raise ValueError(f"There is no {path}.")
     with safe_open(path, framework="pt") as weights:
         return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
@@ -327,7 +366,7 @@ def _many(count: int) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text as it may stand in a cell of a table."""
+    """Text as it may stand in a line, or in a cell of a table."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
@@ -343,6 +382,6 @@ def _read_lines(path: Path, last: int) -> list[dict[str, Any]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     return content

@@ -1,5 +1,6 @@
 """The folder of a run and its checkpoints: written whole or not at all, found, ranked, averaged (Section 6.1)."""
 
+import hashlib
 import json
 import math
 import os
@@ -120,6 +121,29 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def digests(folder: Path) -> dict[str, str]:
+    """
+    What a folder holds that is a model, as it was just written; of a checkpoint not what it goes on from.
+
+    Args:
+        folder (`Path`): weights, config, tokenizer and code. Where there is a moving average, that is the model.
+
+    Returns:
+        `dict[str, str]`: SHA-256, in hexadecimal digits, by the name of the file.
+    """
+    endings, other = (".json", ".safetensors", "_vaswani.py"), {PROGRESS}
+    if (folder / EMA_WEIGHTS).is_file():
+        other.add(WEIGHTS)
+    paths = [path for path in folder.iterdir() if path.name.endswith(endings) and path.name not in other]
+    return {path.name: digest(path) for path in sorted(paths)}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """
     The complete checkpoints of a run.
@@ -138,13 +162,13 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 def read_progress(checkpoint: Path) -> dict[str, Any]:
     """
     What a checkpoint says of itself: `step`, the `position` in the data, `data`, which text that was, `launch`, how
-    many processes of which kind, how many updates in a row were left out last (`nonfinite`), and how long the training
-    took so far (`seconds`).
+    many processes of which kind, how many updates in a row were left out last (`nonfinite`), how long the training
+    took so far (`seconds`), and the digests of its `files`.
     """
     path = checkpoint / PROGRESS
     try:
         progress: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {key: progress[key] for key in ("step", "position", "data", "launch", "nonfinite", "seconds")}
+        return {key: progress[key] for key in ("step", "position", "data", "launch", "nonfinite", "seconds", "files")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged, or of another version; delete {checkpoint} to go on from the one before."

@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger.setLevel(logging.INFO)
     # Accelerate warns at each checkpoint that a tied matrix is stored once, as it should be.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    # The Hub's client tells of each new try, and where nothing has changed.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -103,15 +105,17 @@ def _train(arguments: list[str]) -> None:
             sys.stdout.write(f"     chrF {result['chrf']:.2f}  ({result['signatures']['chrf']})\n")
         sys.stdout.write(f"Model     {result['model']}\n")
         if recipe.hub.repo_id is not None:
-            from .hub import push_run
+            from .hub import push_checkpoint, push_waiting
 
             sys.stdout.flush()
-            sys.stdout.write(f"Published {push_run(Path(recipe.run_dir), recipe.hub)}\n")
+            push_waiting(Path(recipe.run_dir), recipe.hub)
+            address = push_checkpoint(Path(recipe.run_dir), Path(result["model"]), recipe.hub)
+            sys.stdout.write(f"Published {address}\n")
 
 
 def _push(options: argparse.Namespace) -> None:
-    from .checkpoints import RECIPE
-    from .recipe import check_repo_id, load_recipe
+    from .checkpoints import MODEL, RECIPE
+    from .recipe import check_branch, check_repo_id, load_recipe
 
     if not (options.run_dir / RECIPE).is_file():
         raise ValueError(f"{options.run_dir} is not the folder of a run, because it has no {RECIPE}.")
@@ -122,17 +126,13 @@ def _push(options: argparse.Namespace) -> None:
     if hub.repo_id is None:
         raise ValueError("Say where to: --repo-id USER/NAME, or hub.repo_id in the recipe.")
     check_repo_id(hub.repo_id, "--repo-id")
+    check_branch(hub.revision, "--revision")
     if not 0 <= hub.min_bleu <= 100:
         raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
-    from .hub import push_checkpoint, push_run
+    from .hub import push_checkpoint
 
-    if options.checkpoint is None:
-        address = push_run(options.run_dir, hub)
-    else:
-        folder = options.run_dir / f"checkpoint-{options.checkpoint}"
-        if not folder.is_dir():
-            raise ValueError(f"There is no {folder}.")
-        address = push_checkpoint(options.run_dir, folder, hub)
+    name = MODEL if options.checkpoint is None else f"checkpoint-{options.checkpoint}"
+    address = push_checkpoint(options.run_dir, options.run_dir / name, hub)
     sys.stdout.write(f"Published {address}\n")
 
 

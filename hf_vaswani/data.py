@@ -28,7 +28,7 @@ READERS = {".json": "json", ".parquet": "parquet"}
 LINES = ".jsonl"
 
 SIDES = ("source", "target")
-ADVICE = "Name the two sides with data.source_column and data.target_column."
+ADVICE = "Name the two sides with data.source_column and data.target_column, or with --columns of evaluate."
 TEXT = datasets.Features({side: datasets.Value("string") for side in SIDES})
 
 
@@ -355,7 +355,7 @@ def _text_pair(row: dict[str, Any], number: int, names: list[str], where: str) -
     for side, name in zip(SIDES, names, strict=True):
         text = texts.get(name)
         if not isinstance(text, str):
-            what = f"no {side} text" if text is None else f"{text!r} for its {side} text"
+            what = f"no {side} text ({name!r})" if text is None else f"{text!r} for its {side} text"
             raise ValueError(f"{where} {number} has {what}.")
         pair[side] = text
     return pair

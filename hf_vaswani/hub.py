@@ -1,10 +1,10 @@
 """To the Hub, with a score or not at all: the gate, one commit of everything, and pushes beside a training."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -15,13 +15,23 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ge
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from .card import card_files
-from .checkpoints import EMA_WEIGHTS, MODEL, PROGRESS, RESULT, WEIGHTS, read_validations, temporary_name
+from .checkpoints import (
+    EMA_WEIGHTS,
+    PROGRESS,
+    RESULT,
+    WEIGHTS,
+    digest,
+    read_progress,
+    read_validations,
+    temporary_name,
+)
 from .recipe import HubRecipe
 
 logger = logging.getLogger(__name__)
 
 # Checkpoints that are to be published, or could not be.
 UNPUBLISHED = "unpublished"
+LEFT_BY_AN_EARLIER_PUSH = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|\w+_vaswani\.py")
 
 
 class PublishingError(OSError):
@@ -40,17 +50,20 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         folder (`Path`): `model`, or one that is called `checkpoint-N`.
 
     Returns:
-        `dict[str, Any]`: `test.json`, or the checkpoint's line of `validations.jsonl`.
+        `dict[str, Any]`: `test.json`, or the checkpoint's line of `validations.jsonl`; and `files`, the digests of
+        what was scored, by name.
 
     Raises:
-        ValueError: it has no score, or the weights are not those that were scored.
+        ValueError: it has no score.
     """
+    if not folder.is_dir():
+        raise ValueError(f"There is no {folder}.")
     if folder.name.startswith("checkpoint-"):
-        step = int(folder.name.removeprefix("checkpoint-"))
-        lines = [line for line in read_validations(run_dir) if line["step"] == step]
+        progress = read_progress(folder)
+        lines = [line for line in read_validations(run_dir) if line["step"] == progress["step"]]
         if not lines:
-            raise ValueError(f"{folder} has no BLEU, because update {step} was not validated: it is not published.")
-        return lines[-1]
+            raise ValueError(f"{folder} has no BLEU, because it was not validated: it is not published.")
+        return lines[-1] | {key: progress[key] for key in ("seconds", "files")}
     path = run_dir / RESULT
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -60,18 +73,11 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         ) from error
     if "bleu" not in result:
         raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
-    if sha256(folder / WEIGHTS) != result["weights_sha256"]:
+    if "files" not in result:
         raise ValueError(
-            f"The weights in {folder} are not those that {path} has the BLEU of: they were changed since, and are not "
-            "published."
+            f"{path} is of an older version, and does not say what was scored: {folder} is not published."
         )
     return result
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_score(folder: Path, bleu: float, min_bleu: float) -> None:
@@ -102,27 +108,34 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
         `str`: the address of the commit. Where everything is on the Hub already, there is no new one.
 
     Raises:
-        ValueError: the BLEU is too low, or missing, or the weights are not those that were scored.
+        ValueError: the BLEU is too low, or missing, or a file is not the one that was scored.
         PublishingError: the Hub refused, or could not be reached.
     """
     scored = read_score(run_dir, folder)
     check_score(folder, scored["bleu"], hub.min_bleu)
     repo_id, revision = str(hub.repo_id), hub.revision
-    files = _files(folder) | card_files(run_dir, folder, scored, repo_id, revision)
+    files = _scored_files(folder, scored["files"]) | card_files(run_dir, folder, scored, repo_id, revision)
     with _in_one_sentence(folder, repo_id, revision):
         api = HfApi()
         api.create_repo(repo_id, private=hub.private, exist_ok=True)
-        if revision != "main":
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        there = api.model_info(repo_id, revision=revision)
-        if hub.private and not there.private:
+        if hub.private and not api.model_info(repo_id).private:
             raise PublishingError(
                 f"{folder} is not published: hub.private is true, but {repo_id} is public. Make it private on the "
                 "Hub, or name another hub.repo_id."
             )
+        if revision != "main":
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        there = api.model_info(repo_id, revision=revision)
+        names = {each.rfilename for each in there.siblings or []}
+        if "config.json" in names:
+            config = json.loads(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)).read_bytes())
+            if config.get("model_type") != "vaswani":
+                raise PublishingError(
+                    f"{folder} is not published: {repo_id} ({revision}) has a model of another kind, "
+                    f"{config.get('model_type')!r}, which would be mixed with this one. Name another hub.repo_id."
+                )
         # Weights in several files, or code, that an earlier push left and this one does not have.
-        old = {each.rfilename for each in there.siblings or []} - set(files)
-        old = {name for name in old if name.endswith(("_vaswani.py", ".safetensors", ".safetensors.index.json"))}
+        old = [name for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)]
         commit = api.create_commit(
             repo_id,
             [
@@ -137,15 +150,16 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
     return str(commit.commit_url)
 
 
-def _files(folder: Path) -> dict[str, str | bytes]:
-    """What of a folder belongs on the Hub, by name: of a checkpoint not what it goes on from."""
-    kept = (".json", ".safetensors", "_vaswani.py")
-    found: dict[str, str | bytes] = {
-        path.name: str(path) for path in folder.iterdir() if path.name.endswith(kept) and path.name != PROGRESS
-    }
-    # What was validated is the moving average, where there is one.
-    if EMA_WEIGHTS in found:
-        found[WEIGHTS] = found.pop(EMA_WEIGHTS)
+def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes]:
+    """The files of a model by the names that they get on the Hub: those that were scored, and no other."""
+    found: dict[str, str | bytes] = {}
+    for name, sha256 in scored.items():
+        path = folder / name
+        if not path.is_file() or digest(path) != sha256:
+            what = "was changed" if path.is_file() else "is missing"
+            raise ValueError(f"{path} {what} since the model was scored: {folder} is not published.")
+        # What was validated is the moving average, where there is one.
+        found[WEIGHTS if name == EMA_WEIGHTS else name] = str(path)
     return found
 
 
@@ -158,7 +172,7 @@ def _in_one_sentence(folder: Path, repo_id: str, revision: str) -> Iterator[None
         raise
     # The client has its own errors, those of its HTTP library, RuntimeError and ValueError.
     except Exception as error:
-        sentence = f"{folder} is not published: {_advice(error, repo_id, revision)}"
+        sentence = f"{folder} could not be published: {_advice(error, repo_id, revision)}"
         token = get_token()
         raise PublishingError(sentence.replace(token, "(the token)") if token else sentence) from None
 
@@ -189,36 +203,42 @@ def _advice(error: Exception, repo_id: str, revision: str) -> str:
     if (status is not None and status < 500 and status != 429) or type(error) is ValueError:
         return f"the Hub refused it for {repo_id} ({revision}): {said}"
     trouble = "has had too many requests from here" if status == 429 else "failed, or could not be reached"
-    again = "Nothing is half published; the same command again goes on."
+    again = "What is there is whole, be it the old or the new; the same command again makes sure of it."
     return f"the Hub {trouble} ({type(error).__name__}: {said}). {again}"
 
 
 # ---- Beside a training -------------------------------------------------------------------------------------------
 
 
-def push_run(run_dir: Path, hub: HubRecipe) -> str:
-    """
-    Publishes the model of a run that is complete, after the newest checkpoint that could not be published before.
-
-    Args, returns and errors as those of [`push_checkpoint`].
-    """
-    check_score(run_dir / MODEL, read_score(run_dir, run_dir / MODEL)["bleu"], hub.min_bleu)
-    _push_newest(run_dir, hub)
-    return push_checkpoint(run_dir, run_dir / MODEL, hub)
-
-
 def _waiting(run_dir: Path) -> list[Path]:
     """Checkpoints that are to be published, the oldest first."""
-    return sorted((run_dir / UNPUBLISHED).glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    folders = [path for path in (run_dir / UNPUBLISHED).glob("*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(folders, key=_step)
 
 
-def _push_newest(run_dir: Path, hub: HubRecipe) -> None:
-    """Publishes the newest of those that wait. It takes the place of the older ones."""
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
+    """
+    Publishes the newest of the checkpoints that could not be published before; it takes the place of the older ones.
+    What is not good enough any more is dropped.
+
+    Args:
+        run_dir (`Path`): the run's folder.
+        hub ([`HubRecipe`]): where to, and from which BLEU on.
+
+    Raises:
+        PublishingError: the Hub refused, or could not be reached; they stay.
+    """
     waiting = _waiting(run_dir)
     if not waiting:
         return
-    address = push_checkpoint(run_dir, waiting[-1], hub)
-    logger.info(f"{waiting[-1].name} is published: {address}")
+    try:
+        logger.info(f"{waiting[-1].name} is published: {push_checkpoint(run_dir, waiting[-1], hub)}")
+    except ValueError as error:
+        logger.warning(str(error))
     for folder in waiting:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -245,7 +265,7 @@ class Publisher:
                 "one into HF_TOKEN"
             )
         for folder in _waiting(run_dir):
-            if int(folder.name.split("-")[1]) > step:
+            if _step(folder) > step:
                 shutil.rmtree(folder)
         self.thread: threading.Thread | None = None
         self.more = False
@@ -256,8 +276,9 @@ class Publisher:
         if self.hub.every_n_checkpoints is None or number % self.hub.every_n_checkpoints:
             return
         try:
-            check_score(checkpoint, read_score(self.run_dir, checkpoint)["bleu"], self.hub.min_bleu)
-            self._keep(checkpoint)
+            scored = read_score(self.run_dir, checkpoint)
+            check_score(checkpoint, scored["bleu"], self.hub.min_bleu)
+            self._keep(checkpoint, [*scored["files"], PROGRESS])
         except (ValueError, OSError) as error:
             logger.warning(str(error))
             return
@@ -268,17 +289,17 @@ class Publisher:
                 self.thread = threading.Thread(target=self._push, daemon=True)
                 self.thread.start()
 
-    def _keep(self, checkpoint: Path) -> None:
+    def _keep(self, checkpoint: Path, names: list[str]) -> None:
         """Other names for the files, because the checkpoint will be deleted when its time has come."""
         kept = self.run_dir / UNPUBLISHED / checkpoint.name
         temporary = temporary_name(kept)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, path in _files(checkpoint).items():
+        for name in names:
             try:
-                os.link(path, temporary / name)
+                os.link(checkpoint / name, temporary / name)
             except OSError:
-                shutil.copyfile(path, temporary / name)
+                shutil.copyfile(checkpoint / name, temporary / name)
         shutil.rmtree(kept, ignore_errors=True)
         temporary.rename(kept)
 
@@ -290,7 +311,7 @@ class Publisher:
                     return
                 self.more = False
             try:
-                _push_newest(self.run_dir, self.hub)
+                push_waiting(self.run_dir, self.hub)
             # Nothing that happens here may end a training.
             except Exception as error:
                 logger.warning(f"{error} It is kept, and tried again with the next one, or at the end.")

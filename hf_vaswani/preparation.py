@@ -277,10 +277,13 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
         "mixed_precision": accelerator.mixed_precision,
         "seed": recipe.seed,
         "command": sys.argv,
-        # Of a stream nobody knows the pairs.
-        "pairs": [
-            {"direction": source.name}
-            | {split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)}
+        "data": [
+            {
+                "direction": source.name,
+                "dataset_is_local": source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
+                # Of a stream nobody knows the pairs.
+                "pairs": {split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
+            }
             for source in sources
         ],
     }

@@ -512,6 +512,11 @@ def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
         raise ValueError("hub.every_n_checkpoints needs a hub.repo_id to publish to.")
     if hub.repo_id is not None:
         check_repo_id(hub.repo_id, "hub.repo_id")
+    check_branch(hub.revision, "hub.revision")
+    if hub.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", hub.license):
+        raise ValueError(
+            f"hub.license must be one of the Hub's names, as apache-2.0 or cc-by-4.0, but it is {hub.license!r}."
+        )
     if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
         raise ValueError(
             "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
@@ -533,3 +538,12 @@ def check_repo_id(repo_id: str, where: str) -> None:
             raise HFValidationError("it has no slash.")
     except HFValidationError as error:
         raise ValueError(f"{where} must be of the form user/name, but it is {repo_id!r}: {error}") from error
+
+
+def check_branch(name: str, where: str) -> None:
+    """
+    Raises:
+        ValueError: git would not take it for the name of a branch; `where` is what the message calls it.
+    """
+    if not re.fullmatch(r"[\w][\w./-]*", name) or ".." in name or "//" in name or name.endswith(("/", ".", ".lock")):
+        raise ValueError(f"{where} must be the name of a branch, as main or v2, but it is {name!r}.")

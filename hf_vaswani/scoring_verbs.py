@@ -27,9 +27,9 @@ def add_scoring_verbs(verbs: Any) -> None:
         "--columns",
         nargs=2,
         metavar=("SOURCE", "REFERENCE"),
-        help="of one file or a dataset: names, as en de, or numbers",
+        help="of one file or a dataset: names, as en de; numbers count from 0, in a file without a header line",
     )
-    evaluate.add_argument("--split", default="test", metavar="NAME", help="of a dataset; default: test")
+    evaluate.add_argument("--split", metavar="NAME", help="of a dataset; default: test")
     evaluate.add_argument("--config", metavar="NAME", help="of a dataset that has several configurations")
     evaluate.add_argument("--output", type=Path, metavar="FILE", help="where to write the translations, if anywhere")
     evaluate.add_argument("--sentences", action="store_true", help="also the scores of each sentence")
@@ -62,8 +62,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     check_counts(options, "num_beams")
     output = options.output
-    if output is not None and (output.exists() or not output.parent.is_dir()):
-        raise ValueError(f"--output {output} exists already, or is in a folder that does not.")
+    if output is not None and output.exists():
+        raise ValueError(f"--output {output} exists already; name another file.")
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"--output {output} is in a folder that does not exist.")
     sources, references = _evaluation_text(options)
     settings = {"tokenize": options.tokenize, "lowercase": options.lowercase}
     # What cannot be scored is to show before the text is translated.
@@ -113,6 +115,8 @@ def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple
             )
         source, reference = (int(name) if name.isdecimal() else name for name in options.columns)
         is_file = Path(data[0]).is_file()
+        if is_file and (options.split or options.config):
+            raise ValueError(f"--split and --config are of datasets, and {data[0]} is a file.")
         pairs = [
             load_pairs(
                 options.columns[0],
@@ -121,7 +125,7 @@ def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple
                 dataset_config=options.config,
                 train_split=None,
                 validation_split=None,
-                test_split=options.split,
+                test_split=options.split or "test",
                 test_files=data[0] if is_file else None,
                 source_column=source,
                 target_column=reference,

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 OPENING, CLOSING = "\"'“”„‘’‚«»‹›([{¿¡", "\"'“”‘’«»‹›)]}"
+WHITE_SPACE = " \t\u00a0\u202f"
 MARKS = tuple(".!?…؟۔।॥")
 # Of scripts that have no spaces: these end a word as well.
 WIDE_MARKS, WIDE_CLOSING = tuple("。！？｡"), "」』）】》”’"
-WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[」』）】》”’]*|\S+")
+# A mark that closes may stand by itself, as in "« Bonjour. »": then it belongs to the word before.
+WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[」』）】》”’]*|\S+(?:[^\S\n]+[”’»›)\]}]+(?!\S))?")
 # What has a period that ends no sentence: letters, as in "J.", "z. B.", "e.g.", "Ph.D."; numbers, as in "3. Mai" and
-# "Ludwig XIV."; and consonants, as in "Dr.", "vs.", "bzw.", with one more that is as frequent.
+# "Ludwig XIV."; and consonants, as in "Dr.", "vs.", "bzw."; and some that no sentence ends with.
 ABBREVIATION = re.compile(
-    r"\W*(?:(?:[A-Za-zÀ-ӿ]{1,2}\.)+[A-Za-zÀ-ӿ]{1,2}|[A-Za-zÀ-ӿ]|\d{1,2}|[IVX]+|[A-Z]?[bcdfghjklmnpqrstvwxz]{1,4}|Prof)\."
+    r"\W*(?:(?:[A-Za-zÀ-ӿ]{1,2}\.)+[A-Za-zÀ-ӿ]{1,2}|[A-Za-zÀ-ӿ]|\d{1,2}|[IVX]+|[A-Z]?[bcdfghjklmnpqrstvwxz]{1,4}"
+    r"|Prof|Capt|Col|Gen|Gov|Rep|Rev|Sen|Abb|Fig|Tel|inkl)\."
 )
 
 
@@ -22,7 +25,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
     A sentence ends before a newline; behind `.!?…` and the like, if white space follows and then no small letter; and
     behind `。！？`. A period ends none before a number, or in an abbreviation, which is told by its form alone: "He is
-    12. She is 10." and "It is vitamin C. It helps." stay together, which does little harm; "Gen. Lee" is cut.
+    12. She is 10." and "It is vitamin C. It helps." stay together, which does little harm; "usw. Auch" is cut.
 
     Args:
         text (`str`): of any length.
@@ -45,8 +48,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 def _ends_sentence(word: str, after: str) -> bool:
     """Whether a sentence ends behind a word, and before the one that comes after it."""
     if _is_wide(word):
-        return not after.startswith(("，", "、"))
-    bare, first = word.rstrip(CLOSING), after.lstrip(OPENING)[:1]
+        # What was said in quotes goes on with a comma, or with hiragana, as in 「行く。」と言った.
+        return not after.startswith(("，", "、")) and not (word[-1] in WIDE_CLOSING and "ぁ" <= after[0] <= "ゟ")
+    bare, first = word.rstrip(CLOSING + WHITE_SPACE), after.lstrip(OPENING)[:1]
     if not bare.endswith(MARKS) or first.islower():
         return False
     return not (bare.endswith(".") and first.isdigit()) and not ABBREVIATION.fullmatch(word)

@@ -20,6 +20,7 @@ from .checkpoints import (
     EMA_WEIGHTS,
     PROGRESS,
     WEIGHTS,
+    digests,
     forget_after,
     load_weights,
     read_progress,
@@ -162,6 +163,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
                 "launch": _launch(run),
                 "nonfinite": trainee.nonfinite,
                 "seconds": round(trainee.seconds, 1),
+                "files": digests(temporary),
             }
             (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
         accelerator.wait_for_everyone()

@@ -20,10 +20,10 @@ from .checkpoints import (
     MODEL,
     NONFINITE,
     RESULT,
-    WEIGHTS,
     average_checkpoints,
     checkpoint_to_resume,
     checkpoints_to_average,
+    digests,
     has_stalled,
     list_checkpoints,
     read_validations,
@@ -31,7 +31,7 @@ from .checkpoints import (
     written_whole,
 )
 from .configuration_vaswani import VaswaniConfig
-from .hub import Publisher, sha256
+from .hub import Publisher
 from .interruption import Interrupted, Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .preparation import Run, build_accelerator, by_the_first, prepare
@@ -340,7 +340,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
         for name, lines in translations.items():
             file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
             write_text(run.folder / file, "".join(line + "\n" for line in lines))
-        result["weights_sha256"] = sha256(run.folder / MODEL / WEIGHTS)
+        result["files"] = digests(run.folder / MODEL)
         write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
         hub = run.recipe.hub
         for name, content in card_files(run.folder, run.folder / MODEL, result, hub.repo_id, hub.revision).items():

@@ -64,7 +64,8 @@ def test_every_direction_has_its_own_scores(run) -> None:
     recipe["more_data"] = [other | {"test_files": {"en": "/home/me/b.en", "fr": "b.fr"}, "license": "mit"}]
     recipe["data"]["target_tag"] = True
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    change(run / "environment.json", pairs=[{"train": 9}, {"train": 1234}])
+    noted = {"dataset_is_local": False}
+    change(run / "environment.json", data=[noted | {"pairs": {"train": 9}}, noted | {"pairs": {"train": 1234}}])
     each = {"en-de": {"bleu": 10.0, "chrf": 1.0, "ter": 2.0}, "en-fr": {"bleu": 30.0, "chrf": 3.0, "ter": 4.0}}
     change(run / "test.json", sets=each, bleu=20.0)
     rendered = card(run)
@@ -82,7 +83,7 @@ def test_what_nobody_wrote_down_is_left_out(run) -> None:
     complete = card(run).text
     for words in ("energy, estimated", "hardware", "time of the training", "120 pairs", "revision of hf_vaswani"):
         assert words in complete, words
-    change(run / "environment.json", cpu=None, pairs=None, git_revision=None)
+    change(run / "environment.json", cpu=None, data=None, git_revision=None)
     change(run / "test.json", seconds=None)
     shorter = card(run)
     for words in (
@@ -116,19 +117,41 @@ def test_time_and_energy_are_computed_from_the_run(run) -> None:
 
 
 def test_where_files_lay_is_nobodys_business(run) -> None:
-    command = [
-        "/home/alice/bin/train.py",
-        "/home/alice/configs/my.yaml",
-        "--run_dir=~/runs/x",
-        "--a.b",
-        "{en: /x/y/t.en}",
-    ]
+    folder = "/home/alice smith/o'brien/client=acme"
+    files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
+    command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
+    command += ["--more_data+", json.dumps({"train_files": files, "dataset": folder}), "--training.max_steps", "12"]
     change(run / "environment.json", command=command)
-    change_recipe(run, "tokenizer", path=str(run / "tokenizer"))
+    change_recipe(run, "tokenizer", path=f"{folder}/tok")
+    change_recipe(run, "data", train_files=files, validation_files="../acme/dev.tsv", test_files="acme/x y/test.jsonl")
     for repo_id in (None, "me/tiny"):
         text = str(card(run, repo_id=repo_id))
-        assert "alice" not in text and str(run.parent) not in text
-    assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --a.b '{en: t.en}'" in text
+        assert not any(word in text for word in ("alice", "brien", "smith", str(run.parent))), text
+        assert text.count("acme") == 1, "which is the name of a folder that is a dataset"
+    assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --data.test_files '{de: t.de, en: t.en}' \\\n" in text
+    assert "trained on t.en, t.de (120 pairs); validated on dev.tsv (120 pairs); tested on test.jsonl" in text
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_dataset_is_on_the_hub_if_it_was_no_folder_then(run, is_local) -> None:
+    change_recipe(run, "data", dataset="acme/merger", train_files=None, validation_files=None, test_files=None)
+    change(run / "environment.json", data=[{"dataset_is_local": is_local, "pairs": {"train": 9}}])
+    rendered = card(run)
+    assert rendered.data.datasets == (None if is_local else ["acme/merger"])
+    assert rendered.data.eval_results[0].dataset_type == ("text" if is_local else "acme/merger")
+    assert ("acme" in str(rendered)) is not is_local
+    assert "merger (train) (9 pairs)" in rendered.text
+    change(run / "environment.json", data=None)
+    assert "acme" not in str(card(run)), "a run that did not note it"
+
+
+def test_odd_values_do_not_break_the_page(run) -> None:
+    odd = "odd|na`me\n# heading\n<script>x"
+    change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")
+    change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
+    text = card(run).text
+    assert "\n# heading" not in text and "| A \\| B |" in text.replace("2 threads x ", "").replace("1 threads x ", "")
+    assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
 
 
 def test_the_examples_of_the_card_run(run, monkeypatch) -> None:

@@ -419,7 +419,7 @@ def test_evaluate_reads_tables_and_datasets(tiny_run, tmp_path, capsys) -> None:
         (["text.en", "text.de"], ["--columns", "en", "de"], "--columns are those of one file"),
         (["text.en", "text.de"], ["--tokenize", "14b"], "sacreBLEU has no tokenizer '14b'"),
         (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be at least 1"),
-        (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not"),
+        (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),
         (["empty.en", "empty.de"], [], "There is no text in"),
     ],
 )

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.checkpoints import digests
 from hf_vaswani.cli import main
-from hf_vaswani.hub import sha256
+from hf_vaswani.hub import push_waiting
+from hf_vaswani.recipe import HubRecipe
 
 from .conftest import ROOT, tiny_recipe
 from .hub_server import Access, HubServer
@@ -46,7 +48,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
     model.save_pretrained(folder / "model")
     assert (folder / "model" / "model.safetensors").stat().st_size > 10_000_000
     result = json.loads((folder / "test.json").read_text()) | {"bleu": 31.4}
-    result["weights_sha256"] = sha256(folder / "model" / "model.safetensors")
+    result["files"] = digests(folder / "model")
     (folder / "test.json").write_text(json.dumps(result))
     return folder
 
@@ -58,7 +60,9 @@ def push(
     """`hf-vaswani push` of the run; what it says must not have a token in it."""
 
     def call(*options: str, token: str = WRITE) -> tuple[int, str]:
-        for name, value in (("ENDPOINT", hub.url), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True)):
+        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
+        for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
         monkeypatch.setenv("HF_TOKEN", token)
         code = main(["push", str(run), "--repo-id", "alice/m", *options])
@@ -94,11 +98,29 @@ def with_other_weights(run: Path) -> None:
     shutil.copy(run / "checkpoint-8" / "model.safetensors", run / "model" / "model.safetensors")
 
 
+def with_another_network(run: Path) -> None:
+    config = json.loads((run / "model" / "config.json").read_text()) | {"scale_embedding": False}
+    (run / "model" / "config.json").write_text(json.dumps(config))
+
+
+def of_an_older_version(run: Path) -> None:
+    result = json.loads((run / "test.json").read_text())
+    del result["files"]
+    (run / "test.json").write_text(json.dumps(result))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (without_score, "has no BLEU, because the run has no test set"),
-        (with_other_weights, "are not those that"),
+        (with_other_weights, "model.safetensors was changed since the model was scored"),
+        (with_another_network, "config.json was changed since the model was scored"),
+        (
+            lambda run: (run / "model" / "modeling_vaswani.py").unlink(),
+            "modeling_vaswani.py is missing since the model",
+        ),
+        (lambda run: (run / "environment.json").unlink(), "environment.json cannot be read"),
+        (of_an_older_version, "is of an older version"),
         (lambda run: (run / "test.json").unlink(), "has no result"),
         (lambda run: (run / "recipe.yaml").unlink(), "has no recipe.yaml"),
         (lambda run: (run / "test.json").write_text((run / "test.json").read_text().replace("31.4", "NaN")), "is nan"),
@@ -117,8 +139,12 @@ def test_without_a_score_of_these_weights_nothing_goes_out(hub, run, push, chang
         (["--repo-id", "alice"], "--repo-id must be of the form user/name, but it is 'alice'"),
         (["--repo-id", "alice/m m"], "--repo-id must be of the form user/name"),
         (["--min-bleu", "101"], "--min-bleu must be from 0 to 100"),
+        (
+            ["--revision", "no..branch"],
+            "--revision must be the name of a branch, as main or v2, but it is 'no..branch'",
+        ),
         (["--checkpoint", "3"], "There is no "),
-        (["--checkpoint", "4"], "update 4 was not validated"),
+        (["--checkpoint", "4"], "checkpoint-4 has no BLEU, because it was not validated"),
     ],
 )
 def test_bad_options_are_named(hub, push, options, words) -> None:
@@ -145,6 +171,9 @@ def test_one_commit_has_everything(hub, run, push) -> None:
     assert 'model="alice/m"' in card.text
     assert card.data.eval_results[0].metric_value == 31.4
     assert contents(run) == before
+    # What else lies there is nobody's business.
+    (run / "model" / "notes.json").write_text("{}")
+    shutil.copy(run / "model" / "model.safetensors", run / "model" / "ema.safetensors")
     # Again, there is nothing to say.
     assert push() == (0, said)
     assert len(hub.commits("alice/m")) == 2
@@ -152,10 +181,19 @@ def test_one_commit_has_everything(hub, run, push) -> None:
 
 def test_what_an_earlier_push_left_goes_and_what_others_have_put_there_stays(hub, push) -> None:
     old = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "older_vaswani.py")
-    hub.commit("alice/m", dict.fromkeys((*old, "LICENSE", "notes.py"), b"old"))
+    kept = ("LICENSE", "notes.py", "adapter.safetensors", "onnx/model.safetensors")
+    hub.commit("alice/m", dict.fromkeys((*old, *kept), b"old") | {"config.json": b'{"model_type": "vaswani"}'})
     assert push()[0] == 0
-    assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", "LICENSE", "notes.py"}
+    assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", *kept}
     assert len(hub.commits("alice/m")) == 3
+
+
+def test_a_model_of_another_kind_is_not_written_over(hub, push) -> None:
+    hub.commit("alice/m", {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"theirs"})
+    before = hub.files("alice/m")
+    code, said = push()
+    assert code == 2 and "alice/m (main) has a model of another kind, 'bert'" in said and said.count("\n") == 1
+    assert hub.files("alice/m") == before
 
 
 def test_another_branch_is_made(hub, push) -> None:
@@ -171,9 +209,10 @@ def test_private_is_a_promise(hub, push) -> None:
     assert hub.is_private("alice/m")
     hub.commit("alice/open", {"file": b"public"})
     before = hub.files("alice/open")
-    code, said = push("--private", "--repo-id", "alice/open")
+    code, said = push("--private", "--repo-id", "alice/open", "--revision", "v2")
     assert code == 2 and "hub.private is true, but alice/open is public" in said
     assert hub.files("alice/open") == before
+    assert not any("/branch/" in path for _, path, _ in hub.log)
 
 
 def test_a_checkpoint_goes_with_its_validation(hub, run, push) -> None:
@@ -187,8 +226,18 @@ def test_a_checkpoint_goes_with_its_validation(hub, run, push) -> None:
     assert result.metric_value == round(line["bleu"], 2)
 
 
-def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push, tmp_path) -> None:
-    shutil.copy(run / "checkpoint-8" / "model.safetensors", run / "checkpoint-12" / "ema.safetensors")
+def test_a_checkpoint_that_was_changed_has_no_score(hub, run, push) -> None:
+    shutil.copy(run / "checkpoint-8" / "model.safetensors", run / "checkpoint-12" / "model.safetensors")
+    code, said = push("--checkpoint", "12")
+    assert code == 2 and "model.safetensors was changed since the model was scored" in said
+    assert hub.log == []
+
+
+def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push) -> None:
+    checkpoint = run / "checkpoint-12"
+    shutil.copy(run / "checkpoint-8" / "model.safetensors", checkpoint / "ema.safetensors")
+    progress = json.loads((checkpoint / "progress.json").read_text()) | {"files": digests(checkpoint)}
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
     assert push("--checkpoint", "12")[0] == 0
     files = hub.files("alice/m")
     assert "ema.safetensors" not in files
@@ -221,12 +270,12 @@ COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
     ],
 )
 def test_a_failure_is_one_sentence_and_the_same_command_goes_on(hub, run, push, where, fault, words) -> None:
-    hub.commit("alice/m", {"model.safetensors": b"old", "config.json": b"{}"})
+    hub.commit("alice/m", {"model.safetensors": b"old", "config.json": b'{"model_type": "vaswani"}'})
     there, before = hub.files("alice/m"), contents(run)
     hub.fault(*where, **fault)
     code, said = push()
     assert code == 2 and words in said and said.count("\n") == 1, said
-    assert "is not published" in said
+    assert "could not be published" in said
     if "lose_answer" not in fault:
         assert hub.files("alice/m") == there
     assert contents(run) == before
@@ -364,7 +413,7 @@ def test_a_push_that_fails_is_reported_kept_and_tried_again_at_the_end(hub, tmp_
     # 12 updates have three checkpoints; the third is the only one of three.
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
     assert done.returncode == 0, done.stderr
-    assert "checkpoint-12 is not published: the Hub failed" in done.stderr
+    assert "checkpoint-12 could not be published: the Hub failed" in done.stderr
     assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
     assert not (tmp_path / "run" / "unpublished").exists()
 
@@ -373,13 +422,26 @@ def test_a_hub_that_fails_for_good_costs_no_training(hub, tmp_path) -> None:
     hub.fault("POST", "/api/repos/create", status=503, times=None)
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
     assert done.returncode == 2
-    assert "Test BLEU" in done.stdout and "is not published: the Hub failed" in done.stderr.splitlines()[-1]
+    assert "Test BLEU" in done.stdout and "could not be published: the Hub failed" in done.stderr.splitlines()[-1]
     run = tmp_path / "run"
     assert (run / "model" / "model.safetensors").is_file() and (run / "unpublished" / "checkpoint-12").is_dir()
     hub.clear_faults()
     again = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
     assert again.returncode == 0, again.stderr
     assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
+    assert not (run / "unpublished").exists()
+
+
+def test_what_waits_does_not_stand_in_the_way(hub, run, push, capsys, caplog) -> None:
+    """A checkpoint whose BLEU is no longer enough, and something that is none."""
+    waiting = run / "unpublished"
+    shutil.copytree(run / "checkpoint-12", waiting / "checkpoint-12")
+    (waiting / "checkpoint-old").mkdir()
+    assert push("--min-bleu", "20")[0] == 0
+    assert titles(hub) == ["initial commit", "model"] and (waiting / "checkpoint-12").is_dir()
+    push_waiting(run, HubRecipe(repo_id="alice/m", min_bleu=20))
+    assert "hub.min_bleu is 20.00" in caplog.text and not (waiting / "checkpoint-12").exists()
+    assert titles(hub) == ["initial commit", "model"]
 
 
 def test_below_the_bar_a_training_ends_well_and_publishes_nothing(hub, tmp_path) -> None:

@@ -387,7 +387,13 @@ def test_other_types_in_a_generator_are_refused(translator: Any) -> None:
         ["هل جاء؟", "نعم."],
         # What the form does not tell.
         ["He is 12. She is 10. It is vitamin C. It helps."],
-        ["Gen.", "Lee"],
+        ["Mehl usw.", "Lee"],
+        ["Gen. Lee and Rev. King came, inkl. Abb. Vier."],
+        # Closing marks by themselves.
+        ["« Bonjour. »", "Il part."],
+        ["Il dit : « Pars ! »", "Puis il part."],
+        ["« Il est parti. » dit-elle."],
+        ["“ Stop . ”", "He left ."],
     ],
 )
 def test_a_text_is_cut_into_its_sentences(sentences: list[str]) -> None:
@@ -400,6 +406,7 @@ def test_a_text_is_cut_into_its_sentences(sentences: list[str]) -> None:
 
 def test_scripts_without_spaces_are_cut_behind_their_marks() -> None:
     sentences = ["你好。", "你好吗？！", "他说：“好。”", "「はい。」", "3.5です。", "「好。」，他说", "Ja."]
+    assert sentence_spans("彼は「行く。」と言った。") == [(0, 12)]
     text = "".join(sentences[:-1]) + "\n" + sentences[-1]
     assert [text[start:end] for start, end in sentence_spans(text)] == sentences
 

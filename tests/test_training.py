@@ -129,7 +129,7 @@ def test_each_switch_of_the_training_reaches_it(tiny_run, tmp_path, monkeypatch)
 
     seen = {}
 
-    def stop(run, trainee, _):
+    def stop(run, trainee, *_):
         optimizer, schedule = trainee.optimizer.optimizer, trainee.schedule.scheduler
         seen.update(optimizer=optimizer, schedule=schedule, tokenizer=run.tokenizer, model=trainee.bare)
         raise ValueError("Enough is seen.")
