@@ -56,6 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     push.add_argument("--private", action="store_true", default=None, help="only for its owners")
     push.add_argument("--revision", metavar="BRANCH", help="branch; it is made if there is none")
     push.set_defaults(run=_push)
+    convert = verbs.add_parser("convert", help="from Marian or fairseq, or to Marian, CTranslate2 or ONNX")
+    convert.add_argument("source", metavar="SOURCE", help="folder or file of a model, or id on the Hub")
+    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="the folder to write")
+    convert.add_argument("--to", required=True, choices=("vaswani", "marian", "ctranslate2", "onnx"))
+    convert.add_argument("--quantization", metavar="KIND", help="of ctranslate2: int8, float16, bfloat16, ...")
+    convert.add_argument("--force", action="store_true", help="replace a folder that exists")
+    convert.add_argument("--sentence", metavar="TEXT", help="what both sides translate in the end")
+    convert.set_defaults(run=_convert)
     try:
         # A recipe has a command line of its own, in which every key is an option.
         if arguments[:1] == ["train"]:
@@ -134,6 +142,19 @@ def _push(options: argparse.Namespace) -> None:
     name = MODEL if options.checkpoint is None else f"checkpoint-{options.checkpoint}"
     address = push_checkpoint(options.run_dir, options.run_dir / name, hub)
     sys.stdout.write(f"Published {address}\n")
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from .conversion.convert import SENTENCE, convert
+
+    source = Path(options.source)
+    if not source.exists() and not source.is_absolute() and len(source.parts) == 2:
+        from huggingface_hub import snapshot_download
+
+        source = Path(snapshot_download(options.source))
+    sentence = options.sentence or SENTENCE
+    lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
+    sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))
 
 
 def _average(options: argparse.Namespace) -> None:

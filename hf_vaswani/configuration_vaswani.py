@@ -95,7 +95,10 @@ class VaswaniConfig(PreTrainedConfig):
         sinusoid_layout (`str`, defaults to `"interleaved"`):
             `"interleaved"`: sine and cosine in turn, as Section 3.5; `"concatenated"`: the same sines, then the same
             cosines (Marian); `"tensor2tensor"`: concatenated, the exponents from 0 to 1 inclusive (also fairseq's,
-            whose positions begin at another number).
+            with another `position_offset`).
+        position_offset (`int`, defaults to 0):
+            Number of a sentence's first position where positions are sinusoids; 2 in fairseq, which counts on from
+            the id of `<pad>`. The rows of a learned table are counted from 0.
         max_position_embeddings (`int`, defaults to 1024):
             Rows of a learned table. It is no limit for sinusoids.
         layer_norm_eps (`float`, defaults to 1e-6):
@@ -150,6 +153,7 @@ class VaswaniConfig(PreTrainedConfig):
     norm_position: str = "post"
     position_encoding: str = "sinusoidal"
     sinusoid_layout: str = "interleaved"
+    position_offset: int = 0
     max_position_embeddings: int = 1024
     layer_norm_eps: float = 1e-6
     attention_bias: bool = False
@@ -189,6 +193,13 @@ class VaswaniConfig(PreTrainedConfig):
         if self.position_encoding == "sinusoidal" and self.d_model % 2:
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
+            )
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset must be at least 0, but it is {self.position_offset}.")
+        if self.position_encoding == "learned" and self.position_offset:
+            raise ValueError(
+                "position_offset must be 0, because the rows of a learned table are counted from 0, "
+                f"but it is {self.position_offset}."
             )
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} has no row: vocab_size is {self.vocab_size}.")

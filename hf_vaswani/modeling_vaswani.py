@@ -404,6 +404,7 @@ class VaswaniPositions(nn.Module):
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.d_model = config.d_model
         self.layout = config.sinusoid_layout
+        self.offset = config.position_offset
         self.max_position_embeddings = config.max_position_embeddings
         learned = config.position_encoding == "learned"
         self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
@@ -438,9 +439,9 @@ class VaswaniPositions(nn.Module):
         return self.add(inputs_embeds, nn.functional.embedding(positions, self.encode(columns)))
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions of shape `(...)` -> their encodings, `(..., d_model)`. Errors as in `forward`."""
+        """Positions of shape `(...)`, from 0 on -> their encodings, `(..., d_model)`. Errors as in `forward`."""
         if self.table is None:
-            return sinusoids(positions, self.d_model, self.layout)
+            return sinusoids(positions + self.offset, self.d_model, self.layout)
         check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
         return self.table(positions)
 

@@ -15,6 +15,7 @@ def test_defaults_are_the_papers_base_model() -> None:
     assert (config.vocab_size, config.d_model, config.d_ff, config.num_heads) == (37_000, 512, 2048, 8)
     assert (config.d_k, config.d_v, config.lm_head_bias, config.decoder_start_token_id) == (None, None, False, 1)
     assert (config.position_encoding, config.sinusoid_layout) == ("sinusoidal", "interleaved")
+    assert config.position_offset == 0
     assert (config.encoder_layers, config.decoder_layers, config.dropout) == (6, 6, 0.1)
     assert (config.attention_dropout, config.activation_dropout, config.activation_function) == (0.0, 0.0, "relu")
     assert (config.norm_position, config.attention_bias, config.layer_norm_eps) == ("post", False, 1e-6)
@@ -38,6 +39,15 @@ def test_saved_and_loaded_config_is_equal(tmp_path) -> None:
     assert same == {k: v for k, v in config.to_dict().items() if k not in ignored}
 
 
+def test_a_config_without_a_first_position_counts_from_0(tmp_path) -> None:
+    VaswaniConfig(position_offset=2).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).position_offset == 2
+    fields = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    del fields["position_offset"]
+    (tmp_path / "config.json").write_text(json.dumps(fields), "utf-8")
+    assert AutoConfig.from_pretrained(tmp_path).position_offset == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -49,6 +59,8 @@ def test_saved_and_loaded_config_is_equal(tmp_path) -> None:
         ({"position_encoding": "rotary"}, ["position_encoding", "rotary", '"sinusoidal" or "learned"']),
         ({"sinusoid_layout": "mixed"}, ["sinusoid_layout", "mixed", "interleaved", "concatenated", "tensor2tensor"]),
         ({"max_position_embeddings": 0}, ["max_position_embeddings", "0"]),
+        ({"position_offset": -1}, ["position_offset", "at least 0", "-1"]),
+        ({"position_offset": 2, "position_encoding": "learned"}, ["position_offset", "must be 0", "learned", "2"]),
         ({"vocab_size": 10, "pad_token_id": 10}, ["pad_token_id", "10", "vocab_size"]),
         ({"d_model": 30, "num_heads": 4, "d_k": 8}, ["d_model (30)", "num_heads (4)"]),
         ({"activation_function": "rulo"}, ["activation_function", "rulo", "relu"]),

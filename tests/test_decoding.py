@@ -107,7 +107,7 @@ def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, b
 MODELS = [
     {"norm_position": "pre"},
     {"position_encoding": "learned", "max_position_embeddings": 70},
-    {"sinusoid_layout": "tensor2tensor", "scale_embedding": False},
+    {"sinusoid_layout": "tensor2tensor", "scale_embedding": False, "position_offset": 40},
     {"d_k": 6, "d_v": 10, "attention_bias": True, "activation_function": "gelu"},
     {"share_embeddings": False, "encoder_layers": 2, "decoder_layers": 1},
     {"share_embeddings": False, "tie_word_embeddings": False},

@@ -13,6 +13,7 @@ from .conftest import ROOT
 
 PACKAGE = ROOT / "hf_vaswani"
 MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
+CONVERSION = {path.stem: path for path in (PACKAGE / "conversion").glob("*.py")}
 TRAVELLING = {name for name in MODULES if name.endswith("_vaswani")}
 
 # What each module may import from the package. A module that is missing here fails its test.
@@ -49,9 +50,30 @@ ALLOWED["validation"] = set(ALLOWED) - {"__init__"}
 ALLOWED["trainee"] = set(ALLOWED) - {"__init__"}
 ALLOWED["training"] = set(ALLOWED) - {"__init__"}
 ALLOWED["translation"] = set(ALLOWED) - {"__init__", "training"}
+# What a format may import: of the package what is below it, of its siblings what the two sides are, and its parts.
+BELOW_A_FORMAT = {
+    "configuration_vaswani",
+    "modeling_vaswani",
+    "generation_vaswani",
+    "evaluation",
+    "checkpoints",
+    "tokenizer",
+}
+PARTS = {
+    "__init__": set(),
+    "sides": set(),
+    "convert": {"sides"},
+    "marian": {"sides", "marian_vocabulary"},
+    "marian_npz": {"sides", "marian", "marian_vocabulary"},
+    "marian_vocabulary": set(),
+    "fairseq": {"sides", "fairseq_vocabulary"},
+    "fairseq_vocabulary": {"marian_vocabulary"},
+    "ctranslate2": {"sides"},
+    "onnx": {"sides"},
+}
 ALLOWED["text_verbs"] = set(ALLOWED) - {"__init__", "training"}
 ALLOWED["scoring_verbs"] = set(ALLOWED) - {"__init__", "training"}
-ALLOWED["cli"] = set(ALLOWED) - {"__init__"}
+ALLOWED["cli"] = set(ALLOWED) - {"__init__"} | {"conversion.convert"}
 
 
 def imports(path: Path) -> set[str]:
@@ -62,7 +84,8 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                found |= {f".{node.module}"} if node.module else {f".{alias.name}" for alias in node.names}
+                dots = "." * node.level
+                found |= {dots + node.module} if node.module else {dots + alias.name for alias in node.names}
             else:
                 found.add(node.module or "")
     return found
@@ -72,6 +95,13 @@ def imports(path: Path) -> set[str]:
 def test_imports_within_the_package_go_one_way(module) -> None:
     own = {name[1:] for name in imports(MODULES[module]) if name.startswith(".")}
     assert own <= ALLOWED[module]
+
+
+@pytest.mark.parametrize("module", sorted(CONVERSION))
+def test_a_format_imports_what_is_below_it(module) -> None:
+    own = {name for name in imports(CONVERSION[module]) if name.startswith(".")}
+    assert {name[2:] for name in own if name.startswith("..")} <= BELOW_A_FORMAT
+    assert {name[1:] for name in own if not name.startswith("..")} <= PARTS[module]
 
 
 @pytest.mark.parametrize("module", sorted(TRAVELLING))
@@ -109,6 +139,11 @@ def test_every_module_has_a_test_file_and_a_docstring() -> None:
         "trainee": "training",
         "validation": "training",
     }
+    parts = {"__init__": "convert", "sides": "convert", "fairseq_vocabulary": "fairseq"}
+    parts |= {"marian_npz": "marian", "marian_vocabulary": "marian"}
+    for name, path in CONVERSION.items():
+        assert parts.get(name, name) in tested, name
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), name
     for name, path in MODULES.items():
         assert elsewhere.get(name, name.removesuffix("_vaswani")) in tested, name
         assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), name

@@ -183,6 +183,33 @@ def test_the_model_adds_the_layout_of_its_config(layout) -> None:
         torch.testing.assert_close(added[0], sinusoids(torch.arange(9), 16, layout))
 
 
+def test_positions_begin_at_the_offset_of_the_config() -> None:
+    """As if each sentence had stood behind so many tokens; and no offset is no shift."""
+    data = batch()
+    data["attention_mask"][1, 4:] = 0
+    plain, shifted = tiny_model(), tiny_model(position_offset=40)
+    shifted.load_state_dict(plain.state_dict())
+    embeds = [stack.embed_tokens(torch.arange(4, 9)[None]) * 4 for stack in (plain.model.encoder, plain.model.decoder)]
+    for model, first in ((plain, 0), (shifted, 40)):
+        for stack, scaled in zip((model.model.encoder, model.model.decoder), embeds, strict=True):
+            for mask in (None, torch.ones(1, 5)):
+                added = stack.positions(scaled / 4, mask)[0]
+                torch.testing.assert_close(added, scaled[0] + sinusoids(torch.arange(first, first + 5), 16))
+    # The same by hand: the difference of the two sinusoids in the embeddings, which are multiplied by 4.
+    counted = position_ids(torch.zeros(3, 7, 16), data["attention_mask"])
+    given = plain.model.encoder.embed_tokens(data["input_ids"])
+    target = plain.model.decoder.embed_tokens(data["decoder_input_ids"])
+    steps = sinusoids(torch.arange(47), 16)
+    by_hand = plain(
+        attention_mask=data["attention_mask"],
+        inputs_embeds=given + (steps[counted + 40] - steps[counted]) / 4,
+        decoder_inputs_embeds=target + (steps[40:45] - steps[:5]) / 4,
+    )
+    found = shifted(**data).logits
+    torch.testing.assert_close(found, by_hand.logits, atol=1e-5, rtol=0)
+    assert (found - plain(**data).logits).abs().max() > 0.01
+
+
 def test_learned_positions_are_a_table_for_each_stack(tmp_path) -> None:
     """Row E of Table 3: drawn like the embeddings, trained, saved; sinusoids are none of this."""
     torch.manual_seed(0)
@@ -548,7 +575,9 @@ def test_eager_equals_sdpa_and_gives_attentions() -> None:
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-@pytest.mark.parametrize("fields", [{}, {"norm_position": "pre"}, {"d_k": 3, "d_v": 5, "decoder_layers": 3}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"norm_position": "pre"}, {"d_k": 3, "d_v": 5, "decoder_layers": 3}, {"position_offset": 9}]
+)
 def test_cached_decoding_equals_uncached(num_beams, fields) -> None:
     model, data = tiny_model(**fields), batch()
     data["attention_mask"][1, 4:] = 0

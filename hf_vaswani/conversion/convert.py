@@ -1,0 +1,171 @@
+"""One verb for all formats: recognises a model, writes it in another format, and compares both sides."""
+
+import json
+import logging
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer
+
+from ..checkpoints import written_whole
+from ..evaluation import translate_corpus
+from ..modeling_vaswani import VaswaniForConditionalGeneration
+from .sides import Foreign
+
+logger = logging.getLogger(__name__)
+
+# What comes in: the format, where its `recognize` and `load` are, and what is looked for.
+SOURCES = {
+    "marian": ("marian", "a config.json with the model_type marian"),
+    "marian-npz": ("marian_npz", "an .npz file of Marian"),
+    "fairseq": ("fairseq", "a .pt file of fairseq beside dict.*.txt"),
+}
+TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
+SENTENCE = "A dog runs through the garden."
+# Logits that differ by more are not those of the same model.
+TOLERANCE = 1e-3
+
+
+def recognize(source: Path) -> str:
+    """
+    The format of a model.
+
+    Args:
+        source (`Path`): a folder or a file.
+
+    Returns:
+        `str`: `"vaswani"`, or a key of `SOURCES`.
+
+    Raises:
+        ValueError: it is none of them; says what was looked for.
+    """
+    if not source.exists():
+        raise ValueError(f"There is no {source}.")
+    if model_type(source) == "vaswani":
+        return "vaswani"
+    for name, (module, _) in SOURCES.items():
+        if import_module(f".{module}", __package__).recognize(source):
+            return name
+    looked_for = ", ".join(["a config.json with the model_type vaswani", *(sign for _, sign in SOURCES.values())])
+    raise ValueError(f"The format of {source} is not known; looked for: {looked_for}.")
+
+
+def model_type(folder: Path) -> str | None:
+    """What `config.json` of a folder calls its model, if there is one."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found.get("model_type") if isinstance(found, dict) else None
+
+
+def convert(
+    source: Path,
+    destination: Path,
+    to: str,
+    quantization: str | None = None,
+    force: bool = False,
+    sentence: str = SENTENCE,
+) -> list[str]:
+    """
+    Writes a model in another format, and compares it with what it was.
+
+    Args:
+        source (`Path`): a folder or file of a known format.
+        destination (`Path`): the folder to write; nothing is left of it if anything fails.
+        to (`str`): one of `TARGETS`.
+        quantization (`str`, *optional*): number format of the weights, for CTranslate2.
+        force (`bool`): whether a folder that exists is replaced.
+        sentence (`str`): what both sides translate in the end.
+
+    Returns:
+        `list[str]`: lines that say what was compared, and what is not the same on the other side.
+
+    Raises:
+        ValueError: the source cannot be read or expressed in the other format, or the two do not compute the same; or
+            the destination exists.
+        ImportError: the other format's library is not installed.
+    """
+    if to not in TARGETS:
+        raise ValueError(f"There is no format {to!r}; there are {', '.join(TARGETS)}.")
+    if quantization is not None and to != "ctranslate2":
+        raise ValueError(f"A quantization ({quantization}) is of ctranslate2, and not of {to}.")
+    if destination.exists() and not force:
+        raise ValueError(f"{destination} exists already; --force replaces it.")
+    if source.resolve().is_relative_to(destination.resolve()):
+        raise ValueError(f"{destination} would replace {source}, which is to be read.")
+    kind = recognize(source)
+    if kind == to:
+        raise ValueError(f"{source} is of the format {to} already.")
+    with TemporaryDirectory() as between, written_whole(destination) as folder:
+        came = None
+        if kind == "vaswani":
+            ours = source
+        else:
+            came = import_module(f".{SOURCES[kind][0]}", __package__).load(source)
+            ours = folder if to == "vaswani" else Path(between)
+            came.model.save_pretrained(ours)
+            came.tokenizer.save_pretrained(ours)
+        # What was written is compared, and not what was in memory.
+        model, tokenizer = _load(ours)
+        lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
+        if to != "vaswani":
+            module = import_module(f".{to}", __package__)
+            foreign = {
+                "marian": lambda: module.save(model, tokenizer, folder),
+                "ctranslate2": lambda: module.save(ours, folder, quantization),
+                "onnx": lambda: module.save(ours, folder),
+            }[to]()
+            lines += _check(model, tokenizer, foreign, sentence)
+    return lines
+
+
+def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
+    try:
+        model = VaswaniForConditionalGeneration.from_pretrained(folder)
+        return model.eval(), AutoTokenizer.from_pretrained(folder)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"The model in {folder} cannot be loaded: {error}") from error
+
+
+def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Foreign, sentence: str) -> list[str]:
+    """Both sides compute the logits of a random batch, and translate one sentence."""
+    lines = []
+    if foreign.logits is not None:
+        batch = random_batch(model)
+        with torch.no_grad():
+            ours = model(input_ids=batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits
+            theirs = foreign.logits(*batch)
+        width = min(ours.shape[-1], theirs.shape[-1])
+        difference = (ours[..., :width] - theirs[..., :width]).abs().max().item()
+        if not difference < TOLERANCE:
+            raise ValueError(
+                f"{foreign.name} and the Vaswani model do not compute the same: their logits differ by "
+                f"{difference:.2g}, and {TOLERANCE:g} is the most that rounding explains. Nothing was written."
+            )
+        lines.append(f"Largest difference of the logits, {foreign.name}: {difference:.1e}")
+    if foreign.translate is not None:
+        lines += [
+            sentence,
+            f"  {foreign.name}: {foreign.translate([sentence])[0]}",
+            f"  Vaswani: {translate_corpus(model, tokenizer, [sentence], num_beams=1)[0]}",
+        ]
+    return lines + [f"Note: {note}" for note in foreign.notes]
+
+
+def random_batch(model: VaswaniForConditionalGeneration) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Source ids of two lengths, their mask, and decoder ids, each of shape `(2, length)`."""
+    config, generator = model.config, torch.Generator().manual_seed(1)
+    pad, length = config.pad_token_id or 0, (2, 12)
+    # Padding inside of a sentence would be a mask to some, and a token to others.
+    ids = torch.randint(config.vocab_size - 1, length, generator=generator)
+    decoder_ids = torch.randint(config.vocab_size - 1, length, generator=generator)
+    ids, decoder_ids = ids + (ids >= pad), decoder_ids + (decoder_ids >= pad)
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = pad, 0
+    decoder_ids[:, 0] = config.decoder_start_token_id
+    return ids, mask, decoder_ids

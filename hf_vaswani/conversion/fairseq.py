@@ -1,0 +1,471 @@
+"""In from fairseq: a checkpoint, its dictionaries and its byte-pair codes, as one of our models and its tokenizer.
+
+fairseq's Transformer is the paper's with biases in its attentions, tensor2tensor's sinusoids counted on from the id of
+`<pad>`, and a `</s>` in front of the target. What else it can be switched to is refused by name.
+
+Its two sides may have dictionaries of their own; ours is one vocabulary. Its ids are the source's, then the symbols
+that only the target has, then the pieces that the codes make and no dictionary has. Where fairseq reads a symbol as
+`<unk>`, its row here is a copy of the row of `<unk>`; what fairseq never writes has a bias that keeps it from being
+written here.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedTokenizerFast
+
+from ..configuration_vaswani import VaswaniConfig
+from ..modeling_vaswani import VaswaniForConditionalGeneration
+from .fairseq_vocabulary import BOS, EOS, PAD, Vocabulary, dictionaries, vocabulary_and_tokenizer
+from .sides import Converted, Foreign
+
+CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+
+BASE = {
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_normalize_before": False,
+    "decoder_normalize_before": False,
+    "encoder_learned_pos": False,
+    "decoder_learned_pos": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "activation_fn": "relu",
+}
+SMALL = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+BIG = {"encoder_attention_heads": 16, "decoder_attention_heads": 16, "dropout": 0.3}
+T2T = {"encoder_normalize_before": True, "decoder_normalize_before": True, "activation_dropout": 0.1}
+# What an architecture's name says, unless the settings say otherwise. Other sizes are those of the weights.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer": {},
+    "transformer_iwslt_de_en": SMALL,
+    "transformer_wmt_en_de": {},
+    "transformer_wmt_en_de_big": BIG | {"attention_dropout": 0.1},
+    "transformer_vaswani_wmt_en_de_big": BIG,
+    "transformer_vaswani_wmt_en_fr_big": BIG | {"dropout": 0.1},
+    "transformer_wmt_en_de_big_t2t": BIG | T2T | {"attention_dropout": 0.1},
+}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu_pytorch_tanh",
+    "gelu_accurate": "gelu_pytorch_tanh",
+    "tanh": "tanh",
+    "swish": "silu",
+    "linear": "linear",
+}
+# Switches that change the network, or how its weights are to be read.
+UNSUPPORTED = (
+    *("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "char_inputs", "character_embeddings"),
+    *("cross_self_attention", "layernorm_embedding", "no_cross_attention", "no_encoder_attn"),
+    *("no_decoder_final_norm", "no_token_positional_embeddings", "quant_noise_pq", "quant_noise_scalar"),
+    *("scale_attn", "scale_fc", "scale_heads", "scale_resids"),
+    *(f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers_to_keep", "xformers_att_config")),
+)
+SAME_ON_BOTH_SIDES = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
+
+# fairseq's names to ours, applied in this order.
+NAMES = {
+    r"^(encoder|decoder)\.": r"model.\1.",
+    r"^model\.decoder\.output_projection": "lm_head",
+    r"^(model\.\w+)\.layer_norm": r"\1.norm",
+    r"embed_positions": "positions.table",
+    r"encoder_attn": "cross_attn",
+    r"attn_layer_norm": "attn_norm.layer_norm",
+    r"final_layer_norm": "feed_forward_norm.layer_norm",
+    r"\.(fc\d)": r".feed_forward.\1",
+}
+# The norms of a layer had numbers once.
+NUMBERED_NORMS = {
+    "encoder": ("self_attn_layer_norm", "final_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+}
+NO_WEIGHT = r"(^|\.)(version|_float_tensor|embed_positions\.weights)$"
+
+
+def recognize(path: Path) -> bool:
+    """
+    Whether a path looks like fairseq's.
+
+    Args:
+        path (`Path`): a `.pt` file; or a folder with `model.pt`, `checkpoint_best.pt` or `checkpoint_last.pt`, and a
+            `dict.*.txt`.
+    """
+    if path.is_file():
+        return path.suffix == ".pt"
+    return any((path / name).is_file() for name in CHECKPOINTS) and any(path.glob("dict.*.txt"))
+
+
+def load(path: Path) -> Converted:
+    """
+    Reads a model of fairseq. Nothing in its file is run.
+
+    Args:
+        path (`Path`): as [`recognize`] takes it. Dictionaries and codes lie in the folder of the checkpoint.
+
+    Returns:
+        [`Converted`]: the model with fairseq's default search; a tokenizer for the text that fairseq reads; and
+        transformers' FSMT with the same weights, where that can express them.
+
+    Raises:
+        ValueError: a file is missing, damaged, or would have to be trusted; two sizes do not agree; or the model is
+            something that ours cannot be. The message names the file and the key.
+        ImportError: the codes are SentencePiece's, and the packages that read them are not installed.
+    """
+    file = path if path.is_file() else next(path / name for name in CHECKPOINTS if (path / name).is_file())
+    state = read(file)
+    settings = settings_of(state, file)
+    weights = todays_weights(state["model"], settings, file)
+    source, target = dictionaries(file, settings)
+    for side, symbols in (("encoder", source), ("decoder", target)):
+        rows = len(weight_of(weights, f"{side}.embed_tokens.weight", file))
+        if rows != len(symbols):
+            raise ValueError(
+                f"{file}: {side}.embed_tokens.weight has {rows} rows, but the dictionary has {len(symbols)} symbols."
+            )
+    vocabulary, tokenizer = vocabulary_and_tokenizer(file.parent, source, target)
+    config = config_of(weights, settings, vocabulary, file)
+    model = VaswaniForConditionalGeneration(config).eval()
+    fill(model, weights, vocabulary, file)
+    set_search(model)
+    foreign = fsmt_of(weights, model, vocabulary, tokenizer)
+    foreign.notes += notes_of(weights, vocabulary, file)
+    return Converted(model, tokenizer, foreign)
+
+
+# ---- The checkpoint ----------------------------------------------------------------------------------------------
+
+
+def read(file: Path) -> dict[str, Any]:
+    """
+    What a checkpoint holds, as far as it is tensors and plain values; `argparse.Namespace` is one, and no other class.
+
+    Raises:
+        ValueError: the file is no whole checkpoint, or holds objects of other classes.
+    """
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    # What torch says of a damaged file depends on where the damage is: an OSError without a name is one of these, and
+    # so are AssertionError and AttributeError.
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if found is None:
+            raise ValueError(f"{file} is not a whole file that torch.save has written.") from error
+        raise ValueError(
+            f"{file} holds a {found[1]}, which cannot be read without running code of the file; if it is yours, write "
+            "it anew where fairseq is installed, by these two lines:\n"
+            f"import json, torch; old = torch.load({file.name!r}, weights_only=False); settings = old.get('args') "
+            "or old['cfg']['model']\n"
+            "torch.save({'model': old['model'], 'args': json.loads(json.dumps(vars(settings), default=str))}, "
+            f"{'plain_' + file.name!r})"
+        ) from error
+    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
+        raise ValueError(f'{file} has no "model", a dictionary of weights.')
+    for name, weight in state["model"].items():
+        if not isinstance(weight, torch.Tensor):
+            raise ValueError(f"{file}: {name} is a {type(weight).__name__}, and not a tensor.")
+    return state
+
+
+def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
+    """
+    The settings of a model and the languages of its task by their flat names, as in `encoder_attention_heads`,
+    completed by those that the architecture's name stands for.
+
+    Args:
+        state (`dict`): of [`read`]; the settings are in `"args"`, or in newer files in `"cfg"`.
+        file (`Path`): for messages.
+
+    Raises:
+        ValueError: there are none, or they are of something that is not supported here.
+    """
+    given = plain(state.get("args"))
+    if not given:
+        sections = plain(state.get("cfg"))
+        if not plain(sections.get("model")):
+            raise ValueError(f'{file} has no settings: neither "args", nor "cfg" with a "model" in it.')
+        task = plain(sections.get("task"))
+        given = {name: task.get(name) for name in ("source_lang", "target_lang")}
+        for name, value in plain(sections["model"]).items():
+            nested = {f"{name}_{inner}": setting for inner, setting in plain(value).items()}
+            given |= nested or {name: value}
+    arch = given.get("arch") or given.get("_name")
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"{file}: arch is {arch!r}, but only {', '.join(ARCHITECTURES)} are supported.")
+    settings = BASE | ARCHITECTURES[arch]
+    settings |= {name: value for name, value in given.items() if value is not None}
+    check_supported(settings, file)
+    return settings
+
+
+def plain(section: Any) -> dict[str, Any]:
+    """Settings, which are a `Namespace` or a dictionary, as a dictionary of one's own; empty if there are none."""
+    if isinstance(section, argparse.Namespace):
+        return dict(vars(section))
+    return dict(section) if isinstance(section, dict) else {}
+
+
+def check_supported(settings: dict[str, Any], file: Path) -> None:
+    """Refuses, by name and value, what a Vaswani model cannot be."""
+    for name in UNSUPPORTED:
+        if settings.get(name):
+            raise ValueError(f"{file}: {name} is {settings[name]!r}, which a Vaswani model cannot be.")
+    for name in SAME_ON_BOTH_SIDES:
+        encoder, decoder = (settings.get(f"{side}_{name}") for side in ("encoder", "decoder"))
+        if None not in (encoder, decoder) and encoder != decoder:
+            raise ValueError(
+                f"{file}: encoder_{name} is {encoder!r} and decoder_{name} {decoder!r}, but here both sides are equal."
+            )
+    width = settings.get("decoder_embed_dim", settings.get("encoder_embed_dim"))
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        if width is not None and settings.get(name, width) != width:
+            raise ValueError(f"{file}: {name} is {settings[name]}, but decoder_embed_dim is {width}.")
+    activation = settings["activation_fn"]
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{file}: activation_fn is {activation!r}, but only {', '.join(ACTIVATIONS)} are supported.")
+
+
+def todays_weights(weights: dict[str, Any], settings: dict[str, Any], file: Path) -> dict[str, torch.Tensor]:
+    """
+    The weights by the names that fairseq gives them today, in float32: merged projections are taken apart, the rows of
+    learned positions begin with the first, and the output has a matrix even where that is the target embedding.
+
+    Raises:
+        ValueError: the output has no matrix.
+    """
+    found = {}
+    for name, weight in weights.items():
+        if re.search(NO_WEIGHT, name):
+            continue
+        weight = weight.detach().float()
+        if match := re.match(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.([0-2])\.", name):
+            norms = dict(enumerate(NUMBERED_NORMS[match[1]]))
+            name = name.replace(f"layer_norms.{match[3]}", norms.get(int(match[3]), "layer_norms"))
+        if name.endswith("embed_positions.weight"):
+            # The rows before are those of padding, which is never looked at.
+            weight = weight[PAD + 1 :]
+        if "in_proj_" in name:
+            for letter, third in zip("qkv", weight.tensor_split(3), strict=True):
+                found[name.replace("in_proj_", f"{letter}_proj.")] = third
+        else:
+            found[name.replace("decoder.embed_out", "decoder.output_projection.weight")] = weight
+    if "decoder.output_projection.weight" not in found:
+        if not any(settings.get(name) for name in ("share_all_embeddings", "share_decoder_input_output_embed")):
+            raise ValueError(f"{file} has no decoder.output_projection.weight, and does not share the embeddings.")
+        found["decoder.output_projection.weight"] = weight_of(found, "decoder.embed_tokens.weight", file)
+    return found
+
+
+def weight_of(weights: dict[str, torch.Tensor], name: str, file: Path) -> torch.Tensor:
+    """A weight that has to be there, and to be a matrix."""
+    if name not in weights or weights[name].dim() != 2:
+        raise ValueError(f"{file} has no matrix {name}.")
+    return weights[name]
+
+
+# ---- The model ---------------------------------------------------------------------------------------------------
+
+
+def config_of(
+    weights: dict[str, torch.Tensor], settings: dict[str, Any], vocabulary: Vocabulary, file: Path
+) -> VaswaniConfig:
+    """
+    Our config for fairseq's settings; sizes are those of the weights.
+
+    Raises:
+        ValueError: the settings have another size than the weights, or the weights of a layer are missing.
+    """
+    source, target, output = (
+        weight_of(weights, f"{name}.weight", file)
+        for name in ("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection")
+    )
+    depths = {
+        side: len({match[0] for name in weights if (match := re.match(rf"{side}\.layers\.\d+\.", name))})
+        for side in ("encoder", "decoder")
+    }
+    sizes = {
+        "encoder_embed_dim": source.shape[1],
+        "decoder_embed_dim": target.shape[1],
+        "encoder_ffn_embed_dim": len(weight_of(weights, "encoder.layers.0.fc1.weight", file)),
+        "decoder_ffn_embed_dim": len(weight_of(weights, "decoder.layers.0.fc1.weight", file)),
+        "encoder_layers": depths["encoder"],
+        "decoder_layers": depths["decoder"],
+    }
+    for name, size in sizes.items():
+        if settings.get(name, size) != size:
+            raise ValueError(f"{file}: {name} is {settings[name]} in the settings, but {size} in the weights.")
+    learned = bool(settings["encoder_learned_pos"])
+    tables = [weight_of(weights, f"{side}.embed_positions.weight", file) for side in depths] if learned else []
+    tied = torch.equal(target, output)
+    shared = torch.equal(source, target) and torch.equal(vocabulary.source, vocabulary.target)
+    return VaswaniConfig(
+        vocab_size=len(vocabulary.written),
+        d_model=sizes["encoder_embed_dim"],
+        d_ff=sizes["encoder_ffn_embed_dim"],
+        num_heads=settings["encoder_attention_heads"],
+        encoder_layers=sizes["encoder_layers"],
+        decoder_layers=sizes["decoder_layers"],
+        dropout=settings["dropout"],
+        attention_dropout=settings["attention_dropout"],
+        # Its older name.
+        activation_dropout=settings["activation_dropout"] or settings.get("relu_dropout", 0.0),
+        activation_function=ACTIVATIONS[settings["activation_fn"]],
+        norm_position="pre" if settings["encoder_normalize_before"] else "post",
+        position_encoding="learned" if learned else "sinusoidal",
+        sinusoid_layout="tensor2tensor",
+        position_offset=0 if learned else PAD + 1,
+        max_position_embeddings=min((len(table) for table in tables), default=1024),
+        layer_norm_eps=1e-5,
+        attention_bias=True,
+        lm_head_bias=not bool(vocabulary.written.all()),
+        scale_embedding=not settings.get("no_scale_embedding"),
+        share_embeddings=tied and shared,
+        tie_word_embeddings=tied,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=EOS,
+    )
+
+
+def fill(
+    model: VaswaniForConditionalGeneration, weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path
+) -> None:
+    """
+    Gives a model fairseq's weights. Each of both sides takes part.
+
+    Raises:
+        ValueError: one has no partner, or one of another shape.
+    """
+    expected, ours = model.state_dict(), {}
+    for name, weight in weights.items():
+        our_name = name
+        for pattern, replacement in NAMES.items():
+            our_name = re.sub(pattern, replacement, our_name)
+        if our_name not in expected:
+            raise ValueError(f"{file}: {name} has no place in a Vaswani model with these settings.")
+        if name.endswith(("embed_tokens.weight", "output_projection.weight")):
+            weight = weight[vocabulary.source if name.startswith("encoder") else vocabulary.target]
+        if name.endswith("embed_positions.weight"):
+            weight = weight[: model.config.max_position_embeddings]
+        if weight.shape != expected[our_name].shape:
+            raise ValueError(
+                f"{file}: {name} is {tuple(weight.shape)}, but {tuple(expected[our_name].shape)} was expected."
+            )
+        ours[our_name] = weight
+    if model.config.lm_head_bias:
+        ours["lm_head.bias"] = vocabulary.bias()
+    for name in expected:
+        if name not in ours:
+            raise ValueError(f"{file} has no weight for {name}.")
+    model.load_state_dict(ours)
+
+
+def set_search(model: VaswaniForConditionalGeneration) -> None:
+    """fairseq's search where its command line says nothing else."""
+    config, longest = model.config, 200
+    if config.position_encoding == "learned":
+        longest = min(longest, config.max_position_embeddings - 1)
+    settings = {
+        "num_beams": 5,
+        "length_penalty_type": "power",
+        "length_penalty": 1.0,
+        "finish_candidates": "top",
+        "early_stopping": True,
+        # Behind the last of these, </s> is all that may come; and it is not the first.
+        "max_new_tokens": longest + 1,
+        "min_new_tokens": 1,
+        "forced_eos_token_id": EOS,
+        "suppress_tokens": [PAD],
+    }
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+
+
+# ---- The other side ----------------------------------------------------------------------------------------------
+
+
+def fsmt_of(
+    weights: dict[str, torch.Tensor],
+    model: VaswaniForConditionalGeneration,
+    vocabulary: Vocabulary,
+    tokenizer: PreTrainedTokenizerFast,
+) -> Foreign:
+    """
+    transformers' FSMT, which is fairseq's network, with fairseq's weights; its ids are translated to ours.
+
+    Args:
+        weights (`dict[str, torch.Tensor]`): of [`todays_weights`].
+        model, vocabulary, tokenizer: ours.
+    """
+    config = model.config
+    if config.norm_position == "pre" or config.position_encoding == "learned":
+        return Foreign("fairseq", notes=["Nothing here runs fairseq's pre-norm or learned positions to compare with."])
+    rows = {side: len(weights[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder")}
+    sizes: dict[str, Any] = {}
+    for side in rows:
+        sizes |= {f"{side}_attention_heads": config.num_heads, f"{side}_ffn_dim": config.d_ff}
+        sizes |= {f"{side}_layers": getattr(config, f"{side}_layers")}
+    fsmt = FSMTForConditionalGeneration(
+        FSMTConfig(
+            src_vocab_size=rows["encoder"],
+            tgt_vocab_size=rows["decoder"],
+            d_model=config.d_model,
+            activation_function=config.activation_function,
+            scale_embedding=config.scale_embedding,
+            **sizes,
+        )
+    ).eval()
+    # Beside max_new_tokens, transformers would warn of it.
+    fsmt.generation_config.max_length = None
+    # FSMT's sinusoids are weights as well.
+    fsmt.load_state_dict(fsmt.state_dict() | {f"model.{name}": weight for name, weight in weights.items()})
+
+    @torch.no_grad()
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
+        found = fsmt(
+            input_ids=vocabulary.source[input_ids],
+            attention_mask=attention_mask,
+            decoder_input_ids=vocabulary.target[decoder_input_ids],
+            # With a cache, FSMT hides no future.
+            use_cache=False,
+        ).logits
+        return found[..., vocabulary.target] + vocabulary.bias()
+
+    def translate(sentences: Sequence[str]) -> list[str]:
+        batch = tokenizer(list(sentences), padding=True, return_tensors="pt")
+        rules = {name: getattr(model.generation_config, name) for name in ("max_new_tokens", "min_new_tokens")}
+        found = fsmt.generate(
+            vocabulary.source[batch["input_ids"]],
+            attention_mask=batch["attention_mask"],
+            num_beams=1,
+            early_stopping=False,
+            suppress_tokens=[PAD],
+            forced_eos_token_id=EOS,
+            **rules,
+        )
+        return tokenizer.batch_decode(vocabulary.from_target(found), skip_special_tokens=True)
+
+    return Foreign("transformers' FSMT", logits, translate)
+
+
+def notes_of(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path) -> list[str]:
+    """What somebody who uses the model is to know, one sentence each."""
+    notes = list(vocabulary.notes)
+    lengths = [len(weight) for name, weight in weights.items() if name.endswith("embed_positions.weight")]
+    if len(set(lengths)) > 1:
+        notes.append(f"{file.name} has {max(lengths)} learned positions on one side; {min(lengths)} are kept on both.")
+    unwritten = int((~vocabulary.written).sum())
+    if unwritten:
+        notes.append(
+            f"Of the {len(vocabulary.written)} ids, {unwritten} are only read: what the target's dictionary lacks."
+        )
+    return notes

@@ -1,0 +1,398 @@
+"""Marian's own files: the weights as `.npz`, the options in it, and decoder.yml, vocabularies and `.spm` beside it.
+
+They go straight into ours, which can be what Marian is: LayerNorm's epsilon is 1e-6 there, and the sinusoids are
+tensor2tensor's. (transformers' MarianMTModel has 1e-5 and those of the paper, which is nearly the same.) What is
+written here about Marian is what the sources of Marian 1.12 do.
+"""
+
+import re
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from ..configuration_vaswani import VaswaniConfig
+from ..modeling_vaswani import VaswaniForConditionalGeneration
+from .marian import MAX_LENGTH, SEARCH, TARGETS_ARE_CUT_AS_SOURCES
+from .marian_vocabulary import MISSING, NEVER, Vocabulary, check_ids, fast_tokenizer, join, read_spm
+from .sides import Converted, Foreign
+
+OPTIONS = "special:model.yml"
+DECODER = "decoder.yml"
+EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
+# Marian's gelu is x * sigmoid(1.702 x).
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
+# Where the norms are: (before a sub-layer, behind it, on top of a stack).
+NORM_POSITIONS = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
+# Options that change what a transformer computes, and the only values that ours has. Absent, they have these.
+SWITCHES: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-no-projection": (False,),
+    "transformer-no-bias": (False,),
+    "transformer-no-affine": (False,),
+    "transformer-pool": (False,),
+    "transformer-rnn-projection": (False,),
+    "transformer-tied-layers": ([], None),
+    "transformer-train-position-embeddings": (False,),
+    "transformer-postprocess-emb": ("d", ""),
+    "transformer-ffn-depth": (2,),
+    "transformer-decoder-ffn-depth": (0, 2),
+    "lemma-dim-emb": (0,),
+    "right-left": (False,),
+    "ulr": (False,),
+    "input-types": ([], None, ["sequence"], ["sequence", "sequence"]),
+}
+# Our names of a layer's weights, and what stands behind `encoder_l1_` in Marian's.
+ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
+FEED_FORWARD = {"fc1": "1", "fc2": "2"}
+
+
+def recognize(path: Path) -> bool:
+    """Whether a `.npz` file is a model of Marian's, or a folder has one."""
+    try:
+        file = _npz_of(path)
+        with zipfile.ZipFile(file) as archive:
+            return f"{OPTIONS}.npy" in archive.namelist() or (file.parent / DECODER).is_file()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return False
+
+
+def load(path: Path) -> Converted:
+    """
+    A model of Marian's as ours, which computes what Marian computes.
+
+    Args:
+        path (`Path`): a `.npz` file, or the folder that has one. Beside it are decoder.yml, which names the
+            vocabularies (without it, they are the folder's only one), and source.spm and target.spm, unless the
+            vocabularies themselves are `.spm` files.
+
+    Returns:
+        [`Converted`]. Marian itself cannot be asked here.
+
+    Raises:
+        ValueError: a file is missing or broken, or the model has something that ours has not; the message names it.
+        ImportError: the packages that read these files are not there.
+    """
+    file = _npz_of(Path(path))
+    archive = _Archive(file, _read_arrays(file))
+    options = _read_options(file, archive)
+    norm_position = _check_options(file, options)
+    decoding = _decoding(file)
+    vocabulary, tokenizer, notes = _read_vocabulary(file, decoding, archive)
+    config = _config(options, norm_position, vocabulary, tokenizer)
+    weights = _weights(archive, config, vocabulary)
+    archive.check_all_used()
+    model = VaswaniForConditionalGeneration(config).eval()
+    for name, weight in model.state_dict().items():
+        if weight.shape != weights[name].shape:
+            raise ValueError(
+                f"{file} has the shape {tuple(weights[name].shape)} for {name}, but its options say "
+                f"{tuple(weight.shape)}."
+            )
+    model.load_state_dict(weights)
+    model.generation_config = _generation_config(decoding, config, tokenizer)
+    return Converted(model, tokenizer, Foreign("Marian", notes=notes))
+
+
+# ---- Files -------------------------------------------------------------------------------------------------------
+
+
+def _npz_of(path: Path) -> Path:
+    """The `.npz` that a path means."""
+    if not path.is_dir():
+        if path.suffix != ".npz" or not path.is_file():
+            raise ValueError(f"{path} is no .npz file.")
+        return path
+    if (path / DECODER).is_file():
+        named = _list(_read_yaml(path / DECODER).get("models"))
+        if len(named) > 1:
+            raise ValueError(
+                f"{path / DECODER} names {len(named)} models, but only 1 can be converted: give its .npz."
+            )
+        if named and (path / Path(named[0]).name).is_file():
+            return path / Path(named[0]).name
+    found = sorted(path.glob("*.npz"))
+    if len(found) != 1:
+        raise ValueError(f"{path} has {len(found)} .npz files, but a model is 1: give its name.")
+    return found[0]
+
+
+def _read_yaml(path: Path, strings: bool = False) -> dict[Any, Any]:
+    """A YAML file or text that is a mapping; with `strings`, of strings alone."""
+    return _parse_yaml(path, path.read_text("utf-8"), strings)
+
+
+def _parse_yaml(path: Path, text: str, strings: bool = False) -> dict[Any, Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    try:
+        # Of a vocabulary, `yes`, `1.0` and `null` are tokens. Neither loader makes anything but plain values.
+        content = yaml.load(text, Loader=yaml.BaseLoader if strings else yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must have names and values, but it has a {type(content).__name__}.")
+    return content
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a whole .npz file: {error}.") from error
+
+
+@dataclass
+class _Archive:
+    """The weights of a file, each of which is to be used."""
+
+    path: Path
+    arrays: dict[str, np.ndarray]
+    used: set[str] = field(default_factory=set)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """A weight as it is, in float32."""
+        if name not in self.arrays:
+            raise ValueError(f"{self.path} has no {name}.")
+        self.used.add(name)
+        if self.arrays[name].dtype not in (np.float32, np.float16, np.float64):
+            raise ValueError(f"{self.path} has {name} in {self.arrays[name].dtype}, but only floats can be converted.")
+        return torch.from_numpy(self.arrays[name].astype(np.float32))
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A weight of shape `(1, size)`, as one of shape `(size,)`."""
+        return self.matrix(name).flatten()
+
+    def check_all_used(self) -> None:
+        """Refuses weights that ours has no place for, by the first name."""
+        left = sorted(name for name in self.arrays.keys() - self.used if not name.startswith("special:"))
+        if left:
+            raise ValueError(f"{self.path} has {left[0]}, which cannot be converted.")
+
+
+def _read_options(path: Path, archive: _Archive) -> dict[str, Any]:
+    """The options that the model was made with."""
+    if OPTIONS not in archive:
+        raise ValueError(f"{path} has no {OPTIONS}, the options that it was made with.")
+    text = archive.arrays[OPTIONS].tobytes().rstrip(b"\0").decode("utf-8", "replace")
+    return _parse_yaml(Path(f"{path}, {OPTIONS}"), text)
+
+
+def _check_options(path: Path, options: dict[str, Any]) -> str:
+    """Refuses options that ours has not, by name and value. Returns where the norms are."""
+    for name, allowed in SWITCHES.items():
+        value = options.get(name, allowed[0])
+        if value not in allowed:
+            raise ValueError(f"{path} has {name} {value!r}, but only {allowed[0]!r} can be converted.")
+    for name, other in (("transformer-dim-ffn", "transformer-decoder-dim-ffn"),):
+        if options.get(other, 0) not in (0, options.get(name)):
+            raise ValueError(
+                f"{path} has {name} {options.get(name)} and {other} {options[other]}, but a Vaswani has one for both."
+            )
+    activation = options.get("transformer-ffn-activation", "swish")
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"{path} has transformer-ffn-activation {activation!r}, which is none of {', '.join(ACTIVATIONS)}."
+        )
+    names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+    norms = tuple(options.get(name, default) or "" for name, default in zip(names, ("", "dan", ""), strict=True))
+    if norms not in NORM_POSITIONS:
+        said = ", ".join(f"{name} {value!r}" for name, value in zip(names, norms, strict=True))
+        raise ValueError(f"{path} has {said}, but only '', 'dan', '' (post-norm) and 'n', 'da', 'n' can be converted.")
+    return NORM_POSITIONS[norms]
+
+
+def _decoding(file: Path) -> dict[str, Any]:
+    """How the model is to be used, as far as that is written beside it."""
+    path = file.parent / DECODER
+    return _read_yaml(path) if path.is_file() else {}
+
+
+# ---- Vocabulary --------------------------------------------------------------------------------------------------
+
+
+def _read_vocabulary(
+    file: Path, decoding: dict[str, Any], archive: _Archive
+) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
+    """Both sides' ids, the tokenizer, and what is to be said of it."""
+    folder = file.parent
+    named = [folder / Path(name).name for name in _list(decoding.get("vocabs"))]
+    found = named or sorted([*folder.glob("*.yml"), *folder.glob("*.yaml"), *folder.glob("*.spm")])
+    if not named:
+        found = [path for path in found if path.name not in (DECODER, "source.spm", "target.spm")]
+        if len(found) != 1:
+            raise ValueError(f"{folder} has {len(found)} vocabularies, but without {DECODER} there must be 1.")
+    if len(found) > 2:
+        raise ValueError(f"{folder / DECODER} names {len(found)} vocabularies, but a model has 1 or 2.")
+    paths = {"source": found[0], "target": found[-1]}
+    ids, spm_paths = {}, {}
+    for side, path in paths.items():
+        if path.suffix == ".spm":
+            ids[side] = {piece.piece: id_ for id_, piece in enumerate(read_spm(path).pieces)}
+            spm_paths[side] = path
+        else:
+            ids[side] = _read_ids(path)
+            spm_paths[side] = folder / f"{side}.spm"
+        name = _embedding(archive, "encoder" if side == "source" else "decoder")
+        check_ids(path, ids[side], len(archive.matrix(name)), name)
+        for token in (EOS, UNK):
+            if token not in ids[side]:
+                raise ValueError(f"{path} has no {token}.")
+        if PAD in ids[side]:
+            raise ValueError(f"{path} has {PAD}, which is to be added as the symbol that a translation starts from.")
+    # Marian starts a translation from zeros, and pads with what nobody looks at: here one more token is both.
+    for vocabulary_ids in ids.values():
+        vocabulary_ids[PAD] = len(vocabulary_ids)
+    spm = read_spm(spm_paths["source"])
+    same_pieces = spm_paths["source"].read_bytes() == spm_paths["target"].read_bytes()
+    target = None if ids["source"] == ids["target"] else ids["target"]
+    vocabulary = join(ids["source"], target, spm, [EOS, UNK, PAD], UNK)
+    tokenizer = fast_tokenizer(vocabulary, spm, pad=PAD, eos=EOS, unk=UNK, model_max_length=MAX_LENGTH)
+    return vocabulary, tokenizer, [] if same_pieces else [TARGETS_ARE_CUT_AS_SOURCES]
+
+
+def _read_ids(path: Path) -> dict[str, int]:
+    """A vocabulary as YAML."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, which has the ids of the vocabulary.")
+    entries = _read_yaml(path, strings=True)
+    for token, id_ in entries.items():
+        if not re.fullmatch(r"\d+", str(id_)):
+            raise ValueError(f"{path} has {id_!r} for {token!r}, which is no id.")
+    return {token: int(id_) for token, id_ in entries.items()}
+
+
+# ---- Weights -----------------------------------------------------------------------------------------------------
+
+
+def _config(
+    options: dict[str, Any], norm_position: str, vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase
+) -> VaswaniConfig:
+    try:
+        sizes = {
+            "d_model": options["dim-emb"],
+            "d_ff": options["transformer-dim-ffn"],
+            "num_heads": options["transformer-heads"],
+            "encoder_layers": options["enc-depth"],
+            "decoder_layers": options["dec-depth"],
+        }
+    except KeyError as error:
+        raise ValueError(f"The options of the model, {OPTIONS}, have no {error.args[0]}.") from error
+    return VaswaniConfig(
+        vocab_size=len(vocabulary.tokens),
+        **sizes,
+        dropout=options.get("transformer-dropout", 0.0),
+        attention_dropout=options.get("transformer-dropout-attention", 0.0),
+        activation_dropout=options.get("transformer-dropout-ffn", 0.0),
+        activation_function=ACTIVATIONS[options.get("transformer-ffn-activation", "swish")],
+        norm_position=norm_position,
+        sinusoid_layout="tensor2tensor",
+        layer_norm_eps=1e-6,
+        attention_bias=True,
+        lm_head_bias=True,
+        # Which matrices are one is to be seen when they are there.
+        share_embeddings=False,
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _embedding(archive: _Archive, side: str) -> str:
+    return f"{side}_Wemb" if f"{side}_Wemb" in archive else "Wemb"
+
+
+def _weights(archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+    """All weights by our names. Sets in the config which of the matrices are one."""
+    suffix = "_pre" if config.norm_position == "pre" else ""
+    weights: dict[str, torch.Tensor] = {}
+
+    def put_linear(ours: str, theirs: str, which: str) -> None:
+        weights[f"{ours}.weight"] = archive.matrix(f"{theirs}_W{which}").T
+        weights[f"{ours}.bias"] = archive.vector(f"{theirs}_b{which}")
+
+    def put_norm(ours: str, theirs: str, suffix: str) -> None:
+        weights[f"{ours}.weight"] = archive.vector(f"{theirs}_ln_scale{suffix}")
+        weights[f"{ours}.bias"] = archive.vector(f"{theirs}_ln_bias{suffix}")
+
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        for i in range(layers):
+            ours, theirs = f"model.{side}.layers.{i}", f"{side}_l{i + 1}"
+            for kind in ("self", "context") if side == "decoder" else ("self",):
+                attention = f"{ours}.{'cross' if kind == 'context' else kind}_attn"
+                for name, letter in ATTENTION.items():
+                    put_linear(f"{attention}.{name}", f"{theirs}_{kind}", letter)
+                put_norm(f"{attention}_norm.layer_norm", f"{theirs}_{kind}_Wo", suffix)
+            for name, digit in FEED_FORWARD.items():
+                put_linear(f"{ours}.feed_forward.{name}", f"{theirs}_ffn", digit)
+            put_norm(f"{ours}.feed_forward_norm.layer_norm", f"{theirs}_ffn_ffn", suffix)
+        if config.norm_position == "pre":
+            put_norm(f"model.{side}.norm", f"{side}_top", "")
+    _put_embeddings(weights, archive, config, vocabulary)
+    return weights
+
+
+def _put_embeddings(
+    weights: dict[str, torch.Tensor], archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary
+) -> None:
+    """Embeddings, and the matrix and the bias before the softmax."""
+    source, target = (_embedding(archive, side) for side in ("encoder", "decoder"))
+    output = archive.matrix(target)
+    tied = True
+    for name, turn in (("decoder_ff_logit_out_W", True), ("decoder_ff_logit_out_Wt", False)):
+        if name in archive:
+            output, tied = archive.matrix(name).T if turn else archive.matrix(name), False
+    pieces = {
+        "model.encoder.embed_tokens": (archive.matrix(source), vocabulary.source_rows),
+        "model.decoder.embed_tokens": (archive.matrix(target), vocabulary.target_rows),
+        "lm_head": (output, vocabulary.target_rows),
+    }
+    for name, (matrix, rows) in pieces.items():
+        weights[f"{name}.weight"] = vocabulary.rows(torch.nn.functional.pad(matrix, (0, 0, 0, 1)), rows)
+    # Without a bias, what an output has is zeros.
+    bias = output.new_zeros(len(output))
+    if "decoder_ff_logit_out_b" in archive:
+        bias = archive.vector("decoder_ff_logit_out_b")
+    # Marian's softmax knows of no padding.
+    weights["lm_head.bias"] = vocabulary.output_bias(torch.nn.functional.pad(bias, (0, 1), value=NEVER))
+    config.tie_word_embeddings = tied
+    config.share_embeddings = tied and source == target and torch.equal(vocabulary.source_rows, vocabulary.target_rows)
+
+
+def _generation_config(
+    decoding: dict[str, Any], config: VaswaniConfig, tokenizer: PreTrainedTokenizerBase
+) -> GenerationConfig:
+    """The search that decoder.yml asks for, as far as ours has it; what is not in there is as in Marian."""
+    generation = GenerationConfig(
+        num_beams=int(decoding.get("beam-size", 12)),
+        max_length=MAX_LENGTH,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        forced_eos_token_id=config.eos_token_id,
+        suppress_tokens=None if decoding.get("allow-unk", False) else [tokenizer.unk_token_id],
+    )
+    if generation.num_beams > 1:
+        # What the log-probability is divided by: the length to the power of this.
+        generation.length_penalty = float(decoding.get("normalize", 0.0))
+    for name, value in SEARCH.items():
+        setattr(generation, name, value)
+    generation._from_model_config = None
+    return generation

@@ -1,0 +1,253 @@
+"""hf-vaswani convert: from one format to another, both sides compared; a model that Marian learned on real text."""
+
+import json
+import shutil
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.conversion import convert as conversion
+from hf_vaswani.conversion import ctranslate2 as to_ctranslate2
+from hf_vaswani.conversion.onnx import OnnxTranslator
+from hf_vaswani.conversion.sides import Foreign
+from hf_vaswani.evaluation import translate_corpus
+from hf_vaswani.scoring import score
+
+from . import test_fairseq, test_marian
+from .test_marian import spms  # noqa: F401
+
+
+def convert(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["convert", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def difference(said: str) -> float:
+    (line,) = [line for line in said.splitlines() if line.startswith("Largest difference of the logits")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+# ---- One verb ----------------------------------------------------------------------------------------------------
+
+
+def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> None:
+    model = tiny_run / "model"
+    for kind in ("ctranslate2", "onnx"):
+        code, said, err = convert(capsys, model, tmp_path / kind, "--to", kind, "--sentence", "one two three")
+        assert code == 0, err
+        assert difference(said) < 1e-5
+        ours, theirs = [line for line in said.splitlines() if line.startswith("  ")][::-1]
+        assert "one two three" in said and ours.split(": ")[1] == theirs.split(": ")[1]
+        assert said.splitlines()[-1] == f"Model     {tmp_path / kind}"
+    assert "Note: " in said
+    code, said, _ = convert(capsys, model, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
+    assert code == 0 and "Largest difference" not in said
+    assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
+
+
+def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:  # noqa: F811
+    source = tmp_path / "opus"
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    for kind in ("vaswani", "ctranslate2"):
+        code, said, err = convert(capsys, source, tmp_path / kind, "--to", kind, "--sentence", "the red dog")
+        assert code == 0, err
+        assert said.count("Largest difference of the logits") == (1 if kind == "vaswani" else 2)
+    code, said, err = convert(capsys, tmp_path / "vaswani", tmp_path / "back", "--to", "marian")
+    assert code == 0 and difference(said) < 1e-5, err
+    assert isinstance(MarianMTModel.from_pretrained(tmp_path / "back"), MarianMTModel)
+
+
+def test_fairseq_comes_in(tmp_path, capsys) -> None:
+    (tmp_path / "fairseq").mkdir()
+    test_fairseq.simple_folder(tmp_path / "fairseq")
+    code, said, err = convert(capsys, tmp_path / "fairseq", tmp_path / "ours", "--to", "vaswani")
+    assert code == 0 and difference(said) < 1e-5, err
+    assert VaswaniForConditionalGeneration.from_pretrained(tmp_path / "ours").config.position_offset == 2
+
+
+def test_what_exists_is_not_replaced_without_force(tiny_run, tmp_path, capsys) -> None:
+    destination = tmp_path / "there"
+    destination.mkdir()
+    (destination / "mine").write_text("mine")
+    code, _, err = convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2")
+    assert code == 2 and "exists already; --force replaces it" in err and err.count("\n") == 1
+    assert [path.name for path in destination.iterdir()] == ["mine"]
+    assert convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2", "--force")[0] == 0
+    assert (destination / "model.bin").is_file() and not (destination / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "words"),
+    [
+        ("marian", [], "layer_norm_eps 1e-06, but Marian's is always 1e-05"),
+        ("vaswani", [], "is of the format vaswani already"),
+        ("onnx", ["--quantization", "int8"], "A quantization (int8) is of ctranslate2, and not of onnx"),
+        ("ctranslate2", ["--quantization", "int3"], "quantization must be one of"),
+    ],
+)
+def test_a_failure_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path, capsys, to, options, words) -> None:
+    code, said, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", to, *options)
+    assert code == 2 and words in err and err.count("\n") == 1 and not said, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for source, words in (
+        (tmp_path, "is not known; looked for: a config.json with the model_type vaswani"),
+        (tmp_path / "none", "There is no "),
+        (tmp_path / "config.json", "is not known"),
+    ):
+        code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+        assert code == 2 and words in err and err.count("\n") == 1, err
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path, "--to", "onnx", "--force")
+    assert code == 2 and "would replace" in err
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"short")
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "onnx")
+    assert code == 2 and "cannot be loaded" in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+    save = to_ctranslate2.save
+
+    def wrong(*arguments: object) -> Foreign:
+        foreign = save(*arguments)
+        logits = foreign.logits
+        return Foreign(foreign.name, lambda *batch: logits(*batch) + 0.01, foreign.translate, [])
+
+    monkeypatch.setattr(to_ctranslate2, "save", wrong)
+    code, _, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 2 and "do not compute the same: their logits differ by 0.01" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None:
+    model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
+    ids, mask, decoder_ids = conversion.random_batch(model)
+    assert ((ids == model.config.pad_token_id) == (mask == 0)).all() and not mask.all()
+    assert (decoder_ids[:, 0] == model.config.decoder_start_token_id).all()
+    assert (decoder_ids[:, 1:] != model.config.pad_token_id).all()
+
+
+# ---- A model that has learned something --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
+    """A small Marian of transformers that was trained on Multi30k for two minutes, once, and kept for other runs."""
+    folder = Path(request.config.cache.mkdir("learned_marian"))
+    if (folder / "model.safetensors").is_file():
+        return folder
+    texts = [(multi30k / f"train.{language}").read_text("utf-8").splitlines() for language in ("en", "de")]
+    both = [line for pair in zip(*texts, strict=True) for line in pair]
+    spm = test_marian.train_spm(both[:20_000], vocab_size=2000, hard_vocab_limit=False)
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(spm)
+    vocab = test_marian.numbered(test_marian.pieces(spm))
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "activation_function": "swish"}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_attention_heads": 4, f"{side}_ffn_dim": 256}
+    pad = vocab["<pad>"]
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = MarianConfig(vocab_size=len(vocab), scale_embedding=True, dropout=0.0, init_std=0.05, **sizes, **ids)
+        model = MarianMTModel(config).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
+        encoded = [tokenizer(side)["input_ids"] for side in texts]
+        # Of like length, so that little of a batch is padding.
+        order = sorted(range(len(encoded[0])), key=lambda i: (len(encoded[1][i]), len(encoded[0][i])))
+        places = torch.randperm(len(order) // 64)
+        for place in places:
+            rows = order[int(place) * 64 : int(place) * 64 + 64]
+            batch = tokenizer.pad({"input_ids": [encoded[0][i] for i in rows]}, return_tensors="pt")
+            labels = tokenizer.pad({"input_ids": [encoded[1][i] for i in rows]}, return_tensors="pt")
+            loss = model(**batch, labels=labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    model.generation_config.update(num_beams=4, max_length=60, bad_words_ids=[[pad]])
+    tokenizer.save_pretrained(folder)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def test_text(multi30k: Path) -> tuple[list[str], list[str]]:
+    source, target = ((multi30k / f"test_2016_flickr.{language}").read_text("utf-8") for language in ("en", "de"))
+    return source.splitlines()[:200], target.splitlines()[:200]
+
+
+@pytest.fixture(scope="session")
+def ours_of_marian(learned_marian: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted") / "ours"
+    lines = conversion.convert(learned_marian, folder, "vaswani")
+    assert float(lines[0].rsplit(" ", 1)[1]) < 1e-4
+    return folder
+
+
+def beams(model: torch.nn.Module, tokenizer: object, texts: list[str]) -> list[str]:
+    found: list[str] = []
+    for start in range(0, len(texts), 50):
+        batch = tokenizer(texts[start : start + 50], return_tensors="pt", padding=True)
+        found += tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    return found
+
+
+@pytest.mark.real_data
+def test_a_learned_marian_translates_the_same_both_ways(learned_marian, ours_of_marian, test_text, tmp_path) -> None:
+    sentences, _ = test_text
+    expected = beams(
+        MarianMTModel.from_pretrained(learned_marian).eval(), AutoTokenizer.from_pretrained(learned_marian), sentences
+    )
+    assert len(set(expected)) > 150, "it has learned to look at the source"
+    ours = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
+    assert beams(ours, AutoTokenizer.from_pretrained(ours_of_marian), sentences) == expected
+    conversion.convert(ours_of_marian, tmp_path / "back", "marian")
+    back = MarianMTModel.from_pretrained(tmp_path / "back").eval()
+    assert beams(back, AutoTokenizer.from_pretrained(tmp_path / "back"), sentences) == expected
+
+
+@pytest.mark.real_data
+def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text, tmp_path) -> None:
+    sentences, references = test_text
+    model = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
+    tokenizer = AutoTokenizer.from_pretrained(ours_of_marian)
+    expected = translate_corpus(model, tokenizer, sentences, num_beams=4, early_stopping="never")
+    # So young a model sometimes never ends, and at the longest length only ours puts a </s>.
+    ended = [i for i, text in enumerate(expected) if len(tokenizer(text)["input_ids"]) < 55]
+    assert len(ended) > 180
+    bleu = score(expected, references)["bleu"]
+    tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(sentences)["input_ids"]]
+    for quantization, least, most in (("float32", 0.99, 0.1), ("int8", 0.0, 0.5)):
+        folder = tmp_path / quantization
+        conversion.convert(ours_of_marian, folder, "ctranslate2", quantization)
+        translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        found = translator.translate_batch(
+            tokens, beam_size=4, patience=2, length_penalty=1.0, max_decoding_length=59, suppress_sequences=[["<pad>"]]
+        )
+        ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        same = sum(texts[i] == expected[i] for i in ended)
+        assert same >= least * len(ended), f"{quantization}: {same} of {len(ended)}"
+        assert abs(score(texts, references)["bleu"] - bleu) <= most, quantization
+    conversion.convert(ours_of_marian, tmp_path / "onnx", "onnx")
+    greedy = translate_corpus(model, tokenizer, sentences, num_beams=1)
+    ended = [i for i, text in enumerate(greedy) if len(tokenizer(text)["input_ids"]) < 55]
+    assert len(ended) > 180
+    found = OnnxTranslator(tmp_path / "onnx").translate([sentences[i] for i in ended])
+    assert found == [greedy[i] for i in ended]
