@@ -627,7 +627,7 @@ def test_the_two_lines_that_it_prints_make_a_file_that_loads(tmp_path, monkeypat
     with pytest.raises(ValueError, match="pathlib") as error:
         load(folder)
     monkeypatch.chdir(folder)
-    exec("\n".join(str(error.value).split("\n")[1:]), {})
+    exec(str(error.value).split("this line of Python: ")[1], {})
     came = load(folder / "plain_checkpoint_best.pt")
     batch = random_batch(33, 33)
     assert_close(logits_of(came.model, batch), logits_of(model, batch))

@@ -11,6 +11,7 @@ written here.
 
 import argparse
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,9 @@ def read(file: Path) -> dict[str, Any]:
         ValueError: the file is no whole checkpoint, or holds objects of other classes.
     """
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            # Of damaged files torch also says that they are of a strange version.
+            warnings.simplefilter("ignore")
             state = torch.load(file, map_location="cpu", weights_only=True)
     # What torch says of a damaged file depends on where the damage is: an OSError without a name is one of these, and
     # so are AssertionError and AttributeError.
@@ -161,9 +164,9 @@ def read(file: Path) -> dict[str, Any]:
             raise ValueError(f"{file} is not a whole file that torch.save has written.") from error
         raise ValueError(
             f"{file} holds a {found[1]}, which cannot be read without running code of the file; if it is yours, write "
-            "it anew where fairseq is installed, by these two lines:\n"
+            "it anew where fairseq is installed, by this line of Python: "
             f"import json, torch; old = torch.load({file.name!r}, weights_only=False); settings = old.get('args') "
-            "or old['cfg']['model']\n"
+            "or old['cfg']['model']; "
             "torch.save({'model': old['model'], 'args': json.loads(json.dumps(vars(settings), default=str))}, "
             f"{'plain_' + file.name!r})"
         ) from error

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
@@ -30,6 +31,9 @@ try:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 except ImportError as error:
     raise ImportError(f"Conversion to ONNX needs {error.name}: pip install 'hf_vaswani[convert]'") from error
+
+if not hasattr(OnnxExporter, "save_program"):
+    raise ImportError(f"Conversion to ONNX needs transformers 5.23 or newer, but it is {transformers.__version__}.")
 
 # Which axes of which input are free, by the graph's arguments.
 ENCODER_AXES = {"input_ids": {0: "batch", 1: "source"}, "attention_mask": {0: "batch", 1: "source"}}
