@@ -7,6 +7,7 @@ from pathlib import Path
 import ctranslate2
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
 from hf_vaswani import VaswaniForConditionalGeneration
@@ -48,7 +49,7 @@ def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> Non
         assert said.splitlines()[-1] == f"Model     {tmp_path / kind}"
     assert "Note: " in said
     code, said, _ = convert(capsys, model, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
-    assert code == 0 and "Largest difference" not in said
+    assert code == 0 and "The logits are not compared" in said
     assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
 
 
@@ -115,6 +116,63 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, 
     code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "onnx")
     assert code == 2 and "cannot be loaded" in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
+def test_half_precision_goes_out_as_float32(tiny_run, tmp_path, capsys, to) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "half")
+    VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").half().save_pretrained(tmp_path / "half")
+    code, said, err = convert(capsys, tmp_path / "half", tmp_path / "out", "--to", to)
+    assert code == 0 and difference(said) < 1e-5, err
+
+
+def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for layers, kind in ((2, "missing keys model.encoder.layers.1"), (0, None)):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"encoder_layers": layers}))
+        code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+        assert code == 2 and err.count("\n") == 1 and (kind or "encoder_layers must be at least 1") in err, err
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    save_file(weights | {"more": torch.ones(1)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 2 and "unexpected keys more" in err and not (tmp_path / "out").exists()
+
+
+def test_a_file_or_a_link_is_not_replaced(tiny_run, tmp_path, capsys) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name in ("file", "link"):
+        code, _, err = convert(capsys, tiny_run / "model", tmp_path / name, "--to", "ctranslate2", "--force")
+        assert code == 2 and "is not a folder that could be replaced" in err
+    assert (tmp_path / "file").read_text() == "mine" and (tmp_path / "link").is_symlink()
+
+
+def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_path, capsys) -> None:  # noqa: F811
+    source = tmp_path / "opus"
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    (source / "source.spm").unlink()
+    (source / "source.spm").mkdir()
+    code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+    assert code == 2 and "source.spm" in err and "could not be written" not in err
+    shutil.rmtree(source)
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": "x"}))
+    code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+    assert code == 2 and "cannot be converted" in err and err.count("\n") == 1, err
+
+
+def test_rules_of_the_search_that_stay_behind_are_named(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"min_length": 5, "repetition_penalty": 1.3}))
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 0 and "also has min_length=5, repetition_penalty=1.3, which is not carried over" in said
 
 
 def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from ..checkpoints import written_whole
 from ..evaluation import translate_corpus
@@ -26,6 +29,15 @@ SOURCES = {
 }
 TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
 SENTENCE = "A dog runs through the garden."
+# Rules of transformers' search that are not written for other engines, and the values that are none.
+RULES: dict[str, tuple[Any, ...]] = {
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "repetition_penalty": (None, 1.0),
+    "forced_bos_token_id": (None,),
+}
 # Logits that differ by more are not those of the same model.
 TOLERANCE = 1e-3
 
@@ -98,38 +110,82 @@ def convert(
         raise ValueError(f"{destination} exists already; --force replaces it.")
     if source.resolve().is_relative_to(destination.resolve()):
         raise ValueError(f"{destination} would replace {source}, which is to be read.")
+    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
+        raise ValueError(f"{destination} is there, and is not a folder that could be replaced.")
     kind = recognize(source)
     if kind == to:
         raise ValueError(f"{source} is of the format {to} already.")
-    with TemporaryDirectory() as between, written_whole(destination) as folder:
-        came = None
+    with _said_in_one_sentence(source), TemporaryDirectory() as between:
+        # Read before anything is written, so that what is wrong with the source is not laid to the destination.
         if kind == "vaswani":
-            ours = source
+            came, ours = None, source
+            _load(source)
         else:
-            came = import_module(f".{SOURCES[kind][0]}", __package__).load(source)
-            ours = folder if to == "vaswani" else Path(between)
-            came.model.save_pretrained(ours)
-            came.tokenizer.save_pretrained(ours)
-        # What was written is compared, and not what was in memory.
-        model, tokenizer = _load(ours)
-        lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
-        if to != "vaswani":
-            module = import_module(f".{to}", __package__)
-            foreign = {
-                "marian": lambda: module.save(model, tokenizer, folder),
-                "ctranslate2": lambda: module.save(ours, folder, quantization),
-                "onnx": lambda: module.save(ours, folder),
-            }[to]()
-            lines += _check(model, tokenizer, foreign, sentence)
+            came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
+        with written_whole(destination) as folder:
+            if came is not None:
+                ours = folder if to == "vaswani" else ours
+                came.model.save_pretrained(ours)
+                came.tokenizer.save_pretrained(ours)
+            # What was written is compared, and not what was in memory.
+            model, tokenizer = _load(ours)
+            lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
+            if to != "vaswani":
+                module = import_module(f".{to}", __package__)
+                foreign = {
+                    "marian": lambda: module.save(model, tokenizer, folder),
+                    "ctranslate2": lambda: module.save(ours, folder, quantization),
+                    "onnx": lambda: module.save(ours, folder),
+                }[to]()
+                lines += _check(model, tokenizer, foreign, sentence)
+                if to != "marian":
+                    lines += _rules_left_behind(model)
     return lines
 
 
-def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
+@contextmanager
+def _said_in_one_sentence(source: Path) -> Iterator[None]:
+    """What is wrong with values of somebody else's files can show as any error."""
     try:
-        model = VaswaniForConditionalGeneration.from_pretrained(folder)
-        return model.eval(), AutoTokenizer.from_pretrained(folder)
+        yield
+    except (ValueError, OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        logger.debug("Where it happened:", exc_info=True)
+        raise ValueError(f"{source} cannot be converted: {type(error).__name__}: {error}") from error
+
+
+def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
+    """A model in float32, every weight of which was in the folder, and its tokenizer."""
+    verbosity = transformers_logging.get_verbosity()
+    # What is wrong is said below, in one sentence.
+    transformers_logging.set_verbosity_error()
+    try:
+        model, report = VaswaniForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[kind]:
+            names = sorted(map(str, report[kind]))
+            raise ValueError(
+                f"The weights in {folder} are not those of its config.json: {kind.replace('_', ' ')} {names[0]}"
+                + (f" and {len(names) - 1} more." if names[1:] else ".")
+            )
+    return model.eval(), tokenizer
+
+
+def _rules_left_behind(model: VaswaniForConditionalGeneration) -> list[str]:
+    """A line about the rules of a search that are set, and that other engines have by other names or not at all."""
+    settings = model.generation_config
+    found = [f"{name}={value}" for name in RULES if (value := getattr(settings, name, None)) not in RULES[name]]
+    if not found:
+        return []
+    return [f"Note: The search of the generation config also has {', '.join(found)}, which is not carried over."]
 
 
 def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Foreign, sentence: str) -> list[str]:
@@ -148,12 +204,14 @@ def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Fore
                 f"{difference:.2g}, and {TOLERANCE:g} is the most that rounding explains. Nothing was written."
             )
         lines.append(f"Largest difference of the logits, {foreign.name}: {difference:.1e}")
+    else:
+        lines.append(f"The logits are not compared: {foreign.name} does not tell them here.")
+    translation = translate_corpus(model, tokenizer, [sentence], num_beams=1)[0]
+    lines.append(sentence)
     if foreign.translate is not None:
-        lines += [
-            sentence,
-            f"  {foreign.name}: {foreign.translate([sentence])[0]}",
-            f"  Vaswani: {translate_corpus(model, tokenizer, [sentence], num_beams=1)[0]}",
-        ]
+        other = foreign.translate([sentence])[0]
+        lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (another one)"))
+    lines.append(f"  Vaswani: {translation}")
     return lines + [f"Note: {note}" for note in foreign.notes]
 
 
