@@ -95,33 +95,7 @@ def render_card(
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
     parameters = _count_parameters(folder / WEIGHTS)
     directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
-    card_data = ModelCardData(
-        language=languages,
-        license=recipe.hub.license,
-        library_name="transformers",
-        pipeline_tag="translation",
-        tags=["vaswani", "attention-is-all-you-need"],
-        datasets=sorted(on_hub) or None,
-        metrics=list(METRICS) if rows else None,
-        model_name=name if rows else None,
-        eval_results=[
-            EvalResult(
-                task_type="translation",
-                task_name=f"Translation {row['direction']}",
-                dataset_type=row["dataset"],
-                dataset_name=row["text"],
-                dataset_config=row["config"],
-                dataset_split=row["split"],
-                metric_type=metric,
-                metric_name=METRICS[metric],
-                metric_value=round(row[metric], 2),
-                metric_args={"signature": scored["signatures"][metric]},
-            )
-            for row in rows
-            for metric in METRICS
-        ]
-        or None,
-    )
+    card_data = _metadata(languages, recipe.hub.license, on_hub, name, rows, scored)
     headline = ""
     if rows:
         headline = f": BLEU {scored['bleu']:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
@@ -147,6 +121,44 @@ def render_card(
         command=_command(environment, on_hub).replace("```", "'''"),
         settings=_settings(recipe, on_hub).replace("```", "'''"),
         languages=directions,
+    )
+
+
+def _metadata(
+    languages: list[str],
+    licence: str | None,
+    on_hub: set[str],
+    name: str,
+    rows: list[dict[str, Any]],
+    scored: dict[str, Any],
+) -> ModelCardData:
+    """What the Hub reads of a card: tags to find it by, and the scores as its `model-index`."""
+    return ModelCardData(
+        language=languages,
+        license=licence,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vaswani", "attention-is-all-you-need"],
+        datasets=sorted(on_hub) or None,
+        metrics=list(METRICS) if rows else None,
+        model_name=name if rows else None,
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                task_name=f"Translation {row['direction']}",
+                dataset_type=row["dataset"],
+                dataset_name=row["text"],
+                dataset_config=row["config"],
+                dataset_split=row["split"],
+                metric_type=metric,
+                metric_name=METRICS[metric],
+                metric_value=round(row[metric], 2),
+                metric_args={"signature": scored["signatures"][metric]},
+            )
+            for row in rows
+            for metric in METRICS
+        ]
+        or None,
     )
 
 
@@ -253,10 +265,11 @@ def _facts(
         "float32" if environment["mixed_precision"] == "no" else f"mixed, {environment['mixed_precision']}",
     )
     yield "seed", str(environment["seed"])
+    threads = environment["cpu_threads"] * processes
     if hardware := environment.get("gpu") or environment.get("cpu"):
         yield (
             "hardware",
-            f"{processes} x {hardware}" if environment.get("gpu") else f"{_cores(environment)} x {hardware}",
+            f"{processes} x {hardware}" if environment.get("gpu") else f"{threads} threads x {hardware}",
         )
     if seconds := scored.get("seconds"):
         yield "time of the training", f"{_duration(seconds)}, validations included"
@@ -272,11 +285,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def _cores(environment: dict[str, Any]) -> str:
-    cores = environment["cpu_threads"] * environment["processes"]
-    return f"{cores} threads"
 
 
 def _energy(environment: dict[str, Any], seconds: float) -> str | None:

@@ -30,6 +30,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The Hub's client tells of each new try, and where nothing has changed.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        # A recipe has a command line of its own, in which every key is an option.
+        if arguments[:1] == ["train"]:
+            _train(arguments[1:])
+        else:
+            options = _parser().parse_args(arguments)
+            options.run(options)
+        return 0
+    except BrokenPipeError:
+        # Whoever reads the output has enough, as `head` has.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError, ImportError) as error:
+        logger.debug("Where it happened:", exc_info=True)
+        sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
+        return 2
+    except RuntimeError as error:
+        # torch has no class of its own for this on a CPU.
+        if "memory" not in str(error):
+            raise
+        sys.stderr.write(f"hf-vaswani: There is not enough memory: {str(error).splitlines()[0]}\n")
+        return 2
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"hf-vaswani: {str(error) or 'stopped.'}\n")
+        return getattr(error, "exit_code", 130)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All verbs; each has the function that does it under `run`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
@@ -64,31 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     convert.add_argument("--force", action="store_true", help="replace a folder that exists")
     convert.add_argument("--sentence", metavar="TEXT", help="what both sides translate in the end")
     convert.set_defaults(run=_convert)
-    try:
-        # A recipe has a command line of its own, in which every key is an option.
-        if arguments[:1] == ["train"]:
-            _train(arguments[1:])
-        else:
-            options = parser.parse_args(arguments)
-            options.run(options)
-        return 0
-    except BrokenPipeError:
-        # Whoever reads the output has enough, as `head` has.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError, ImportError) as error:
-        logger.debug("Where it happened:", exc_info=True)
-        sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
-        return 2
-    except RuntimeError as error:
-        # torch has no class of its own for this on a CPU.
-        if "memory" not in str(error):
-            raise
-        sys.stderr.write(f"hf-vaswani: There is not enough memory: {str(error).splitlines()[0]}\n")
-        return 2
-    except KeyboardInterrupt as error:
-        sys.stderr.write(f"hf-vaswani: {str(error) or 'stopped.'}\n")
-        return getattr(error, "exit_code", 130)
+    return parser
 
 
 def _train(arguments: list[str]) -> None:

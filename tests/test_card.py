@@ -47,8 +47,9 @@ def card(run: Path, **options: Any) -> ModelCard:
 def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
     change_recipe(run, "hub", license="cc-by-4.0")
     data = ModelCard(str(card(run, repo_id="me/tiny"))).data
-    assert (data.language, data.license, data.library_name) == (["en", "de"], "cc-by-4.0", "transformers")
-    assert (data.pipeline_tag, data.model_name) == ("translation", "tiny")
+    expected = {"language": ["en", "de"], "license": "cc-by-4.0", "library_name": "transformers"}
+    assert data.to_dict().items() >= (expected | {"pipeline_tag": "translation"}).items()
+    assert data.model_name == "tiny"
     scores = result(run)
     assert [(each.metric_type, each.metric_value) for each in data.eval_results] == [
         (metric, round(scores[metric], 2)) for metric in ("bleu", "chrf", "ter")
