@@ -222,7 +222,9 @@ LEFT_TO_TRANSFORMERS = [
 ]
 
 
-@pytest.mark.parametrize("case", LEFT_TO_TRANSFORMERS, ids=str)
+@pytest.mark.parametrize(
+    "case", LEFT_TO_TRANSFORMERS, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
+)
 @pytest.mark.parametrize("beams", [1, 4])
 def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> None:
     model = random_model()
