@@ -6,12 +6,15 @@ BIN = .venv/bin
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
 
+# Two processes of one thread each: most of what is tested is too small for more.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
 test: .venv/installed  ## run the tests
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
-	PYTHONPATH=$(CURDIR)/.oldest $(BIN)/pytest tests/test_pipeline.py tests/test_remote_code.py tests/test_decoding.py
+	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/test_pipeline.py tests/test_remote_code.py tests/test_decoding.py
 
 lint: .venv/installed  ## check format, style and types
 	$(BIN)/ruff format --check .

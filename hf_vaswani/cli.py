@@ -156,7 +156,13 @@ def _convert(options: argparse.Namespace) -> None:
     if not source.exists() and not source.is_absolute() and len(source.parts) == 2:
         from huggingface_hub import snapshot_download
 
-        source = Path(snapshot_download(options.source))
+        try:
+            # A repository may have the same weights once more for other libraries.
+            source = Path(snapshot_download(options.source, ignore_patterns=["*.h5", "*.msgpack", "*.ot"]))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{options.source} is no folder here, and as a model on the Hub it cannot be had: {error}"
+            ) from error
     sentence = options.sentence or SENTENCE
     lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))

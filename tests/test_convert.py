@@ -47,9 +47,10 @@ def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> Non
         ours, theirs = [line for line in said.splitlines() if line.startswith("  ")][::-1]
         assert "one two three" in said and ours.split(": ")[1] == theirs.split(": ")[1]
         assert said.splitlines()[-1] == f"Model     {tmp_path / kind}"
+        assert not err
     assert "Note: " in said
     code, said, _ = convert(capsys, model, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
-    assert code == 0 and "The logits are not compared" in said
+    assert code == 0 and 1e-4 < difference(said) < 1 and "rounded to int8" in said
     assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
 
 
@@ -64,6 +65,13 @@ def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:  # noqa: F
     code, said, err = convert(capsys, tmp_path / "vaswani", tmp_path / "back", "--to", "marian")
     assert code == 0 and difference(said) < 1e-5, err
     assert isinstance(MarianMTModel.from_pretrained(tmp_path / "back"), MarianMTModel)
+    # What was written is read again.
+    code, said, err = convert(capsys, tmp_path / "back", tmp_path / "again", "--to", "vaswani")
+    assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("vaswani", "again"))
+    assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
+    tokenizers = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("vaswani", "again")]
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
 def test_fairseq_comes_in(tmp_path, capsys) -> None:
@@ -116,6 +124,74 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, 
     code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "onnx")
     assert code == 2 and "cannot be loaded" in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+    for kind in ("ctranslate2", "onnx"):
+        assert convert(capsys, tiny_run / "model", tmp_path / kind, "--to", kind)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    for source, words in (
+        (tiny_run, f"is the folder of a run: give its model, {tiny_run / 'model'}"),
+        ("ctranslate2", "model.bin, which is a model of CTranslate2: that is only written"),
+        ("onnx", "encoder.onnx, which is an ONNX graph: that is only written"),
+        ("some/model", "some/model is no folder here, and as a model on the Hub it cannot be had"),
+    ):
+        code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
+        assert code == 2 and words in err and err.count("\n") == 1, err
+
+
+def damaged_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def with_value(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), encoding="utf-8")
+
+
+def with_nan(path: Path) -> None:
+    weights = load_file(path)
+    weights["model.encoder.layers.0.feed_forward.fc1.weight"][0, 0] = torch.nan
+    save_file(weights, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "damage", "words"),
+    [
+        ("ours", "config.json", lambda path: damaged_text(path, "{"), "is not JSON"),
+        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("ours", "generation_config.json", lambda path: damaged_text(path, ""), "is not JSON"),
+        ("ours", "generation_config.json", lambda path: with_value(path, num_beams=0), "num_beams 0"),
+        ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id 'x'"),
+        ("ours", "tokenizer.json", lambda path: damaged_text(path, "{"), "The tokenizer in"),
+        ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight that are not finite"),
+        ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
+        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
+        ("npz", "model.npz", lambda path: path.write_bytes(path.read_bytes()[:-2000]), "is not a whole .npz file"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "a: ["), "is not YAML"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nbeam-size: 0"), "beam-size 0"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nnormalize: a"), "normalize 'a'"),
+        ("npz", "vocab0.yml", lambda path: path.write_bytes(b"\xff"), "is not UTF-8 at byte 0"),
+        ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "has no pieces to merge"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
+    folder = tmp_path / "model"
+    if kind == "ours":
+        shutil.copytree(request.getfixturevalue("tiny_run") / "model", folder)
+    else:
+        folder.mkdir()
+    if kind == "marian":
+        test_marian.marian_folder(folder, request.getfixturevalue("spms"))
+    elif kind == "npz":
+        test_marian.npz_folder(folder, request.getfixturevalue("spms"))
+    elif kind == "fairseq":
+        test_fairseq.simple_folder(folder)
+    damage(folder / file)
+    code, _, err = convert(capsys, folder, tmp_path / "out", "--to", "onnx")
+    assert code == 2 and words in err and err.count("\n") == 1, err
+    assert str(folder) in err and (kind == "ours" or file in err)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "onnx"])

@@ -142,13 +142,35 @@ def test_the_generation_configs_rules_are_kept(converted, rules) -> None:
 
 def test_the_folder_has_all_that_is_needed_and_nothing_of_this_machine(converted) -> None:
     model, folder, _ = converted
-    assert {"encoder.onnx", "decoder.onnx", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    graphs = {f"{name}.onnx{end}" for name in ("encoder", "decoder") for end in ("", ".data")}
+    texts = {f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")}
+    assert {path.name for path in folder.iterdir()} == graphs | texts
+    assert "auto_map" not in (folder / "config.json").read_text("utf-8")
     config = AutoConfig.from_pretrained(folder)
-    assert config.to_dict() | {"_name_or_path": ""} == model.config.to_dict()
+    expected = {name: value for name, value in model.config.to_dict().items() if name != "auto_map"}
+    assert config.to_dict() | {"_name_or_path": ""} == expected
     assert GenerationConfig.from_pretrained(folder).max_length_offset == 20
     for path in folder.glob("*.onnx"):
         content = path.read_bytes()
         assert b".py" not in content and str(Path(__file__).parent.parent).encode() not in content
+
+
+def test_free_axes_have_names(converted) -> None:
+    model, folder, _ = converted
+    config, translator = model.config, OnnxTranslator(folder)
+    sides = {side: getattr(translator, side) for side in ("encoder", "decoder")}
+    found = {side: {each.name: each.shape for each in sides[side].get_inputs()} for side in sides}
+    assert found["encoder"] == {name: ["batch", "source"] for name in ("input_ids", "attention_mask")}
+    heads = [config.decoder_layers, "batch", config.num_heads]
+    assert [shape[:4] for name, shape in found["decoder"].items() if name.endswith(("keys", "values"))] == [
+        [*heads, "past"],
+        [*heads, "past"],
+        [*heads, "source"],
+        [*heads, "source"],
+    ]
+    logits, keys, _ = sides["decoder"].get_outputs()
+    assert logits.shape == ["batch", "target", config.vocab_size]
+    assert set(keys.shape[3].split(" + ")) == {"past", "target"}
 
 
 def test_without_onnxruntime_the_error_says_what_to_install(monkeypatch) -> None:

@@ -1,6 +1,5 @@
 """One verb for all formats: recognises a model, writes it in another format, and compares both sides."""
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +16,19 @@ from transformers.utils import logging as transformers_logging
 from ..checkpoints import written_whole
 from ..evaluation import translate_corpus
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from .sides import Foreign
+from .sides import IDS, Foreign, model_type, read_json
 
 logger = logging.getLogger(__name__)
 
 # What comes in: the format, where its `recognize` and `load` are, and what is looked for.
 SOURCES = {
     "marian": ("marian", "a config.json with the model_type marian"),
-    "marian-npz": ("marian_npz", "an .npz file of Marian"),
+    "marian-npz": ("marian_npz", "an .npz file"),
     "fairseq": ("fairseq", "a .pt file of fairseq beside dict.*.txt"),
 }
 TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
+# What is in the folders of the formats that are not read.
+WRITTEN_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a model of CTranslate2"}
 SENTENCE = "A dog runs through the garden."
 # Rules of transformers' search that are not written for other engines, and the values that are none.
 RULES: dict[str, tuple[Any, ...]] = {
@@ -38,6 +39,8 @@ RULES: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1.0),
     "forced_bos_token_id": (None,),
 }
+# Settings of a search that are numbers of something.
+COUNTS = ("num_beams", "max_length", "max_new_tokens")
 # Logits that differ by more are not those of the same model.
 TOLERANCE = 1e-3
 
@@ -53,26 +56,23 @@ def recognize(source: Path) -> str:
         `str`: `"vaswani"`, or a key of `SOURCES`.
 
     Raises:
-        ValueError: it is none of them; says what was looked for.
+        ValueError: it is none of them; says what was looked for. Or its config.json is damaged.
     """
     if not source.exists():
         raise ValueError(f"There is no {source}.")
-    if model_type(source) == "vaswani":
+    if model_type(source) == "vaswani" and any(source.glob("*.safetensors")):
         return "vaswani"
     for name, (module, _) in SOURCES.items():
         if import_module(f".{module}", __package__).recognize(source):
             return name
-    looked_for = ", ".join(["a config.json with the model_type vaswani", *(sign for _, sign in SOURCES.values())])
-    raise ValueError(f"The format of {source} is not known; looked for: {looked_for}.")
-
-
-def model_type(folder: Path) -> str | None:
-    """What `config.json` of a folder calls its model, if there is one."""
-    try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found.get("model_type") if isinstance(found, dict) else None
+    if (source / "model" / "config.json").is_file():
+        raise ValueError(f"{source} is the folder of a run: give its model, {source / 'model'}.")
+    for file, what in WRITTEN_ONLY.items():
+        if (source / file).is_file():
+            raise ValueError(f"{source} has {file}, which is {what}: that is only written, and not read.")
+    signs = ["a config.json with the model_type vaswani beside *.safetensors", *(sign for _, sign in SOURCES.values())]
+    found = "" if model_type(source) is None else f"; the model_type of its config.json is {model_type(source)!r}"
+    raise ValueError(f"The format of {source} is not known; looked for: {', '.join(signs)}{found}.")
 
 
 def convert(
@@ -115,7 +115,8 @@ def convert(
     kind = recognize(source)
     if kind == to:
         raise ValueError(f"{source} is of the format {to} already.")
-    with _said_in_one_sentence(source), TemporaryDirectory() as between:
+    _check_generation_config(source / "generation_config.json")
+    with _quiet(), _said_in_one_sentence(source), TemporaryDirectory() as between:
         # Read before anything is written, so that what is wrong with the source is not laid to the destination.
         if kind == "vaswani":
             came, ours = None, source
@@ -155,20 +156,39 @@ def _said_in_one_sentence(source: Path) -> Iterator[None]:
         raise ValueError(f"{source} cannot be converted: {type(error).__name__}: {error}") from error
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars, and its warnings of what is refused here in one sentence."""
+    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _check_generation_config(path: Path) -> None:
+    """Refuses a file of settings that transformers would pass over, and values that it takes and cannot use."""
+    settings = read_json(path) if path.exists() else {}
+    for name in (*COUNTS, *IDS):
+        least = 1 if name in COUNTS else 0
+        values = settings.get(name)
+        for value in values if isinstance(values, list) and name in IDS else [values]:
+            if value is not None and (type(value) is not int or value < least):
+                raise ValueError(f"{path} has {name} {value!r}, but it must be a whole number of at least {least}.")
+
+
 def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
     """A model in float32, every weight of which was in the folder, and its tokenizer."""
-    verbosity = transformers_logging.get_verbosity()
-    # What is wrong is said below, in one sentence.
-    transformers_logging.set_verbosity_error()
     try:
         model, report = VaswaniForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {error}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             names = sorted(map(str, report[kind]))
@@ -176,6 +196,14 @@ def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
                 f"The weights in {folder} are not those of its config.json: {kind.replace('_', ' ')} {names[0]}"
                 + (f" and {len(names) - 1} more." if names[1:] else ".")
             )
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"The weights in {folder} have values in {name} that are not finite.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    # tokenizers' own errors are of no narrower class.
+    except Exception as error:
+        raise ValueError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
     return model.eval(), tokenizer
 
 
@@ -198,7 +226,7 @@ def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Fore
             theirs = foreign.logits(*batch)
         width = min(ours.shape[-1], theirs.shape[-1])
         difference = (ours[..., :width] - theirs[..., :width]).abs().max().item()
-        if not difference < TOLERANCE:
+        if not foreign.is_rounded and not difference < TOLERANCE:
             raise ValueError(
                 f"{foreign.name} and the Vaswani model do not compute the same: their logits differ by "
                 f"{difference:.2g}, and {TOLERANCE:g} is the most that rounding explains. Nothing was written."

@@ -15,7 +15,7 @@ The tokenizer puts `</s>` at the end of a source, so CTranslate2 is told to add 
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +209,8 @@ def save(model_folder: Path, folder: Path, quantization: str | None = None) -> F
             `int8`, or `int8_float32`, `int8_float16`, `int8_bfloat16`, which name the type of what is not rounded.
 
     Returns:
-        [`Foreign`]: what was written, as it runs here. It tells logits in float32 alone, and of decoder ids that
-        begin with `decoder_start_token_id`.
+        [`Foreign`]: what was written, as it runs here. It tells logits of decoder ids that begin with
+        `decoder_start_token_id`.
 
     Raises:
         ValueError: there is no such quantization, or as in [`VaswaniLoader`] and [`load_tokenizer`].
@@ -228,10 +228,11 @@ def save(model_folder: Path, folder: Path, quantization: str | None = None) -> F
         if (model_folder / name).is_file():
             shutil.copyfile(model_folder / name, folder / name)
     written = Ctranslate2Translator(folder, tokenizer, model.generation_config, model.config)
-    notes = notes_on(model.generation_config, model.config, quantization)
-    # Those of rounded weights are others.
-    logits = written.logits if quantization in (None, "float32") else None
-    return Foreign(f"CTranslate2 {ctranslate2.__version__}", logits, written.translate, notes)
+    notes = notes_on(model.generation_config, model.config, written.tokens_of)
+    is_rounded = quantization not in (None, "float32")
+    if is_rounded:
+        notes.append(f"The weights are rounded to {quantization}, so the logits differ, and so do some translations.")
+    return Foreign(f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes, is_rounded)
 
 
 class Ctranslate2Translator:
@@ -327,7 +328,11 @@ def never(generation_config: GenerationConfig) -> list[list[int]]:
     return [*(generation_config.bad_words_ids or []), *([id_] for id_ in generation_config.suppress_tokens or [])]
 
 
-def notes_on(generation_config: GenerationConfig, config: Any, quantization: str | None) -> list[str]:
+def notes_on(
+    generation_config: GenerationConfig,
+    config: Any,
+    tokens_of: Callable[[Iterable[int]], list[str]],
+) -> list[str]:
     """What CTranslate2 does otherwise than `generate()`, and what to give `translate_batch`, one sentence each."""
     found = []
     fixed = fixed_limit(generation_config)
@@ -341,22 +346,16 @@ def notes_on(generation_config: GenerationConfig, config: Any, quantization: str
         )
     found += _notes_on_the_search(generation_config)
     if never(generation_config):
-        found.append(
-            "CTranslate2 forbids no token unless told to: give suppress_sequences, the tokens of "
-            f"{never(generation_config)}."
-        )
-    others = eos_token_ids(generation_config)[1:]
-    if others:
-        found.append(
-            f"CTranslate2 ends at one token unless told otherwise: give end_token, also with the tokens of {others}."
-        )
+        tokens = [tokens_of(ids) for ids in never(generation_config)]
+        found.append(f"CTranslate2 forbids no token unless told to: give suppress_sequences={tokens}.")
+    ends = tokens_of(eos_token_ids(generation_config))
+    if len(ends) > 1:
+        found.append(f"CTranslate2 ends at one token unless told otherwise: give end_token={ends}.")
     positions = number_of_positions(config)
     found.append(
         "CTranslate2 cuts a source at 1,024 tokens unless told otherwise (max_input_length), and is here given "
         f"{positions:,} positions."
     )
-    if quantization not in (None, "float32"):
-        found.append(f"The weights are rounded to {quantization}, so the logits differ.")
     return found
 
 
@@ -377,7 +376,7 @@ def _notes_on_the_search(generation_config: GenerationConfig) -> list[str]:
     patience = 1 if generation_config.early_stopping is True else 2
     found.append(
         "CTranslate2 has 2 beams unless told otherwise, and ends with beam_size x patience finished hypotheses: give "
-        f"beam_size={beams}, length_penalty={power:g}, patience={patience}, with which most translations are the same."
+        f"beam_size={beams}, length_penalty={power:g}, patience={patience}, which comes nearest."
     )
     return found
 

@@ -251,4 +251,6 @@ def read_codes(file: Path) -> list[tuple[str, str]]:
                 merges[a, b] = None
             case _:
                 raise ValueError(f"{file}, line {number}: expected two pieces to merge, but found {line!r}.")
+    if not merges:
+        raise ValueError(f"{file} has no pieces to merge.")
     return list(merges)

@@ -6,7 +6,6 @@ residual connections are named anew.
 """
 
 import copy
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
-from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, map_ids, read_json, read_spm
-from .sides import Converted, Foreign
+from ..tokenizer import load_tokenizer
+from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, map_ids, read_spm
+from .sides import IDS, Converted, Foreign, model_type, read_json
 
 LAYER_NORM_EPS = 1e-5
 # Longest translation of what is saved without a limit of its own, as OPUS-MT's.
@@ -58,8 +57,7 @@ SWITCHES = {
     "encoder_layerdrop": 0,
     "decoder_layerdrop": 0,
 }
-# The ids of both configs, those of a generation config, and what has ids in a form of its own there.
-IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+# The ids of a generation config, and what has ids in a form of its own there.
 GENERATION_IDS = (
     *IDS,
     "forced_bos_token_id",
@@ -79,10 +77,7 @@ TARGETS_ARE_CUT_AS_SOURCES = (
 
 def recognize(path: Path) -> bool:
     """Whether a folder has one of transformers' Marian models."""
-    try:
-        return bool(json.loads((path / "config.json").read_text("utf-8"))["model_type"] == "marian")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return model_type(path) == "marian"
 
 
 # ---- In ----------------------------------------------------------------------------------------------------------
@@ -129,9 +124,6 @@ def _check_switches(path: Path, fields: dict[str, Any]) -> None:
 
 def _read_model(path: Path) -> MarianMTModel:
     """The model of a folder, every weight of which was in the folder."""
-    verbosity = logging.get_verbosity()
-    # What is wrong is said below, in one sentence.
-    logging.set_verbosity_error()
     try:
         # In float32 both sides compute the same; in float16 each rounds in its own way.
         model, report = MarianMTModel.from_pretrained(
@@ -142,10 +134,13 @@ def _read_model(path: Path) -> MarianMTModel:
             weights_only=True,
             local_files_only=True,
         )
-    except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
+    except UnpicklingError as error:
+        raise ValueError(
+            f"The weights in {path} are a pickle that is not whole, or that has more in it than weights, which cannot "
+            "be read without running code of the file; model.safetensors is read."
+        ) from error
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read as a MarianMTModel: {str(error).splitlines()[0]}") from error
-    finally:
-        logging.set_verbosity(verbosity)
     for name, here, there in sorted(report["mismatched_keys"]):
         raise ValueError(f"{name} has the shape {tuple(here)} in {path}, but {tuple(there)} by its config.json.")
     for name in sorted(report["missing_keys"]):
@@ -174,6 +169,8 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
     }
     special = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in given.items()}
     source_file = path / "vocab.json"
+    if not source_file.exists() and (path / "tokenizer.json").is_file():
+        return _read_fast_tokenizer(path, config)
     source, target = read_json(source_file), None
     check_ids(source_file, source, config.vocab_size, "the embedding of config.json (vocab_size)")
     if settings.get("separate_vocabs"):
@@ -195,8 +192,22 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
     return vocabulary, fast_tokenizer(vocabulary, spm, **special, model_max_length=model_max_length)
 
 
+def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
+    """The tokenizer of a folder that [`save`] wrote, which has both sides' ids."""
+    tokenizer = load_tokenizer(str(path))
+    if config.decoder_vocab_size != config.vocab_size or len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"{path / 'tokenizer.json'} has {len(tokenizer)} entries for both sides, but config.json has vocab_size "
+            f"{config.vocab_size} and decoder_vocab_size {config.decoder_vocab_size}."
+        )
+    rows = torch.arange(config.vocab_size)
+    tokens = [tokenizer.convert_ids_to_tokens(id_) if id_ < len(tokenizer) else "" for id_ in rows.tolist()]
+    return Vocabulary(tokens, rows, rows, torch.ones_like(rows, dtype=torch.bool)), tokenizer
+
+
 def _same_pieces(path: Path) -> bool:
-    return (path / "source.spm").read_bytes() == (path / "target.spm").read_bytes()
+    files = [path / f"{side}.spm" for side in ("source", "target")]
+    return not any(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes()
 
 
 @torch.no_grad()
@@ -280,6 +291,8 @@ def _foreign(
         return vocabulary.logits(found)
 
     def translate(sentences: Sequence[str]) -> list[str]:
+        if not (path / "vocab.json").is_file():
+            return _greedy(marian, tokenizer, sentences)
         from transformers import MarianTokenizer
 
         with warnings.catch_warnings():

@@ -53,13 +53,8 @@ FEED_FORWARD = {"fc1": "1", "fc2": "2"}
 
 
 def recognize(path: Path) -> bool:
-    """Whether a `.npz` file is a model of Marian's, or a folder has one."""
-    try:
-        file = _npz_of(path)
-        with zipfile.ZipFile(file) as archive:
-            return f"{OPTIONS}.npy" in archive.namelist() or (file.parent / DECODER).is_file()
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return False
+    """Whether a path is a `.npz` file, or a folder that has one; what is in it, [`load`] says."""
+    return any(path.glob("*.npz")) if path.is_dir() else path.suffix == ".npz"
 
 
 def load(path: Path) -> Converted:
@@ -95,7 +90,7 @@ def load(path: Path) -> Converted:
                 f"{tuple(weight.shape)}."
             )
     model.load_state_dict(weights)
-    model.generation_config = _generation_config(decoding, config, tokenizer)
+    model.generation_config = _generation_config(file.parent / DECODER, decoding, config, tokenizer)
     return Converted(model, tokenizer, Foreign("Marian", notes=notes))
 
 
@@ -124,7 +119,11 @@ def _npz_of(path: Path) -> Path:
 
 def _read_yaml(path: Path, strings: bool = False) -> dict[Any, Any]:
     """A YAML file or text that is a mapping; with `strings`, of strings alone."""
-    return _parse_yaml(path, path.read_text("utf-8"), strings)
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 at byte {error.start}.") from error
+    return _parse_yaml(path, text, strings)
 
 
 def _parse_yaml(path: Path, text: str, strings: bool = False) -> dict[Any, Any]:
@@ -377,11 +376,16 @@ def _put_embeddings(
 
 
 def _generation_config(
-    decoding: dict[str, Any], config: VaswaniConfig, tokenizer: PreTrainedTokenizerBase
+    path: Path, decoding: dict[str, Any], config: VaswaniConfig, tokenizer: PreTrainedTokenizerBase
 ) -> GenerationConfig:
     """The search that decoder.yml asks for, as far as ours has it; what is not in there is as in Marian."""
+    beams, alpha = decoding.get("beam-size", 12), decoding.get("normalize", 0.0)
+    if type(beams) is not int or beams < 1:
+        raise ValueError(f"{path} has beam-size {beams!r}, but it must be a whole number of at least 1.")
+    if not isinstance(alpha, int | float):
+        raise ValueError(f"{path} has normalize {alpha!r}, but it must be a number.")
     generation = GenerationConfig(
-        num_beams=int(decoding.get("beam-size", 12)),
+        num_beams=beams,
         max_length=MAX_LENGTH,
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
@@ -391,7 +395,7 @@ def _generation_config(
     )
     if generation.num_beams > 1:
         # What the log-probability is divided by: the length to the power of this.
-        generation.length_penalty = float(decoding.get("normalize", 0.0))
+        generation.length_penalty = float(alpha)
     for name, value in SEARCH.items():
         setattr(generation, name, value)
     generation._from_model_config = None

@@ -11,7 +11,6 @@ that has the target's pieces as well. A fast tokenizer has one list for both, so
 - Where the target has a list of its own, its ids go on behind the source's. The special tokens stay one.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,24 +233,6 @@ def read_spm(path: Path) -> Any:
         if value != expected:
             raise ValueError(f"{path} has {name} {value}, but only {expected} can be converted.")
     return spm
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    A JSON file that has one object.
-
-    Raises:
-        ValueError: it is not there, or has something else.
-    """
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing.") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must have one JSON object, but it has a {type(content).__name__}.")
-    return content
 
 
 def check_ids(path: Path, ids: Mapping[str, Any], size: int, of_what: str) -> None:

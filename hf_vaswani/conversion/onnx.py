@@ -4,8 +4,10 @@ What reads the source is `encoder.onnx`, and what writes the target, some tokens
 of sentences and tokens are free. [`OnnxTranslator`] runs them; it is also the recipe for doing so elsewhere.
 """
 
+import copy
 import io
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -251,7 +253,10 @@ def save(model_folder: Path, folder: Path) -> Foreign:
         DECODER_AXES,
         folder / "decoder.onnx",
     )
-    model.config.save_pretrained(folder)
+    config = copy.copy(model.config)
+    # The code of a model that is not here would only be asked about.
+    config.__dict__.pop("auto_map", None)
+    config.to_json_file(folder / "config.json")
     model.generation_config.save_pretrained(folder)
     for name in TOKENIZER_FILES:
         if (model_folder / name).is_file():
@@ -276,7 +281,19 @@ def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, d
     # Each node says where in whose files it comes from, which is nobody's business and most of the file.
     for node in program.graph.all_nodes():
         node.metadata_props.clear()
+    _name_axes(program.graph, axes)
     OnnxExporter.save_program(program, path)
+
+
+def _name_axes(graph: Any, axes: dict[str, dict[int, str]]) -> None:
+    """Gives the free axes of a graph, which the exporter numbers, their names."""
+    names = {str(value.shape[axis]): axes[value.name][axis] for value in graph.inputs for axis in axes[value.name]}
+    values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in values:
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                # It may be a sum of two.
+                value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value)
 
 
 @contextmanager

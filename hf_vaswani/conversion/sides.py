@@ -1,7 +1,9 @@
 """What a conversion goes from and to, so that both sides can be asked the same."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 # Logits of shape (batch, target, vocab_size) of source ids, their mask and decoder ids, each (batch, length).
 Logits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Translate = Callable[[Sequence[str]], list[str]]
+# The ids that transformers' configs and generation configs have.
+IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass
@@ -23,12 +27,14 @@ class Foreign:
         logits (`Logits`, *optional*): what it computes, if it tells.
         translate (`Translate`, *optional*): greedy translations, if it can run.
         notes (`list[str]`): what is not the same on the other side, one sentence each.
+        is_rounded (`bool`): whether its weights are of another precision, so that it computes something near.
     """
 
     name: str
     logits: Logits | None = None
     translate: Translate | None = None
     notes: list[str] = field(default_factory=list)
+    is_rounded: bool = False
 
 
 @dataclass
@@ -38,3 +44,32 @@ class Converted:
     model: VaswaniForConditionalGeneration
     tokenizer: Any
     foreign: Foreign
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    A JSON file that has one object.
+
+    Raises:
+        ValueError: it is not there, or has something else.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must have one JSON object, but it has a {type(content).__name__}.")
+    return content
+
+
+def model_type(folder: Path) -> str | None:
+    """
+    What `config.json` of a folder calls its model, if there is one.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = folder / "config.json"
+    return read_json(path).get("model_type") if path.is_file() else None
