@@ -20,7 +20,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -31,11 +30,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from parity import MARIAN_NAMES
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import AutoTokenizer, MarianMTModel
 from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.conversion.marian import to_marian
 from hf_vaswani.quantization import to_int8
 
 LONGEST = 60
@@ -68,59 +67,17 @@ ENGINES = ("ours", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 in
 # ---- The same weights for everybody ------------------------------------------------------------------------------
 
 
-def with_concatenated_sinusoids(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """
-    The same network with other names for the columns of its states: first those with a sine, then those with a
-    cosine, as Marian has them.
-    """
-    renamed = {}
-    for name, weight in weights.items():
-        # What comes out of a sub-layer, and norms; what goes into one.
-        if re.search(r"(out_proj|fc2|layer_norm)\.(weight|bias)$", name):
-            weight = torch.cat((weight[0::2], weight[1::2]))
-        elif re.search(r"(embed_tokens|lm_head|[qkv]_proj|fc1)\.weight$", name):
-            weight = torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
-        renamed[name] = weight
-    return renamed
-
-
-def marian_of(model: VaswaniForConditionalGeneration) -> MarianMTModel:
-    """A Marian that computes what a post-norm Vaswani does."""
-    config = model.config
-    sizes: dict[str, Any] = {"d_model": config.d_model, "activation_function": config.activation_function}
-    for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_attention_heads": config.num_heads, f"{side}_ffn_dim": config.d_ff}
-        sizes |= {f"{side}_layers": getattr(config, f"{side}_layers")}
-    ids = {f"{name}_token_id": getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "decoder_start")}
-    marian = MarianMTModel(MarianConfig(vocab_size=config.vocab_size, scale_embedding=True, **sizes, **ids)).eval()
-    weights = model.state_dict()
-    if config.sinusoid_layout == "interleaved":
-        weights = with_concatenated_sinusoids(weights)
-    with torch.no_grad():
-        for name, weight in marian.state_dict().items():
-            if "embed_positions" in name:
-                continue
-            for pattern, replacement in MARIAN_NAMES.items():
-                name = re.sub(pattern, replacement, name)
-            # Marian has biases where the paper has none.
-            weight.copy_(weights[name] if name in weights else torch.zeros_like(weight))
-    marian.generation_config.update(forced_eos_token_id=None, bad_words_ids=None)
-    return marian
-
-
-def save_for_ctranslate2(marian: MarianMTModel, folder: Path, quantization: str | None) -> None:
+def save_for_ctranslate2(model: VaswaniForConditionalGeneration, folder: Path, quantization: str) -> None:
     """The same in CTranslate2's format, with the ids as the tokens' names."""
-    from ctranslate2.converters.transformers import BartLoader
+    from hf_vaswani.conversion.ctranslate2 import VaswaniLoader
 
-    # Like Bart's, without its norms in front: CTranslate2's own way of reading Marian changes the vocabulary.
-    marian.config.normalize_before = marian.config.normalize_embedding = False
-    spec = BartLoader().get_model_spec(marian)
-    tokens = [str(i) for i in range(marian.config.vocab_size)]
-    spec.register_source_vocabulary(tokens)
-    spec.register_target_vocabulary(tokens)
-    for name in ("bos", "eos", "decoder_start"):
-        setattr(spec.config, f"{name}_token", str(getattr(marian.config, f"{name}_token_id")))
-    spec.config.unk_token = str(marian.config.pad_token_id)
+    loader = VaswaniLoader()
+    spec = loader.get_model_spec(model.requires_grad_(False))
+    loader.set_vocabulary(spec, [str(id_) for id_ in range(model.config.vocab_size)])
+    for name in ("eos", "decoder_start"):
+        setattr(spec.config, f"{name}_token", str(getattr(model.config, f"{name}_token_id")))
+    for name in ("bos", "unk"):
+        setattr(spec.config, f"{name}_token", str(model.config.pad_token_id))
     spec.validate()
     spec.optimize(quantization=quantization)
     folder.mkdir()
@@ -142,11 +99,10 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
     for name in ("ours", "ours int8"):
         model.save_pretrained(folder / name)
-    marian = marian_of(model)
-    marian.save_pretrained(folder / "Marian")
+    to_marian(model).save_pretrained(folder / "Marian")
     if importlib.util.find_spec("ctranslate2"):
-        save_for_ctranslate2(marian, folder / "CTranslate2 float32", None)
-        save_for_ctranslate2(marian, folder / "CTranslate2 int8", "int8")
+        for quantization in ("float32", "int8"):
+            save_for_ctranslate2(model, folder / f"CTranslate2 {quantization}", quantization)
     return sentences
 
 

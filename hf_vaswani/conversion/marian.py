@@ -102,7 +102,7 @@ def load(path: Path) -> Converted:
     _check_switches(path / "config.json", fields)
     marian = _read_model(path)
     vocabulary, tokenizer = _read_tokenizer(path, marian.config)
-    model = _from_marian(marian, vocabulary)
+    model = from_marian(marian, vocabulary)
     notes = [] if _same_pieces(path) else [TARGETS_ARE_CUT_AS_SOURCES]
     return Converted(model, tokenizer, _foreign(path, marian, vocabulary, tokenizer, notes))
 
@@ -211,8 +211,17 @@ def _same_pieces(path: Path) -> bool:
 
 
 @torch.no_grad()
-def _from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForConditionalGeneration:
-    """Ours with the weights of a Marian."""
+def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForConditionalGeneration:
+    """
+    Ours with the weights of a Marian.
+
+    Args:
+        marian (`MarianMTModel`): of any size.
+        vocabulary ([`Vocabulary`]): our ids, and what they are in Marian.
+
+    Raises:
+        ValueError: a setting of the search has an id that is not in the vocabulary, or cannot be converted.
+    """
     theirs, encoder, decoder = marian.config, marian.model.encoder, marian.model.decoder
     separate = bool((vocabulary.source_rows != vocabulary.target_rows).any())
     tied = marian.lm_head.weight is decoder.embed_tokens.weight
@@ -336,7 +345,7 @@ def save(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerB
         OSError: the folder cannot be written.
     """
     _check_expressible(model)
-    marian = _to_marian(model)
+    marian = to_marian(model)
     notes = _set_search(model, marian)
     notes.append(
         "The tokenizer is written as tokenizer.json, which AutoTokenizer loads, and not as the SentencePiece files of "
@@ -408,8 +417,13 @@ def _effect_of_eps(model: VaswaniForConditionalGeneration) -> float:
 
 
 @torch.no_grad()
-def _to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
-    """A Marian with the weights of ours."""
+def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
+    """
+    A Marian with the weights of ours, which computes the same where ours has Marian's LayerNorm epsilon.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): post-norm, with sinusoids, and as wide as its heads together.
+    """
     config = model.config
     sizes = {name: getattr(config, name) for name in SAME} | {name: getattr(config, name) for name in IDS}
     for side in ("encoder", "decoder"):
