@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,8 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
     temporary, old = temporary_name(folder), folder.with_name(f".{folder.name}.old")
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
+    # The folders that are made on the way, the innermost first.
+    parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -107,6 +109,9 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
         if old.exists() and not folder.exists():
             old.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            for parent in parents:
+                parent.rmdir()
         raise
 
 

@@ -151,6 +151,7 @@ def _push(options: argparse.Namespace) -> None:
 
 def _convert(options: argparse.Namespace) -> None:
     from .conversion.convert import SENTENCE, convert
+    from .interruption import stopped_by_sigterm
 
     source = Path(options.source)
     if not source.exists() and not source.is_absolute() and len(source.parts) == 2:
@@ -163,8 +164,9 @@ def _convert(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"{options.source} is no folder here, and as a model on the Hub it cannot be had: {error}"
             ) from error
-    sentence = options.sentence or SENTENCE
-    lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
+    sentence = SENTENCE if options.sentence is None else options.sentence
+    with stopped_by_sigterm():
+        lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))
 
 

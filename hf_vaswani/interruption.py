@@ -15,11 +15,29 @@ logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A training that was asked to stop, and has written a checkpoint. Its text says how to go on."""
+    """Something that was asked to stop by a signal. Of a training, the text says how to go on."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what happens here as Ctrl-C does, so that what is half written is removed."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Interrupted("stopped.", 128 + number)
+
+    # Only the main thread may ask for signals.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

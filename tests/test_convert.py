@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import ctranslate2
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
+from transformers import AutoConfig, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
@@ -154,6 +156,12 @@ def with_nan(path: Path) -> None:
     save_file(weights, path, {"format": "pt"})
 
 
+def with_nan_in_pickle(path: Path) -> None:
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.embed_tokens.weight"][7] = torch.nan
+    torch.save(state, path)
+
+
 @pytest.mark.parametrize(
     ("kind", "file", "damage", "words"),
     [
@@ -161,17 +169,32 @@ def with_nan(path: Path) -> None:
         ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
         ("ours", "generation_config.json", lambda path: damaged_text(path, ""), "is not JSON"),
         ("ours", "generation_config.json", lambda path: with_value(path, num_beams=0), "num_beams 0"),
-        ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id 'x'"),
+        ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id ['x']"),
+        ("ours", "generation_config.json", lambda path: with_value(path, suppress_tokens=[999]), "the id 999 as"),
+        ("ours", "generation_config.json", lambda path: with_value(path, length_penalty="x"), "length_penalty 'x'"),
+        (
+            "ours",
+            "generation_config.json",
+            lambda path: with_value(path, length_penalty_type="x"),
+            "'gnmt' or 'power'",
+        ),
+        ("ours", "generation_config.json", lambda path: with_value(path, bad_words_ids=[5]), "a list of lists of ids"),
+        ("ours", "config.json", lambda path: with_value(path, vocab_size=7), "embed_tokens.weight has the shape"),
         ("ours", "tokenizer.json", lambda path: damaged_text(path, "{"), "The tokenizer in"),
+        ("ours", "tokenizer.json", Path.unlink, "There is no tokenizer.json in"),
         ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight that are not finite"),
         ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
         ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
+        ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
+        ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),
+        ("npz", "model.npz", lambda path: path.write_text("text"), "is not a whole .npz file"),
         ("npz", "model.npz", lambda path: path.write_bytes(path.read_bytes()[:-2000]), "is not a whole .npz file"),
         ("npz", "decoder.yml", lambda path: damaged_text(path, "a: ["), "is not YAML"),
         ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nbeam-size: 0"), "beam-size 0"),
         ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nnormalize: a"), "normalize 'a'"),
         ("npz", "vocab0.yml", lambda path: path.write_bytes(b"\xff"), "is not UTF-8 at byte 0"),
+        ("fairseq", "checkpoint_best.pt", with_nan_in_pickle, "embed_tokens.weight that are not finite"),
         ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "has no pieces to merge"),
     ],
 )
@@ -190,7 +213,7 @@ def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file
     damage(folder / file)
     code, _, err = convert(capsys, folder, tmp_path / "out", "--to", "onnx")
     assert code == 2 and words in err and err.count("\n") == 1, err
-    assert str(folder) in err and (kind == "ours" or file in err)
+    assert str(folder) in err and (kind == "ours" or "finite" in err or file in err)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -214,6 +237,44 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
     assert code == 2 and "unexpected keys more" in err and not (tmp_path / "out").exists()
+
+
+def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    with_value(tmp_path / "model" / "config.json", max_position_embeddings=10, position_encoding="learned")
+    model = VaswaniForConditionalGeneration(AutoConfig.from_pretrained(tmp_path / "model"))
+    model.save_pretrained(tmp_path / "model")
+    arguments = ["--to", "ctranslate2", "--sentence", "one two three four five six seven"]
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "new" / "out", *arguments)
+    assert code == 2 and "The sentence of " in err and " tokens cannot be translated: " in err, err
+    # Nor is the folder left that was made on the way.
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_signal_leaves_nothing(tiny_run, tmp_path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tiny_run / "model"), str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143 and err == "hf-vaswani: stopped.\n"
+    assert not list(tmp_path.iterdir())
+
+
+# The signal comes when the graphs are written, and before they get their name.
+STOPPED = """
+import os, signal, sys
+from hf_vaswani.conversion import onnx
+from hf_vaswani.cli import main
+
+def save(source, folder):
+    assert folder.is_dir()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+onnx.save = save
+sys.exit(main(["convert", sys.argv[1], sys.argv[2], "--to", "onnx"]))
+"""
 
 
 def test_a_file_or_a_link_is_not_replaced(tiny_run, tmp_path, capsys) -> None:
@@ -243,12 +304,63 @@ def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_
     assert code == 2 and "cannot be converted" in err and err.count("\n") == 1, err
 
 
-def test_rules_of_the_search_that_stay_behind_are_named(tiny_run, tmp_path, capsys) -> None:
+def test_rules_of_the_search_are_given_or_named(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
-    path = tmp_path / "model" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"min_length": 5, "repetition_penalty": 1.3}))
-    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
-    assert code == 0 and "also has min_length=5, repetition_penalty=1.3, which is not carried over" in said
+    rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
+    with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "ct2", "--to", "ctranslate2")
+    assert code == 0 and "also has do_sample=True, min_length=5, begin_suppress_tokens=[7], which is not carr" in said
+    assert "by the same names: give repetition_penalty=1.3." in said and "give min_decoding_length=0." in said
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "onnx", "--to", "onnx")
+    assert code == 0 and "min_length=5, repetition_penalty=1.3, begin_suppress_tokens=[7], which is not" in said
+    assert "from having the sequences of ids [[7, 8]]" in said
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"max_length_offset": 0}, "the tokens of the batch's longest source + 0."),
+        ({"max_length_offset": None}, "give max_decoding_length=20."),
+        ({"max_length_offset": 2}, "longest source + 2."),
+        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "longest source + 1."),
+        ({"max_new_tokens": 5}, "give max_decoding_length=5."),
+        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "give max_decoding_length=4."),
+        ({"max_length": 5}, "give max_decoding_length=4."),
+        ({"max_new_tokens": 5, "min_new_tokens": 3}, "give min_decoding_length=3."),
+    ],
+    ids=str,
+)
+def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words) -> None:
+    """A model that says one word for ever: how long its translations are is all by rule."""
+    model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    word = AutoTokenizer.from_pretrained(tmp_path / "model")("drei")["input_ids"][0]
+    norm = model.model.decoder.layers[-1].feed_forward_norm.layer_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        model.lm_head.weight[word] *= 5
+        norm.bias.copy_(model.lm_head.weight[word])
+    model.generation_config.update(**{"num_beams": 1, "length_penalty": None, "max_length": None} | rules)
+    model.save_pretrained(tmp_path / "model")
+    for to in ("ctranslate2", "onnx"):
+        code, said, err = convert(
+            capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two three four"
+        )
+        assert code == 0 and not err, err
+        assert "another one" not in said
+        assert to == "onnx" or words in said, said
+        assert "Vaswani: d" in said
+
+
+def test_the_generation_configs_start_is_the_one_that_counts(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    start = AutoTokenizer.from_pretrained(tmp_path / "model").unk_token_id
+    with_value(tmp_path / "model" / "generation_config.json", decoder_start_token_id=start)
+    for to in ("ctranslate2", "onnx"):
+        code, said, err = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two")
+        assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+    engine = json.loads((tmp_path / "ctranslate2" / "config.json").read_text("utf-8"))
+    assert engine["decoder_start_token"] == "<unk>"
 
 
 def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:
@@ -372,7 +484,7 @@ def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text
         conversion.convert(ours_of_marian, folder, "ctranslate2", quantization)
         translator = ctranslate2.Translator(str(folder), intra_threads=1)
         found = translator.translate_batch(
-            tokens, beam_size=4, patience=2, length_penalty=1.0, max_decoding_length=59, suppress_sequences=[["<pad>"]]
+            tokens, beam_size=4, patience=2, length_penalty=1.0, max_decoding_length=58, suppress_sequences=[["<pad>"]]
         )
         ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
         texts = tokenizer.batch_decode(ids, skip_special_tokens=True)

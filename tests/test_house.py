@@ -62,14 +62,15 @@ BELOW_A_FORMAT = {
 PARTS = {
     "__init__": set(),
     "sides": set(),
-    "convert": {"sides"},
+    "search": {"sides"},
+    "convert": {"search", "sides"},
     "marian": {"sides", "marian_vocabulary"},
     "marian_npz": {"sides", "marian", "marian_vocabulary"},
     "marian_vocabulary": set(),
     "fairseq": {"sides", "fairseq_vocabulary"},
     "fairseq_vocabulary": {"marian_vocabulary"},
-    "ctranslate2": {"sides"},
-    "onnx": {"sides"},
+    "ctranslate2": {"search", "sides"},
+    "onnx": {"search", "sides"},
 }
 ALLOWED["text_verbs"] = set(ALLOWED) - {"__init__", "training"}
 ALLOWED["scoring_verbs"] = set(ALLOWED) - {"__init__", "training"}
@@ -139,7 +140,7 @@ def test_every_module_has_a_test_file_and_a_docstring() -> None:
         "trainee": "training",
         "validation": "training",
     }
-    parts = {"__init__": "convert", "sides": "convert", "fairseq_vocabulary": "fairseq"}
+    parts = {"__init__": "convert", "sides": "convert", "search": "convert", "fairseq_vocabulary": "fairseq"}
     parts |= {"marian_npz": "marian", "marian_vocabulary": "marian"}
     for name, path in CONVERSION.items():
         assert parts.get(name, name) in tested, name

@@ -276,6 +276,14 @@ def test_source_text_has_marians_ids_with_other_settings(settings, spms, tmp_pat
         assert ours(text)["input_ids"] == theirs(text)["input_ids"], text
 
 
+def test_letters_that_only_symbols_have_are_named(spms, tmp_path) -> None:
+    marian_folder(tmp_path, spms)
+    assert not any("user-defined" in note for note in load(tmp_path).foreign.notes)
+    marian_folder(tmp_path, {**spms, "source": train_spm(sentences(ENGLISH, 1), user_defined_symbols=["XaY", "Z"])})
+    (note,) = [note for note in load(tmp_path).foreign.notes if "user-defined" in note]
+    assert "(X Y) are read as <unk>" in note
+
+
 @pytest.mark.real_data
 def test_real_text_has_marians_ids_and_is_found_again(multi30k, tmp_path) -> None:
     text = {side: (multi30k / f"train.{side}").read_text("utf-8").splitlines()[:6000] for side in ("en", "de")}

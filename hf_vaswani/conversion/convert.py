@@ -1,6 +1,7 @@
 """One verb for all formats: recognises a model, writes it in another format, and compares both sides."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from ..checkpoints import written_whole
 from ..evaluation import translate_corpus
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from .sides import IDS, Foreign, model_type, read_json
+from ..tokenizer import load_tokenizer
+from .search import check_settings, rules_left_behind, start_token_id
+from .sides import Foreign, model_type
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +32,6 @@ TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
 # What is in the folders of the formats that are not read.
 WRITTEN_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a model of CTranslate2"}
 SENTENCE = "A dog runs through the garden."
-# Rules of transformers' search that are not written for other engines, and the values that are none.
-RULES: dict[str, tuple[Any, ...]] = {
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "repetition_penalty": (None, 1.0),
-    "forced_bos_token_id": (None,),
-}
-# Settings of a search that are numbers of something.
-COUNTS = ("num_beams", "max_length", "max_new_tokens")
 # Logits that differ by more are not those of the same model.
 TOLERANCE = 1e-3
 
@@ -115,14 +106,20 @@ def convert(
     kind = recognize(source)
     if kind == to:
         raise ValueError(f"{source} is of the format {to} already.")
-    _check_generation_config(source / "generation_config.json")
+    # Without its library, or the kind of numbers, nothing is read first.
+    module: Any = import_module(f".{to}", __package__) if to != "vaswani" else None
+    if quantization is not None:
+        module.check_quantization(quantization)
+    if kind in ("vaswani", "marian"):
+        check_settings(source)
     with _quiet(), _said_in_one_sentence(source), TemporaryDirectory() as between:
         # Read before anything is written, so that what is wrong with the source is not laid to the destination.
         if kind == "vaswani":
             came, ours = None, source
-            _load(source)
+            _check_finite(_load(source)[0], source)
         else:
             came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
+            _check_finite(came.model, source)
         with written_whole(destination) as folder:
             if came is not None:
                 ours = folder if to == "vaswani" else ours
@@ -131,8 +128,7 @@ def convert(
             # What was written is compared, and not what was in memory.
             model, tokenizer = _load(ours)
             lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
-            if to != "vaswani":
-                module = import_module(f".{to}", __package__)
+            if module is not None:
                 foreign = {
                     "marian": lambda: module.save(model, tokenizer, folder),
                     "ctranslate2": lambda: module.save(ours, folder, quantization),
@@ -140,7 +136,8 @@ def convert(
                 }[to]()
                 lines += _check(model, tokenizer, foreign, sentence)
                 if to != "marian":
-                    lines += _rules_left_behind(model)
+                    left = rules_left_behind(model.generation_config, module.KNOWN_RULES)
+                    lines += [f"Note: {note}" for note in left]
     return lines
 
 
@@ -158,62 +155,51 @@ def _said_in_one_sentence(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars, and its warnings of what is refused here in one sentence."""
+    """Without the progress bars of libraries, and their warnings of what is refused here in one sentence."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         transformers_logging.set_verbosity(verbosity)
         if has_bars:
             transformers_logging.enable_progress_bar()
 
 
-def _check_generation_config(path: Path) -> None:
-    """Refuses a file of settings that transformers would pass over, and values that it takes and cannot use."""
-    settings = read_json(path) if path.exists() else {}
-    for name in (*COUNTS, *IDS):
-        least = 1 if name in COUNTS else 0
-        values = settings.get(name)
-        for value in values if isinstance(values, list) and name in IDS else [values]:
-            if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"{path} has {name} {value!r}, but it must be a whole number of at least {least}.")
-
-
 def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
     """A model in float32, every weight of which was in the folder, and its tokenizer."""
     try:
         model, report = VaswaniForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"The model in {folder} cannot be loaded: {error}") from error
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    for name, here, there in sorted(report["mismatched_keys"]):
+        raise ValueError(f"{name} has the shape {tuple(here)} in {folder}, but {tuple(there)} by its config.json.")
+    for kind in ("missing_keys", "unexpected_keys"):
         if report[kind]:
             names = sorted(map(str, report[kind]))
             raise ValueError(
                 f"The weights in {folder} are not those of its config.json: {kind.replace('_', ' ')} {names[0]}"
                 + (f" and {len(names) - 1} more." if names[1:] else ".")
             )
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise ValueError(f"The weights in {folder} have values in {name} that are not finite.")
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"There is no tokenizer.json in {folder}.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(str(folder))
     # tokenizers' own errors are of no narrower class.
     except Exception as error:
         raise ValueError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
     return model.eval(), tokenizer
 
 
-def _rules_left_behind(model: VaswaniForConditionalGeneration) -> list[str]:
-    """A line about the rules of a search that are set, and that other engines have by other names or not at all."""
-    settings = model.generation_config
-    found = [f"{name}={value}" for name in RULES if (value := getattr(settings, name, None)) not in RULES[name]]
-    if not found:
-        return []
-    return [f"Note: The search of the generation config also has {', '.join(found)}, which is not carried over."]
+def _check_finite(model: VaswaniForConditionalGeneration, source: Path) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ValueError(f"The weights in {source} have values in {name} that are not finite.")
 
 
 def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Foreign, sentence: str) -> list[str]:
@@ -234,10 +220,14 @@ def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Fore
         lines.append(f"Largest difference of the logits, {foreign.name}: {difference:.1e}")
     else:
         lines.append(f"The logits are not compared: {foreign.name} does not tell them here.")
-    translation = translate_corpus(model, tokenizer, [sentence], num_beams=1)[0]
     lines.append(sentence)
-    if foreign.translate is not None:
-        other = foreign.translate([sentence])[0]
+    try:
+        translation = translate_corpus(model, tokenizer, [sentence], num_beams=1, do_sample=False)[0]
+        other = None if foreign.translate is None else foreign.translate([sentence])[0]
+    except (IndexError, RuntimeError, ValueError) as error:
+        tokens = len(tokenizer(sentence)["input_ids"])
+        raise ValueError(f"The sentence of {tokens} tokens cannot be translated: {error}") from error
+    if other is not None:
         lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (another one)"))
     lines.append(f"  Vaswani: {translation}")
     return lines + [f"Note: {note}" for note in foreign.notes]
@@ -246,12 +236,13 @@ def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Fore
 def random_batch(model: VaswaniForConditionalGeneration) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Source ids of two lengths, their mask, and decoder ids, each of shape `(2, length)`."""
     config, generator = model.config, torch.Generator().manual_seed(1)
-    pad, length = config.pad_token_id or 0, (2, 12)
+    learned = config.position_encoding == "learned"
+    pad, length = config.pad_token_id or 0, (2, min(12, config.max_position_embeddings) if learned else 12)
     # Padding inside of a sentence would be a mask to some, and a token to others.
     ids = torch.randint(config.vocab_size - 1, length, generator=generator)
     decoder_ids = torch.randint(config.vocab_size - 1, length, generator=generator)
     ids, decoder_ids = ids + (ids >= pad), decoder_ids + (decoder_ids >= pad)
     mask = torch.ones_like(ids)
-    ids[1, 7:], mask[1, 7:] = pad, 0
-    decoder_ids[:, 0] = config.decoder_start_token_id
+    ids[1, length[1] // 2 + 1 :], mask[1, length[1] // 2 + 1 :] = pad, 0
+    decoder_ids[:, 0] = start_token_id(model.generation_config, config)
     return ids, mask, decoder_ids

@@ -14,6 +14,7 @@ tells it. [`save`] is the same for a program, and puts the tokenizer into the fo
 The tokenizer puts `</s>` at the end of a source, so CTranslate2 is told to add none.
 """
 
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..generation_vaswani import ALPHAS
 from ..modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
 from ..tokenizer import TOKENIZER_FILES, load_tokenizer
+from .search import RULES, fixed_limit, longest, must_end, never, start_token_id
 from .sides import Foreign
 
 try:
@@ -53,6 +55,8 @@ ACTIVATIONS = {
     "sigmoid": Activation.Sigmoid,
     "tanh": Activation.Tanh,
 }
+# Of transformers' rules, those that the notes say how to give.
+KNOWN_RULES = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty")
 # Tokens of a translation at which GNMT's length penalty and the engine's are to change as fast.
 USUAL_LENGTH = 20
 
@@ -131,7 +135,7 @@ class VaswaniLoader(ModelLoader):
         """What the engine is to know of the special tokens."""
         tokens = self.get_vocabulary(model, tokenizer)
         config.eos_token = tokens[eos_token_ids(model.generation_config)[0]]
-        config.decoder_start_token = tokens[model.config.decoder_start_token_id]
+        config.decoder_start_token = tokens[start_token_id(model.generation_config, model.config)]
         for name in ("bos_token", "unk_token"):
             # The engine's own names for these need not be in the vocabulary.
             setattr(config, name, getattr(tokenizer, name) or config.eos_token)
@@ -198,6 +202,15 @@ def eos_token_ids(generation_config: GenerationConfig) -> list[int]:
     return [ids] if isinstance(ids, int) else list(ids)
 
 
+def check_quantization(quantization: str | None) -> None:
+    """
+    Raises:
+        ValueError: there is no such quantization.
+    """
+    if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
+        raise ValueError(f"quantization must be one of {', '.join(ACCEPTED_MODEL_TYPES)}, but it is {quantization!r}.")
+
+
 def save(model_folder: Path, folder: Path, quantization: str | None = None) -> Foreign:
     """
     Writes a model and its tokenizer for CTranslate2.
@@ -215,8 +228,7 @@ def save(model_folder: Path, folder: Path, quantization: str | None = None) -> F
     Raises:
         ValueError: there is no such quantization, or as in [`VaswaniLoader`] and [`load_tokenizer`].
     """
-    if quantization is not None and quantization not in ACCEPTED_MODEL_TYPES:
-        raise ValueError(f"quantization must be one of {', '.join(ACCEPTED_MODEL_TYPES)}, but it is {quantization!r}.")
+    check_quantization(quantization)
     tokenizer = load_tokenizer(str(model_folder))
     model = VaswaniForConditionalGeneration.from_pretrained(model_folder, dtype=torch.float32)
     spec = VaswaniLoader()(model.requires_grad_(False), tokenizer)
@@ -231,7 +243,11 @@ def save(model_folder: Path, folder: Path, quantization: str | None = None) -> F
     notes = notes_on(model.generation_config, model.config, written.tokens_of)
     is_rounded = quantization not in (None, "float32")
     if is_rounded:
-        notes.append(f"The weights are rounded to {quantization}, so the logits differ, and so do some translations.")
+        computed = written.translator.compute_type
+        notes.append(
+            f"The weights are rounded to {quantization}, with which this machine computes in {computed}: the logits "
+            "differ, and so do some translations."
+        )
     return Foreign(f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes, is_rounded)
 
 
@@ -249,8 +265,12 @@ class Ctranslate2Translator:
     def __init__(
         self, folder: Path, tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig, config: Any
     ) -> None:
+        level = ctranslate2.get_log_level()
+        # It warns of number formats that the processor has not; `compute_type` tells.
+        ctranslate2.set_log_level(logging.ERROR)
         # torch has threads of its own here, and those of both would wait for each other.
         self.translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        ctranslate2.set_log_level(level)
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.config = config
@@ -271,7 +291,7 @@ class Ctranslate2Translator:
         Raises:
             ValueError: the decoder ids begin with another token than the model's.
         """
-        start = self.config.decoder_start_token_id
+        start = start_token_id(self.generation_config, self.config)
         logits = []
         for source, mask, target in zip(input_ids, attention_mask, decoder_input_ids.tolist(), strict=True):
             if target[0] != start:
@@ -291,14 +311,12 @@ class Ctranslate2Translator:
         return torch.stack(logits)
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
-        """Greedily, by the generation config's rules of what a translation may be."""
+        """Greedily, by those rules of the generation config that the engine has."""
         rules = self.generation_config
         sources = [self.tokens_of(ids) for ids in self.tokenizer(list(sentences))["input_ids"]]
         # As in `generate()`, where the decoder's first token has the table's first position.
-        longest = number_of_positions(self.config) - 1
-        limits = [
-            min(fixed_limit(rules) or len(source) + (rules.max_length_offset or 50), longest) for source in sources
-        ]
+        positions = number_of_positions(self.config)
+        limits = [longest(rules, len(source), positions) for source in sources]
         results = self.translator.translate_batch(
             sources,
             max_batch_size=32,
@@ -308,24 +326,14 @@ class Ctranslate2Translator:
             return_end_token=True,
             suppress_sequences=[self.tokens_of(ids) for ids in never(rules)],
             min_decoding_length=rules.min_new_tokens or 0,
+            no_repeat_ngram_size=rules.no_repeat_ngram_size or 0,
+            repetition_penalty=1.0 if rules.repetition_penalty is None else rules.repetition_penalty,
             max_decoding_length=max(limits, default=1),
             max_input_length=0,
         )
         found = [result.hypotheses[0][:limit] for result, limit in zip(results, limits, strict=True)]
         ids = [[self.ids[token] for token in tokens] for tokens in found]
         return [self.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-
-
-def fixed_limit(generation_config: GenerationConfig) -> int | None:
-    """The most tokens of a translation, where that does not depend on its source."""
-    # The decoder's first token counts in a max_length.
-    max_length = generation_config.max_length
-    return generation_config.max_new_tokens or (None if max_length is None else max_length - 1)
-
-
-def never(generation_config: GenerationConfig) -> list[list[int]]:
-    """What is in no translation: sequences of ids."""
-    return [*(generation_config.bad_words_ids or []), *([id_] for id_ in generation_config.suppress_tokens or [])]
 
 
 def notes_on(
@@ -335,16 +343,24 @@ def notes_on(
 ) -> list[str]:
     """What CTranslate2 does otherwise than `generate()`, and what to give `translate_batch`, one sentence each."""
     found = []
-    fixed = fixed_limit(generation_config)
+    fixed, last = fixed_limit(generation_config), must_end(generation_config)
     if fixed is not None:
-        found.append(f"CTranslate2 stops at 256 tokens unless told otherwise: give max_decoding_length={fixed}.")
+        limit = fixed - last
+        found.append(f"CTranslate2 stops at 256 tokens unless told otherwise: give max_decoding_length={limit}.")
     else:
-        offset = generation_config.max_length_offset or 50
+        offset = generation_config.max_length_offset - last
         found.append(
             "CTranslate2 has one longest length for a batch, 256 unless told otherwise: give max_decoding_length, "
             f"the tokens of the batch's longest source + {offset}."
         )
+    least = generation_config.min_new_tokens or 0
+    if least != 1:
+        found.append(f"CTranslate2 writes 1 token at least unless told otherwise: give min_decoding_length={least}.")
     found += _notes_on_the_search(generation_config)
+    also = {name: getattr(generation_config, name) for name in ("no_repeat_ngram_size", "repetition_penalty")}
+    settings = [f"{name}={value}" for name, value in also.items() if value not in RULES[name]]
+    if settings:
+        found.append(f"CTranslate2 has these rules by the same names: give {', '.join(settings)}.")
     if never(generation_config):
         tokens = [tokens_of(ids) for ids in never(generation_config)]
         found.append(f"CTranslate2 forbids no token unless told to: give suppress_sequences={tokens}.")

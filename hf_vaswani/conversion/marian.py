@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+from transformers.activations import ACT2FN
 
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..tokenizer import load_tokenizer
-from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, map_ids, read_spm
+from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
 from .sides import IDS, Converted, Foreign, model_type, read_json
 
 LAYER_NORM_EPS = 1e-5
@@ -104,6 +105,12 @@ def load(path: Path) -> Converted:
     vocabulary, tokenizer = _read_tokenizer(path, marian.config)
     model = from_marian(marian, vocabulary)
     notes = [] if _same_pieces(path) else [TARGETS_ARE_CUT_AS_SOURCES]
+    letters = letters_of_symbols(read_spm(path / "source.spm")) if (path / "source.spm").is_file() else []
+    if letters:
+        notes.append(
+            f"Letters that only user-defined pieces have ({' '.join(letters)}) are read as {tokenizer.unk_token}, "
+            "also where the target's vocabulary has them."
+        )
     return Converted(model, tokenizer, _foreign(path, marian, vocabulary, tokenizer, notes))
 
 
@@ -112,6 +119,9 @@ def _check_switches(path: Path, fields: dict[str, Any]) -> None:
     for name, expected in SWITCHES.items():
         if fields.get(name, expected) not in (expected, None):
             raise ValueError(f"{path} has {name} {fields[name]}, but only {expected} can be converted.")
+    activation = fields.get("activation_function", MarianConfig.activation_function)
+    if activation not in ACT2FN:
+        raise ValueError(f"{path} has activation_function {activation!r}, which transformers does not have.")
     for name in ("attention_heads", "ffn_dim"):
         sides = [
             fields.get(f"{side}_{name}", getattr(MarianConfig, f"{side}_{name}")) for side in ("encoder", "decoder")

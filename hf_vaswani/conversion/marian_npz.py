@@ -150,7 +150,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a whole .npz file: {error}.") from error
+        raise ValueError(f"{path} is not a whole .npz file of numbers.") from error
 
 
 @dataclass

@@ -9,6 +9,9 @@ that has the target's pieces as well. A fast tokenizer has one list for both, so
   have an id if there is a token of just these letters. So they get a space on both sides, and so does that token.
 - A piece that has no id gets one behind the others. It is read as `<unk>`, and never written.
 - Where the target has a list of its own, its ids go on behind the source's. The special tokens stay one.
+
+What remains different: a language code (`>>fr<<`) is one wherever it stands, and not at the beginning alone; one that
+has no id is text, and not one `<unk>`; and a zero-width joiner beside a space may be cut otherwise.
 """
 
 import re
@@ -175,6 +178,13 @@ def _scores(spm: Any) -> dict[str, float]:
 def _letters(spm: Any) -> set[str]:
     """The letters that pieces are made of."""
     return {letter for piece in spm.pieces if piece.type in (NORMAL, USER_DEFINED) for letter in piece.piece}
+
+
+def letters_of_symbols(spm: Any) -> list[str]:
+    """The letters that only user-defined pieces are made of, sorted; those that are pieces by themselves are not."""
+    of_pieces = {letter for piece in spm.pieces if piece.type == NORMAL for letter in piece.piece}
+    alone = {piece.piece for piece in spm.pieces if piece.type == USER_DEFINED}
+    return sorted(_letters(spm) - of_pieces - alone)
 
 
 def _normalizer(spm: Any) -> normalizers.Normalizer:

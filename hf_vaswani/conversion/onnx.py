@@ -25,6 +25,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..configuration_vaswani import VaswaniConfig
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..tokenizer import TOKENIZER_FILES, load_tokenizer
+from .search import longest, never, start_token_id
 from .sides import Foreign
 
 try:
@@ -47,6 +48,8 @@ DECODER_AXES = {
     "cross_keys": {1: "batch", 3: "source"},
     "cross_values": {1: "batch", 3: "source"},
 }
+# Of transformers' rules, those that [`OnnxTranslator`] keeps.
+KNOWN_RULES = ("min_new_tokens",)
 # Sentences that the check translates at a time.
 BATCH = 32
 
@@ -151,26 +154,27 @@ class OnnxTranslator:
 
     def greedy(self, input_ids: Any, attention_mask: Any) -> list[list[int]]:
         """
-        The most probable token, time and again, by the generation config's rules of what a translation may be.
+        The most probable token, time and again. Of the generation config's rules, it keeps the limits of length, what
+        ends a translation, and tokens that are in none.
 
         Args:
             input_ids (`np.ndarray` of shape `(batch, source)`, int64): source tokens.
             attention_mask (`np.ndarray` of shape `(batch, source)`, int64): 1 for tokens, 0 for padding.
 
         Returns:
-            `list[list[int]]`: ids of the translations, with what ends them.
+            `list[list[int]]`: ids of the translations, with what ends them, unless they are at their longest.
         """
         rules = self.generation_config
         source = self.read(input_ids, attention_mask)
         past = self.nothing_before(source)
         limits, least = self.limits(attention_mask), rules.min_new_tokens or 0
-        never = [*(rules.suppress_tokens or []), *(ids[0] for ids in rules.bad_words_ids or [] if len(ids) == 1)]
-        tokens = np.full((len(input_ids), 1), self.config.decoder_start_token_id, dtype=np.int64)
+        forbidden = [ids[0] for ids in never(rules) if len(ids) == 1]
+        tokens = np.full((len(input_ids), 1), start_token_id(rules, self.config), dtype=np.int64)
         found: list[list[int]] = [[] for _ in input_ids]
         is_open = np.ones(len(input_ids), dtype=bool)
         while is_open.any():
             logits, past = self.write(tokens, attention_mask, past, source)
-            logits[..., never] = -np.inf
+            logits[..., forbidden] = -np.inf
             if past["self_keys"].shape[3] <= least:
                 logits[..., rules.eos_token_id] = -np.inf
             tokens = logits[:, -1:].argmax(axis=-1)  # [batch, 1]
@@ -181,15 +185,10 @@ class OnnxTranslator:
             is_open &= ~np.isin(tokens[:, 0], rules.eos_token_id)
         return found
 
-    def limits(self, attention_mask: Any) -> Any:
-        """How many tokens a sentence may get, from the mask of `(batch, source)`: `np.ndarray` of shape `(batch,)`."""
-        rules = self.generation_config
-        # As in `generate()`, the decoder's first token counts in a max_length and in a table of positions.
-        fixed = rules.max_new_tokens or (rules.max_length and rules.max_length - 1)
-        limits = attention_mask.sum(axis=1) + (rules.max_length_offset or 50)
-        limits = np.full_like(limits, fixed) if fixed else limits
-        learned = self.config.position_encoding == "learned"
-        return limits.clip(max=self.config.max_position_embeddings - 1) if learned else limits
+    def limits(self, attention_mask: Any) -> list[int]:
+        """How many tokens each translation may get, by the mask of `(batch, source)`."""
+        positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
+        return [longest(self.generation_config, tokens, positions) for tokens in attention_mask.sum(axis=1).tolist()]
 
     def read(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
         """Arguments and results of [`SourceGraph`]."""
@@ -263,6 +262,9 @@ def save(model_folder: Path, folder: Path) -> Foreign:
             shutil.copyfile(model_folder / name, folder / name)
     written = OnnxTranslator(folder)
     notes = ["The graphs compute logits; the search is the caller's, and here it is greedy, without beams."]
+    phrases = [ids for ids in never(model.generation_config) if len(ids) > 1]
+    if phrases:
+        notes.append(f"The search here does not keep translations from having the sequences of ids {phrases}.")
     if model.config.position_encoding == "learned":
         notes.append(
             f"ONNX Runtime refuses positions past {model.config.max_position_embeddings:,} in words of its own."
