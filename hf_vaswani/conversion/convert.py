@@ -97,12 +97,7 @@ def convert(
         raise ValueError(f"There is no format {to!r}; there are {', '.join(TARGETS)}.")
     if quantization is not None and to != "ctranslate2":
         raise ValueError(f"A quantization ({quantization}) is of ctranslate2, and not of {to}.")
-    if destination.exists() and not force:
-        raise ValueError(f"{destination} exists already; --force replaces it.")
-    if source.resolve().is_relative_to(destination.resolve()):
-        raise ValueError(f"{destination} would replace {source}, which is to be read.")
-    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
-        raise ValueError(f"{destination} is there, and is not a folder that could be replaced.")
+    _check_destination(destination, source, force)
     kind = recognize(source)
     if kind == to:
         raise ValueError(f"{source} is of the format {to} already.")
@@ -116,10 +111,9 @@ def convert(
         # Read before anything is written, so that what is wrong with the source is not laid to the destination.
         if kind == "vaswani":
             came, ours = None, source
-            _check_finite(_load(source)[0], source)
         else:
             came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
-            _check_finite(came.model, source)
+        _check_finite(_load(source)[0] if came is None else came.model, source)
         with written_whole(destination) as folder:
             if came is not None:
                 ours = folder if to == "vaswani" else ours
@@ -139,6 +133,16 @@ def convert(
                     left = rules_left_behind(model.generation_config, module.KNOWN_RULES)
                     lines += [f"Note: {note}" for note in left]
     return lines
+
+
+def _check_destination(destination: Path, source: Path, force: bool) -> None:
+    """Refuses what is there and is not to be replaced, or cannot be."""
+    if destination.exists() and not force:
+        raise ValueError(f"{destination} exists already; --force replaces it.")
+    if source.resolve().is_relative_to(destination.resolve()):
+        raise ValueError(f"{destination} would replace {source}, which is to be read.")
+    if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
+        raise ValueError(f"{destination} is there, and is not a folder that could be replaced.")
 
 
 @contextmanager

@@ -204,6 +204,11 @@ def eos_token_ids(generation_config: GenerationConfig) -> list[int]:
 
 def check_quantization(quantization: str | None) -> None:
     """
+    Refuses numbers that CTranslate2 has not.
+
+    Args:
+        quantization (`str`, *optional*): as in [`save`].
+
     Raises:
         ValueError: there is no such quantization.
     """
