@@ -16,6 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 
 from .checkpoints import CURVE, ENVIRONMENT, RECIPE, VALIDATIONS, WEIGHTS
+from .files import read_json
 from .recipe import Files, Recipe, SourceRecipe, load_recipe
 from .scoring import METRICS
 
@@ -85,7 +86,7 @@ def render_card(
         ValueError: a file of the run cannot be read.
     """
     recipe = load_recipe([str(run_dir / RECIPE)])
-    environment = _read_json(run_dir / ENVIRONMENT)
+    environment = read_json(run_dir / ENVIRONMENT)
     is_test = "averaged" in scored
     split = "test" if is_test else "validation"
     on_hub = _datasets_on_the_hub(recipe, environment)
@@ -240,7 +241,7 @@ def _facts(
     recipe: Recipe, environment: dict[str, Any], scored: dict[str, Any], parameters: int, folder: Path
 ) -> Iterator[tuple[str, str]]:
     """Names and values of the table, as far as there are values."""
-    training, config = recipe.training, _read_json(folder / "config.json")
+    training, config = recipe.training, read_json(folder / "config.json")
     yield "parameters", f"{parameters:,}"
     yield (
         "network",
@@ -385,11 +386,3 @@ def _read_lines(path: Path, last: int) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return [line for line in found if line["step"] <= last]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return content

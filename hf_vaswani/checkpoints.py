@@ -1,13 +1,10 @@
-"""The folder of a run and its checkpoints: written whole or not at all, found, ranked, averaged (Section 6.1)."""
+"""The folder of a run and its checkpoints: found, ranked, averaged (Section 6.1)."""
 
-import hashlib
 import json
 import math
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .files import digest, temporary_name, write_text, written_whole
 from .recipe import Recipe, TrainingRecipe, load_recipe
 
 WEIGHTS = "model.safetensors"
@@ -53,79 +51,6 @@ CHANGEABLE = {
 }
 
 
-def temporary_name(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name: beside it, so that renaming cannot fail halfway."""
-    return path.with_name(f".{path.name}.writing")
-
-
-@contextmanager
-def written_whole(folder: Path, first: bool = True) -> Iterator[Path]:
-    """
-    A folder that appears under its name only when everything in it is on disk, in the place of an earlier one.
-
-    Args:
-        folder (`Path`): the name it gets.
-        first (`bool`): whether this is the process that makes it and gives it its name. Others only write into it, and
-            wait for the first one before and after that.
-
-    Yields:
-        `Path`: the temporary folder beside it to write into; removed again if writing fails.
-
-    Raises:
-        OSError: the disk is full, or cannot be written.
-    """
-    try:
-        if first:
-            with _renamed_at_the_end(folder) as temporary:
-                yield temporary
-        else:
-            yield temporary_name(folder)
-    except Exception as error:
-        # safetensors and torch report a full disk as errors of their own, in words of their own.
-        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
-            raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
-        raise
-
-
-@contextmanager
-def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
-    temporary, old = temporary_name(folder), folder.with_name(f".{folder.name}.old")
-    for leftover in (temporary, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    # The folders that are made on the way, the innermost first.
-    parents = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
-        if folder.exists():
-            folder.rename(old)
-        temporary.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):
-            for parent in parents:
-                parent.rmdir()
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one act: a reader sees the old one or the new one."""
-    temporary = temporary_name(path)
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def digests(folder: Path) -> dict[str, str]:
     """
     What a folder holds that is a model, as it was just written; of a checkpoint not what it goes on from.
@@ -141,12 +66,6 @@ def digests(folder: Path) -> dict[str, str]:
         other.add(WEIGHTS)
     paths = [path for path in folder.iterdir() if path.name.endswith(endings) and path.name not in other]
     return {path.name: digest(path) for path in sorted(paths)}
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -20,11 +20,10 @@ from .checkpoints import (
     PROGRESS,
     RESULT,
     WEIGHTS,
-    digest,
     read_progress,
     read_validations,
-    temporary_name,
 )
+from .files import digest, temporary_name
 from .recipe import HubRecipe
 
 logger = logging.getLogger(__name__)

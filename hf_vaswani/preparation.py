@@ -21,9 +21,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batching import Updates
-from .checkpoints import ENVIRONMENT, RECIPE, write_text, written_whole
+from .checkpoints import ENVIRONMENT, RECIPE
 from .configuration_vaswani import VaswaniConfig
 from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from .files import write_text, written_whole
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .recipe import Recipe, TrainingRecipe
 from .tokenizer import load_tokenizer

@@ -72,7 +72,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     score([sentence[0] for sentence in references[:1]], references[:1], **settings)
     translations = _translated(sources, options)
     if output is not None:
-        from .checkpoints import write_text
+        from .files import write_text
 
         write_text(output, "".join(f"{line}\n" for line in translations))
     scored = score(translations, references, **settings)

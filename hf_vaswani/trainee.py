@@ -25,8 +25,8 @@ from .checkpoints import (
     load_weights,
     read_progress,
     remove_old_checkpoints,
-    written_whole,
 )
+from .files import written_whole
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run, build_model

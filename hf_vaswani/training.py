@@ -27,10 +27,9 @@ from .checkpoints import (
     has_stalled,
     list_checkpoints,
     read_validations,
-    write_text,
-    written_whole,
 )
 from .configuration_vaswani import VaswaniConfig
+from .files import write_text, written_whole
 from .hub import Publisher
 from .interruption import Interrupted, Interruption, only_one
 from .modeling_vaswani import VaswaniForConditionalGeneration

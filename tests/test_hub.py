@@ -119,7 +119,7 @@ def of_an_older_version(run: Path) -> None:
             lambda run: (run / "model" / "modeling_vaswani.py").unlink(),
             "modeling_vaswani.py is missing since the model",
         ),
-        (lambda run: (run / "environment.json").unlink(), "environment.json cannot be read"),
+        (lambda run: (run / "environment.json").unlink(), "environment.json is missing"),
         (of_an_older_version, "is of an older version"),
         (lambda run: (run / "test.json").unlink(), "has no result"),
         (lambda run: (run / "recipe.yaml").unlink(), "has no recipe.yaml"),

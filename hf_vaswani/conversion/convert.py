@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from ..checkpoints import written_whole
 from ..evaluation import translate_corpus
+from ..files import written_whole
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 from ..tokenizer import load_tokenizer
 from .search import check_settings, rules_left_behind, start_token_id

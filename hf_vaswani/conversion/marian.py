@@ -19,10 +19,11 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrain
 from transformers.activations import ACT2FN
 
 from ..configuration_vaswani import VaswaniConfig
+from ..files import read_json
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..tokenizer import load_tokenizer
 from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
-from .sides import IDS, Converted, Foreign, model_type, read_json
+from .sides import IDS, Converted, Foreign, model_type
 
 LAYER_NORM_EPS = 1e-5
 # Longest translation of what is saved without a limit of its own, as OPUS-MT's.

@@ -6,8 +6,9 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ..files import read_json
 from ..generation_vaswani import CHOICES
-from .sides import IDS, read_json
+from .sides import IDS
 
 # What `generate()` does where nothing limits a translation.
 DEFAULT_LENGTH = 20

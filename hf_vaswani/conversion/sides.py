@@ -1,6 +1,5 @@
 """What a conversion goes from and to, so that both sides can be asked the same."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..files import read_json
 from ..modeling_vaswani import VaswaniForConditionalGeneration
 
 # Logits of shape (batch, target, vocab_size) of source ids, their mask and decoder ids, each (batch, length).
@@ -44,24 +44,6 @@ class Converted:
     model: VaswaniForConditionalGeneration
     tokenizer: Any
     foreign: Foreign
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    A JSON file that has one object.
-
-    Raises:
-        ValueError: it is not there, or has something else.
-    """
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing.") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must have one JSON object, but it has a {type(content).__name__}.")
-    return content
 
 
 def model_type(folder: Path) -> str | None:
