@@ -5,6 +5,7 @@ The field names are the letters of "Attention Is All You Need" (Vaswani et al., 
 """
 
 import copy
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
@@ -114,6 +116,9 @@ class VaswaniConfig(PreTrainedConfig):
             `tie_word_embeddings` is false, so neither does this.
         tie_word_embeddings (`bool`, defaults to `True`):
             Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
+        language_pairs (`list[list[str]]`, *optional*):
+            Directions that the model was trained for, as `[["en", "de"], ["en", "fr"]]`; pipelines refuse others.
+            `None` where nobody knows.
         use_cache (`bool`, defaults to `True`):
             Whether the decoder returns its keys and values, so that generation computes them only once.
         is_encoder_decoder (`bool`, defaults to `True`):
@@ -161,6 +166,7 @@ class VaswaniConfig(PreTrainedConfig):
     scale_embedding: bool = True
     share_embeddings: bool = True
     tie_word_embeddings: bool = True
+    language_pairs: list[list[str]] | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     is_decoder: bool = False
@@ -208,8 +214,13 @@ class VaswaniConfig(PreTrainedConfig):
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
                 "change one of them, or give both d_k and d_v."
             )
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps must be above 0, but it is {self.layer_norm_eps}.")
+        for pair in self.language_pairs or ():
+            if len(pair) != 2:
+                raise ValueError(
+                    f"language_pairs must have a source and a target language in each, but one is {pair}."
+                )
+        if not 0 < self.layer_norm_eps < math.inf:
+            raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
@@ -218,6 +229,19 @@ class VaswaniConfig(PreTrainedConfig):
                 f"activation_function {self.activation_function!r} is not one that transformers knows: "
                 f"{', '.join(sorted(ACT2FN))}."
             )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """
+        As in [`PreTrainedConfig`], which loads a config.json by it.
+
+        Raises:
+            ValueError: a field has a value of another type, or one that makes no model.
+        """
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except StrictDataclassError as error:
+            raise ValueError(f"The config of the model cannot be used: {' '.join(str(error).split())}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The config as it is written to config.json."""

@@ -10,6 +10,9 @@ that a beam costs little:
   more are forgotten from time to time.
 - The prompt, which all hypotheses of a sentence have in common, is read by one of them.
 - Sentences that are done are taken out.
+
+It goes past the modules that it computes, so it speaks for a model only as long as these are the ones of the modelling
+file, unchanged: [`AsWritten`] compares them.
 """
 
 import math
@@ -18,6 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_hooks
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 # Tokens that room is made for at a time.
 TOKENS_AT_A_TIME = 16
@@ -417,3 +423,140 @@ class Predictor:
         """[`IncrementalDecoder.keep`]."""
         for decoder in self.decoders:
             decoder.keep(sentences)
+
+
+# ---- The network as it was written -------------------------------------------------------------------------------
+
+# The modules that the decoder here stands for, with their parts: each is exactly the class of this name in the
+# modelling file, or one of torch's.
+PARTS = {
+    "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "linear"},
+    # The encoder is called as it is.
+    "VaswaniModel": {"encoder": "any", "decoder": "VaswaniDecoder"},
+    "VaswaniDecoder": {"embed_tokens": "embedding", "positions": "VaswaniPositions", "layers": "list", "norm": "norm"},
+    "VaswaniPositions": {"table": "embedding", "dropout": "VaswaniDropout"},
+    "VaswaniDecoderLayer": {
+        "self_attn": "VaswaniAttention",
+        "self_attn_norm": "VaswaniAddAndNorm",
+        "cross_attn": "VaswaniAttention",
+        "cross_attn_norm": "VaswaniAddAndNorm",
+        "feed_forward": "VaswaniFeedForward",
+        "feed_forward_norm": "VaswaniAddAndNorm",
+    },
+    "VaswaniAttention": {"q_proj": "linear", "k_proj": "linear", "v_proj": "linear", "out_proj": "linear"},
+    "VaswaniAddAndNorm": {"layer_norm": "norm", "dropout": "VaswaniDropout"},
+    "VaswaniFeedForward": {
+        "fc1": "linear",
+        "activation": "activation",
+        "dropout": "VaswaniDropout",
+        "fc2": "linear",
+    },
+    "VaswaniDropout": {},
+}
+TORCH: dict[str, set[Any]] = {
+    "linear": {nn.Linear},
+    "embedding": {nn.Embedding, type(None)},
+    "norm": {nn.LayerNorm, nn.Identity},
+    "list": {nn.ModuleList},
+}
+# They are called, so that any of these will do.
+ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
+INT8_LINEAR = ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
+FOREIGN = (
+    GenerationMixin,
+    GradientCheckpointingLayer,
+    nn.Module,
+    nn.Linear,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.Identity,
+    nn.ModuleList,
+    nn.Dropout,
+    nn.ReLU,
+)
+
+
+def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
+    """Tells whether a class has the attributes that it had, and has not been given one in the place of a base's."""
+    now = vars(kind)
+    if any(now.get(name) is not value for name, value in attributes.items() if callable(value)):
+        return False
+    new = (name for name in now.keys() - attributes.keys() if callable(now[name]))
+    return not any(hasattr(base, name) for name in new for base in kind.__bases__)
+
+
+class AsWritten:
+    """
+    The modelling file as it is when it is imported, to tell later whether a model still computes what it says.
+
+    Args:
+        names (`dict[str, Any]`): the file's global names.
+    """
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.functions = {name: value for name, value in names.items() if callable(value)}
+        ours = [value for value in self.functions.values() if getattr(value, "__module__", "") == names["__name__"]]
+        self.classes = {kind: dict(vars(kind)) for kind in (*FOREIGN, *ours) if isinstance(kind, type)}
+        self.attentions = dict(names["ALL_ATTENTION_FUNCTIONS"])
+        self.callables: dict[type, set[str]] = {}
+
+    def matches(self, model: nn.Module) -> bool:
+        """
+        Tells whether [`IncrementalDecoder`] computes what a model computes. It does not where a class, a function or
+        an attention of the file has been replaced, where a module on the way is of another class, has a method of its
+        own, a hook, or parameters or parts that do not belong to it, or where one of them is in training mode.
+        """
+        return (
+            not (torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks)
+            and all(self.names.get(name) is value for name, value in self.functions.items())
+            and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
+            and self._is(model, "VaswaniForConditionalGeneration")
+        )
+
+    def _is(self, module: Any, kind: str) -> bool:
+        if kind == "any" or (module is None and kind == "embedding"):
+            return True
+        if (
+            not self._is_of(type(module), kind)
+            or module.training
+            or module._forward_hooks
+            or module._forward_pre_hooks
+        ):
+            return False
+        if not self._callables(type(module)).isdisjoint(vars(module)):
+            return False
+        if kind == "VaswaniAttention" and not self._is_known(module.config._attn_implementation):
+            return False
+        if kind == "list":
+            return all(self._is(layer, "VaswaniDecoderLayer") for layer in module)
+        if kind not in PARTS:
+            return type(module) not in FOREIGN or (
+                module._parameters.keys() <= {"weight", "bias"} and not module._modules
+            )
+        parts = PARTS[kind]
+        return (
+            not module._parameters
+            and module._modules.keys() <= parts.keys()
+            and all(self._is(getattr(module, name, None), part) for name, part in parts.items())
+        )
+
+    def _is_of(self, found: Any, kind: str) -> bool:
+        """Compares a module's class with the one that is expected."""
+        if kind == "activation":
+            return str(found.__module__) in ACTIVATIONS
+        if kind == "linear" and (found.__module__, found.__name__) == INT8_LINEAR:
+            return True
+        return found in TORCH[kind] if kind in TORCH else found is self.names[kind]
+
+    def _is_known(self, implementation: str | None) -> bool:
+        """Tells whether an attention implementation is one that transformers had when the file was imported."""
+        now = dict(self.names["ALL_ATTENTION_FUNCTIONS"])
+        known = implementation in (None, "eager") or implementation in self.attentions
+        return known and now.get(implementation) is self.attentions.get(implementation)
+
+    def _callables(self, kind: type) -> set[str]:
+        """The names that a module of this class finds in its class when it calls them."""
+        if kind not in self.callables:
+            self.callables[kind] = {name for name in dir(kind) if callable(getattr(kind, name, None))}
+        return self.callables[kind]

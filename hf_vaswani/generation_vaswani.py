@@ -37,6 +37,8 @@ own searches: sampling, outputs of every step, other caches, criteria of the cal
 """
 
 import inspect
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +53,31 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation import EosTokenCriteria, GenerationMixin
+from transformers.utils import cached_file, logging
 
 from .search_vaswani import beam_search, greedy_search
 
+logger = logging.get_logger(__name__)
+
+# The releases of transformers whose private methods this file was written for, and what it has in the place of theirs.
+WRITTEN_FOR = "5.20 to 5.23"
+HOOKS = (
+    "_prepare_generation_config",
+    "_validate_generation_mode",
+    "_prepare_generated_length",
+    "_get_stopping_criteria",
+    "_beam_search",
+    "_sample",
+    "_update_finished_beams",
+    "_check_early_stop_heuristic",
+)
 DEFAULTS = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
 ALPHAS = {"gnmt": 0.6, "power": 1.0}
 EARLY_STOPPING: dict[str, bool | str] = {"gnmt": "never", "power": False}
 CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "top")}
+# Settings that are whole numbers from 1 on, and the largest exponent of a length for which float32 has a number.
+COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
+LARGEST_ALPHA = 10
 # transformers marks what is no hypothesis by log-probabilities of about -1e9; no real one is that unlikely.
 NO_HYPOTHESIS = -1e8
 NOT_FOR_AN_ENSEMBLE = (
@@ -168,7 +188,7 @@ class BeamSearchRules:
         is_cut = ends & ~torch.isin(tokens, self.eos_token_ids) & (length >= self.longest)
         best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)
         # Behind what has finished, which keeps its place by a score that no other has: float32 tells these apart.
-        places = torch.where(has_finished, -NO_HYPOTHESIS - 64.0 * torch.arange(beams).to(best), best)
+        places = torch.where(has_finished, -NO_HYPOTHESIS - 64.0 * torch.arange(beams, device=best.device), best)
         behind, has_ended, second = merge(places, has_finished, is_cut)
         every = torch.arange(beams + candidates, device=chosen.device).expand(len(chosen), -1)
         chosen = torch.cat((chosen, every[:, beams:]), dim=1).gather(1, second)
@@ -183,13 +203,44 @@ class BeamSearchRules:
 class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` as this module describes it. It stands before [`PreTrainedModel`] among the bases of a model."""
 
+    # What a pipeline has to refuse, if it loaded the model by its name.
+    loading_error: str | None = None
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         _fill_in(self.generation_config)
 
-    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """
+        As in [`PreTrainedModel`]. A model that a pipeline loads by its name must find all its weights, and no others,
+        in the file: nobody would see a report of the ones that were drawn at random.
+        """
+        if kwargs.get("_from_pipeline") is None:
+            return super().from_pretrained(*args, **kwargs)
+        settings = {"ignore_mismatched_sizes": True} | kwargs | {"output_loading_info": True}
+        model, report = super().from_pretrained(*args, **settings)
+        if kwargs.get("ignore_mismatched_sizes"):
+            report["mismatched_keys"] = []
+        # The pipeline raises it. Raised here, transformers would try another precision, and show both tracebacks.
+        model.loading_error = model.loading_error or find_loading_error(model, report)
+        return (model, report) if kwargs.get("output_loading_info") else model
+
+    def adjust_generation_fn(
+        self, generation_config: Any, from_auto_class: Any, from_pipeline: Any, name: Any, *args: Any, **kwargs: Any
+    ) -> None:
         """Called by `from_pretrained`: loads the generation config, which may be older than these settings."""
-        super().adjust_generation_fn(*args, **kwargs)
+        try:
+            super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
+            if generation_config is None and name is not None and self.generation_config._from_model_config:
+                check_settings_file(name, **kwargs)
+            check_settings(self.generation_config)
+        # transformers uses values before it checks them.
+        except (ValueError, TypeError, AttributeError) as error:
+            refusal = f"generation_config.json of {name} cannot be used: {error}"
+            if from_pipeline is None:
+                raise ValueError(refusal) from error
+            self.loading_error = refusal
         _fill_in(self.generation_config)
 
     def _prepare_generation_config(
@@ -210,6 +261,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             if getattr(prepared, name) not in choices:
                 expected = " or ".join(f'"{choice}"' for choice in choices)
                 raise ValueError(f"{name} must be {expected}, but it is {getattr(prepared, name)!r}.")
+        check_settings(prepared)
         offset = prepared.max_length_offset
         if offset is not None and (not isinstance(offset, int) or isinstance(offset, bool) or offset < 0):
             raise ValueError(f"max_length_offset must be None or a whole number of at least 0, but it is {offset!r}.")
@@ -244,7 +296,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             lengths = generation_config._source_lengths
             if lengths is None:
                 # Ids, embeddings, or transformers' stand-in for ids where the encoder's output is given.
-                lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1])
+                lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1], device=inputs_tensor.device)
             max_lengths = input_ids_length + lengths + offset
             for config in (model.config for model in (self, *generation_config._ensemble)):
                 if config.position_encoding == "learned":
@@ -257,7 +309,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             inputs_tensor=inputs_tensor,
             **kwargs,
         )
-        same = torch.full(inputs_tensor.shape[:1], generation_config.max_length)
+        same = torch.full(inputs_tensor.shape[:1], generation_config.max_length, device=inputs_tensor.device)
         # For the other models of an ensemble.
         generation_config._inputs = inputs_tensor
         generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
@@ -292,7 +344,9 @@ class VaswaniGenerationMixin(GenerationMixin):
         fast = for_fast_search(self, generation_config, **kwargs)
         if fast is not None:
             return beam_search(input_ids=input_ids, generation_config=generation_config, **fast)
-        return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        # transformers' beam search makes tensors without saying where.
+        with input_ids.device:
+            return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
 
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """transformers' sampling and greedy search; the latter on the incremental decoder where that can be."""
@@ -394,7 +448,7 @@ def for_fast_search(
         # What else a model takes, it may look at.
         or any(value is not None for value in model_kwargs.values())
         or not all(_is_known(criterion, generation_config) for criterion in stopping_criteria)
-        or any(each.training or not is_as_built(each) for each in models)
+        or not all(each.as_written.matches(each) for each in models)
         or torch.is_autocast_enabled(encoder_outputs[0].device.type)
         # A sentence without a token: what attention makes of it is a matter of the implementation.
         or (mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()))
@@ -442,14 +496,6 @@ def _is_known(criterion: StoppingCriteria, generation_config: GenerationConfig) 
     return type(criterion) is SourceLengthCriteria
 
 
-def is_as_built(model: Any) -> bool:
-    """Whether nobody has put a hook or another `forward` on a module that [`IncrementalDecoder`] goes past."""
-    return not any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        for module in (model, model.model, model.lm_head, *model.model.decoder.modules())
-    )
-
-
 def _fill_in(generation_config: GenerationConfig) -> None:
     """Gives a generation config the settings that it lacks; transformers changes only those that are there."""
     # transformers marks what it makes of a model's config, and loads from a file with that mark only its own settings.
@@ -459,17 +505,134 @@ def _fill_in(generation_config: GenerationConfig) -> None:
             setattr(generation_config, name, default)
 
 
-def _require_hooks(theirs: type) -> None:
-    """Raises an ImportError where transformers' private methods are not those that this module was written for."""
-    for name, ours in vars(VaswaniGenerationMixin).items():
-        if name.startswith("__") or not callable(function := getattr(ours, "__func__", ours)):
-            continue
-        wanted = {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
+def check_settings(generation_config: GenerationConfig) -> None:
+    """
+    Refuses numbers that no search can work with.
+
+    Args:
+        generation_config ([`GenerationConfig`]): the settings.
+
+    Raises:
+        ValueError: a number is not finite, is out of range, or is none; with its name and value.
+    """
+    for name, value in vars(generation_config).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, but it is {value}.")
+    for name in COUNTS:
+        value = getattr(generation_config, name, None)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, but it is {value!r}.")
+    alpha = getattr(generation_config, "length_penalty", None)
+    if alpha is not None and (not isinstance(alpha, (int, float)) or abs(alpha) > LARGEST_ALPHA):
+        expected = f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
+        raise ValueError(f"length_penalty must be {expected}, but it is {alpha!r}.")
+
+
+def check_settings_file(name: str, **kwargs: Any) -> None:
+    """
+    Refuses a generation_config.json that is there although transformers has not read it: it passes over one that is
+    damaged as if there were none.
+
+    Args:
+        name (`str`): the model's folder, or its id on the Hub.
+        kwargs: What `from_pretrained` was told about the place.
+
+    Raises:
+        ValueError: the file is not JSON.
+    """
+    place = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key)}
+    # It has just been asked for, so that the cache has it if the Hub has it.
+    path = cached_file(
+        name,
+        "generation_config.json",
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        **place,
+    )
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            json.load(file)
+
+
+def find_loading_error(model: Any, report: dict[str, Any]) -> str | None:
+    """
+    One sentence about weights that a model should have been given, and was not.
+
+    Args:
+        model ([`PreTrainedModel`]): as it was loaded.
+        report (`dict[str, Any]`): what `from_pretrained` returned with `output_loading_info=True`.
+
+    Returns:
+        `str`, or `None` if every weight came from the file, is finite, and belongs to the model.
+    """
+    kinds = {"missing_keys": "missing", "unexpected_keys": "unexpected", "mismatched_keys": "of another shape"}
+    found = []
+    for key, what in kinds.items():
+        if names := sorted(each[0] if isinstance(each, tuple) else each for each in report[key]):
+            found.append(f"{len(names)} {what} (the first is {names[0]})")
+    if not found:
+        weights = model.named_parameters()
+        found = [f"{name} has values that are not finite" for name, each in weights if not each.isfinite().all()][:1]
+    if not found:
+        return None
+    return f"The weights of {model.name_or_path} are not those of its config.json: {', '.join(found)}."
+
+
+# ---- Another transformers ----------------------------------------------------------------------------------------
+
+
+def changed_hooks(theirs: type) -> list[str]:
+    """
+    The methods of transformers that are missing, or lack a parameter that this module's own ones were written for.
+
+    Args:
+        theirs (`type`): [`GenerationMixin`].
+
+    Returns:
+        `list[str]`: their names.
+    """
+    changed = []
+    for name in HOOKS:
+        ours = getattr(vars(VaswaniGenerationMixin)[name], "__func__", vars(VaswaniGenerationMixin)[name])
+        wanted = {p.name for p in inspect.signature(ours).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
         if not hasattr(theirs, name) or wanted - set(inspect.signature(getattr(theirs, name)).parameters):
-            raise ImportError(
-                "Vaswani's beam search needs transformers 5.20 or newer (it was written for 5.23): in "
-                f"{transformers.__version__}, {theirs.__name__}.{name} is missing, or other than it was."
-            )
+            changed.append(name)
+    return changed
 
 
-_require_hooks(GenerationMixin)
+def generate_as_transformers(self: Any, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
+    """
+    `generate()` where the methods that this module builds on are not what they were: transformers' own search, with
+    the longest source and `max_length_offset` as the limit of the batch.
+
+    Raises:
+        ValueError: an ensemble, of which transformers' search knows nothing.
+    """
+    names = ", ".join(CHANGED_HOOKS)
+    advice = f"Upgrade hf_vaswani, or install transformers {WRITTEN_FOR}."
+    if kwargs.pop("ensemble", None):
+        raise ValueError(f"An ensemble cannot translate with transformers {transformers.__version__}. {advice}")
+    logger.warning_once(
+        f"transformers {transformers.__version__} has changed {names}, on which the search of this model builds: "
+        f"transformers' own search translates instead, by its own length penalty and rules. {advice}"
+    )
+    layers = [kwargs, vars(generation_config or self.generation_config)]
+    offset = next((layer[name] for layer in layers if (name := "max_length_offset") in layer), None)
+    for name in DEFAULTS:
+        kwargs.pop(name, None)
+    limits = (layer.get(name) for layer in layers for name in ("max_length", "max_new_tokens"))
+    sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    source = next((each for each in sources if each is not None), None)
+    if offset is not None and source is not None and all(limit is None for limit in limits):
+        kwargs["max_new_tokens"] = source.shape[1] + offset
+    return GenerationMixin.generate(self, inputs, generation_config, **kwargs)
+
+
+# Importing never fails over this, because the file lies in every saved model: a model must load, and be trained, with
+# a transformers that nobody knew when it was saved.
+CHANGED_HOOKS = changed_hooks(GenerationMixin)
+if CHANGED_HOOKS:
+    for name in HOOKS:
+        delattr(VaswaniGenerationMixin, name)
+    VaswaniGenerationMixin.generate = generate_as_transformers

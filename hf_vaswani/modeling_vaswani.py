@@ -32,6 +32,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vaswani import VaswaniConfig
+from .decoding_vaswani import AsWritten
 from .generation_vaswani import VaswaniGenerationMixin
 
 # Not used here: transformers copies the files that the model's file imports, and the pipeline travels with the model.
@@ -60,7 +61,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, threshold: int) -> torch.Tensor:
-        words = torch.empty((input.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty((input.numel() + 3) // 4, dtype=torch.int64, device=input.device).random_(-(2**63), None)
         draws = words.view(torch.int16)[: input.numel()].view(input.shape)  # from -2^15 to 2^15 - 1
         kept = draws >= threshold - 2**15
         ctx.save_for_backward(kept)
@@ -286,13 +287,15 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             `torch.Tensor` of shape `(batch, length, d_model)`.
 
         Raises:
-            ValueError: neither or both were given, they have another shape, or an id is not in the vocabulary.
+            ValueError: neither or both were given, they have another shape or no tokens, or an id is not in the
+                vocabulary.
         """
         if input_ids is not None and inputs_embeds is None:
             if input_ids.dim() != 2:
                 raise ValueError(
                     f"{side}input_ids must be (batch, length), but the shape is {tuple(input_ids.shape)}."
                 )
+            check_not_empty(f"{side}input_ids", input_ids)
             check_ids(f"{side}input_ids", input_ids, self.config.vocab_size, "vocab_size")
             return self.embed_tokens(input_ids)
         if inputs_embeds is None or input_ids is not None:
@@ -303,7 +306,19 @@ class VaswaniPreTrainedModel(PreTrainedModel):
                 f"{side}inputs_embeds must be (batch, length, d_model), d_model being {self.config.d_model}, "
                 f"but the shape is {tuple(inputs_embeds.shape)}."
             )
+        check_not_empty(f"{side}inputs_embeds", inputs_embeds)
         return inputs_embeds
+
+
+def check_not_empty(name: str, given: torch.Tensor) -> None:
+    """
+    Refuses a batch without sentences, or sentences without a token.
+
+    Raises:
+        ValueError: with the shape.
+    """
+    if given.shape[0] == 0 or given.shape[1] == 0:
+        raise ValueError(f"{name} must have sentences with at least one token, but the shape is {tuple(given.shape)}.")
 
 
 def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str) -> None:
@@ -773,6 +788,8 @@ class VaswaniModel(VaswaniPreTrainedModel):
 class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedModel, GenerationMixin):
     """Figure 1 up to its softmax: a [`VaswaniModel`] and the linear transformation on top. It translates."""
 
+    as_written: AsWritten
+
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config_of(config, is_encoder_decoder=True))
         source = "model.encoder.embed_tokens.weight"
@@ -1109,3 +1126,8 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
         # In place: another of the size of the matrix would be the largest tensor of all.
         parts = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
         return *parts, None, None, None, None
+
+
+# The fast search of `generate()` computes by itself what the decoder above computes: change both together. A model
+# that is changed, subclassed or patched is noticed, and left to transformers' search.
+VaswaniForConditionalGeneration.as_written = AsWritten(globals())

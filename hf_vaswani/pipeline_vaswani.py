@@ -68,7 +68,8 @@ class VaswaniTranslationPipeline(Pipeline):
             [`~VaswaniTranslationPipeline.__call__`] takes, as the default of every call.
 
     Raises:
-        ValueError: If there is no tokenizer, or the model is not an encoder-decoder.
+        ValueError: If there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
+            the name of the task, or lacks weights in the folder that it was loaded from by its name.
 
     Example:
 
@@ -105,6 +106,8 @@ class VaswaniTranslationPipeline(Pipeline):
                 f"There is no tokenizer for {model.name_or_path or type(model).__name__}: pass `tokenizer=`, or let "
                 "AutoTokenizer.from_pretrained say which file or package is missing."
             )
+        if getattr(model, "loading_error", None):
+            raise ValueError(model.loading_error)
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"Translation needs an encoder-decoder model, and {type(model).__name__} is not one.")
         # T5 keeps settings for each pair of languages in its config, the text before every sentence among them.
@@ -129,6 +132,7 @@ class VaswaniTranslationPipeline(Pipeline):
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
         if prefix is not None:
             self.prefix = prefix
+        self._check_direction(*(self._preprocess_params.get(name) for name in ("src_lang", "tgt_lang")))
 
     def _sanitize_parameters(
         self,
@@ -185,10 +189,12 @@ class VaswaniTranslationPipeline(Pipeline):
             return_text (`bool`, *optional*): Text is the default; `return_tensors=True` wins over this one.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): Remove spaces before punctuation.
             truncation (`bool` or `str`, *optional*): Cut sentences that are longer than the tokenizer's
-                `model_max_length`; without it they reach the model as they are.
+                `model_max_length` or the model's `max_position_embeddings`; without it they reach the model as they
+                are.
             src_lang (`str`, *optional*): Source language, for the multilingual tokenizers that need one.
             tgt_lang (`str`, *optional*): Target language, likewise, and for the tokenizers whose vocabulary has a tag
-                for each target language, as `<2de>`: it is put in front of the sentence.
+                for each target language, as `<2de>`: it is put in front of the sentence. A model whose config names
+                its languages (`language_pairs`) refuses others.
             kwargs: Everything else goes to `model.generate`: `num_beams`, `num_return_sequences`,
                 `generation_config`, ...
 
@@ -196,13 +202,15 @@ class VaswaniTranslationPipeline(Pipeline):
             `list[dict]` with the key `translation_text` (`str`), or `translation_token_ids` (`torch.LongTensor` of
             shape `(target,)`): for one text, its translations; for a list, one dict a text, or one list of dicts a
             text if there are several translations of each, nested as the lists are. A generator or a dataset gives an
-            iterator, which translates as it is read, of one list of dicts a text.
+            iterator, which translates as it is read, of one list of dicts a text. A text of white space alone is
+            translated as an empty one.
 
         Raises:
             TypeError: If `inputs` or one of the texts is something else.
             ValueError: If a keyword is known neither here nor to `generate`, if sentences cannot be batched because
-                the tokenizer has no pad token, if its vocabulary has tags, but none for the target language, or if
-                token ids are asked for of texts that are split.
+                the tokenizer has no pad token, if a text has half of a surrogate pair, if the model was not trained
+                for a language, if its vocabulary has tags for target languages and neither the call nor the text says
+                which, or if token ids are asked for of texts that are split.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
         translate = super().__call__
@@ -281,38 +289,73 @@ class VaswaniTranslationPipeline(Pipeline):
             tgt_lang (`str`, *optional*): Target language, likewise.
 
         Returns:
-            `BatchEncoding`: `input_ids` and `attention_mask` of shape `(1, source)`, and for a multilingual tokenizer
-            the settings of `generate` that choose the target language.
+            `BatchEncoding`: `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` of shape `(1, 1)`,
+            which is 1 for a sentence without a word, and for a multilingual tokenizer the settings of `generate` that
+            choose the target language.
 
         Raises:
             TypeError: If the sentence is not a `str`.
+            ValueError: If the model was not trained for the languages, or is not told into which to translate.
         """
         _require_text(input_, "a sentence")
-        target_language = tgt_lang or self._task_languages[1]
+        source_language, target_language = self._check_direction(src_lang, tgt_lang)
+        tag, text = self._without_tag(input_)
+        is_blank = not text.strip()
+        settings: dict[str, Any] = {"return_tensors": "pt", "truncation": truncation}
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if truncation and positions is not None and positions < self.tokenizer.model_max_length:
+            settings["max_length"] = positions
         with LOCK:
-            sentence = (self.prefix or "") + self._language_tag(target_language) + input_
+            front = "" if is_blank else self._language_tag(target_language, tag)
+            sentence = (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
                 encoding = self.tokenizer._build_translation_inputs(
-                    sentence,
-                    return_tensors="pt",
-                    truncation=truncation,
-                    src_lang=src_lang or self._task_languages[0],
-                    tgt_lang=target_language,
+                    sentence, src_lang=source_language, tgt_lang=target_language, **settings
                 )
             else:
-                encoding = self.tokenizer(sentence, return_tensors="pt", truncation=truncation)
+                encoding = self.tokenizer(sentence, **settings)
         # Some tokenizers make it for encoders of their own kind; generate() does not take it.
         encoding.pop("token_type_ids", None)
+        encoding["is_blank"] = torch.tensor([[int(is_blank)]])
         return encoding
 
-    def _language_tag(self, language: str | None) -> str:
-        """What goes in front of a sentence: the tag of the target language, where the vocabulary has tags."""
+    def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
+        """Source and target language, from the name of the task if not given; refuses what the model cannot do."""
+        source, target = src_lang or self._task_languages[0], tgt_lang or self._task_languages[1]
+        pairs = getattr(self.model.config, "language_pairs", None)
+        if pairs and not any(source in (None, pair[0]) and target in (None, pair[1]) for pair in pairs):
+            asked = " ".join(
+                f"{word} {language!r}" for word, language in (("from", source), ("to", target)) if language
+            )
+            known = ", ".join("-".join(pair) for pair in pairs)
+            raise ValueError(f"The model does not translate {asked}: its config says that it was trained for {known}.")
+        return source, target
+
+    def _language_tag(self, language: str | None, tag: str) -> str:
+        """
+        The tag of the target language and a space, to go in front of a sentence, where the vocabulary has tags.
+
+        Args:
+            language (`str`, *optional*): the target language. Without one it is that of the model, if its config names
+                its languages and has but one of them.
+            tag (`str`): the tag that the sentence has already and a space, or nothing.
+        """
         tags = self._language_tags()
-        if language in tags:
-            return f"{tags[language]} "
-        if tags and language is not None:
+        known = {pair[1] for pair in getattr(self.model.config, "language_pairs", None) or ()} & tags.keys()
+        if language is None and not tag and known:
+            if len(known) > 1:
+                raise ValueError(
+                    f"The model translates into {', '.join(sorted(known))}: say into which by tgt_lang, or put one of "
+                    f"{', '.join(tags[each] for each in sorted(known))} in front of the text."
+                )
+            (language,) = known
+        if language is None or not tags:
+            return ""
+        if language not in tags:
             raise ValueError(f"There is no tag for the target language {language!r}, only for {', '.join(tags)}.")
-        return ""
+        if tag and tag.strip() != tags[language]:
+            raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
+        return "" if tag else f"{tags[language]} "
 
     def _language_tags(self) -> dict[str, str]:
         """The tags that the vocabulary has, by their languages."""
@@ -323,8 +366,11 @@ class VaswaniTranslationPipeline(Pipeline):
         """Translates one batch.
 
         Returns:
-            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`).
+            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`): of a sentence without
+            a word nothing but padding, because a model would invent something.
         """
+        is_blank = model_inputs["is_blank"][:, 0].bool()
+        model_inputs = {name: value for name, value in model_inputs.items() if name != "is_blank"}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # What the tokenizer adds for the target language; batching made a list of equal items of it.
         language = {
@@ -336,11 +382,24 @@ class VaswaniTranslationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
-        with _evaluation_mode(self.model):
-            generated = self.model.generate(**tensors, **settings)
-        output_ids = getattr(generated, "sequences", generated)  # [batch * candidates, target]
-        batch = tensors["input_ids"].shape[0]
-        return {"output_ids": output_ids.reshape(batch, -1, output_ids.shape[-1])}  # [batch, candidates, target]
+        if is_blank.all():
+            # Somebody may be waiting for it.
+            if settings.get("streamer") is not None:
+                settings["streamer"].end()
+            config = settings.get("generation_config") or self.model.generation_config
+            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
+            generated = is_blank.new_zeros(0, candidates, 1, dtype=torch.long)
+        else:
+            with _evaluation_mode(self.model):
+                generated = self.model.generate(**{n: t[~is_blank] for n, t in tensors.items()}, **settings)
+            generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
+            generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])
+        padding = next(
+            each for each in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if each is not None
+        )
+        output_ids = generated.new_full((len(is_blank), *generated.shape[1:]), padding)
+        output_ids[~is_blank] = generated
+        return {"output_ids": output_ids}  # [batch, candidates, target]
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
         """Lets the caller's length limit replace the model's, be it a `max_length` or a `max_new_tokens`.
@@ -384,9 +443,15 @@ class VaswaniTranslationPipeline(Pipeline):
 
 
 def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
-    """Raises the `TypeError` of this module unless `sentence` is a `str`."""
+    """Raises the `TypeError` of this module unless `sentence` is a `str`, and a `ValueError` if it is no text."""
     if not isinstance(sentence, str):
         raise TypeError(f"Translation takes a str{alternatives}, but {where} is a {type(sentence)}.")
+    try:
+        sentence.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"Translation takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
+        ) from error
 
 
 def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:

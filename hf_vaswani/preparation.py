@@ -220,6 +220,7 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
+        language_pairs=run.recipe.language_pairs,
         **asdict(run.recipe.model),
     )
     model = VaswaniForConditionalGeneration(config)

@@ -289,6 +289,12 @@ class Recipe:
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     hub: HubRecipe = field(default_factory=HubRecipe)
 
+    @property
+    def language_pairs(self) -> list[list[str]]:
+        """Source and target language of each direction, in the order of the sources, each direction once."""
+        pairs = ((part.source_language, part.target_language) for part in (self.data, *self.more_data))
+        return [list(pair) for pair in dict.fromkeys(pairs)]
+
     def flat(self) -> dict[str, Any]:
         """Every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
         return _flat(asdict(self))

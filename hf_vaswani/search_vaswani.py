@@ -77,10 +77,12 @@ def best_tokens(
     of_groups = grouped.amax(dim=2) + offsets[:, :, None]  # [sentences, hypotheses, groups]
     best_groups = of_groups.flatten(1).topk(k, sorted=False).indices  # [sentences, k]
     first = best_groups // groups * vocab_size + best_groups % groups
-    places = (first[:, :, None] + torch.arange(0, groups * GROUP_SIZE, groups)).flatten(1)
+    in_a_group = torch.arange(0, groups * GROUP_SIZE, groups, device=scores.device)
+    places = (first[:, :, None] + in_a_group).flatten(1)
     if groups * GROUP_SIZE < vocab_size:
         # Those that are in no group.
-        rest = torch.arange(groups * GROUP_SIZE, vocab_size) + torch.arange(0, row, vocab_size)[:, None]
+        rows = torch.arange(0, row, vocab_size, device=scores.device)
+        rest = torch.arange(groups * GROUP_SIZE, vocab_size, device=scores.device) + rows[:, None]
         places = torch.cat((places, rest.flatten().expand(sentences, -1)), dim=1)
     candidates = scores.view(sentences, row).gather(1, places) + offsets.gather(1, places // vocab_size)
     best, chosen = candidates.topk(k)

@@ -1,14 +1,24 @@
 """The searches on the incremental decoder against transformers' own, which the same call takes where it must."""
 
+import contextlib
+import copy
 import itertools
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, generation_vaswani
+from hf_vaswani import (
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+    VaswaniTranslationPipeline,
+    generation_vaswani,
+    modeling_vaswani,
+)
 from hf_vaswani.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.modeling_vaswani import eager_attention_forward, position_ids
 from hf_vaswani.search_vaswani import best_tokens
 
 PAD, BOS, EOS = 0, 1, 2
@@ -313,3 +323,322 @@ def test_the_best_tokens(hypotheses, vocab_size, k) -> None:
         assert torch.equal(best, expected.topk(k).values)
         places = rows * vocab_size + tokens
         assert torch.equal(best, expected.gather(1, places)) and all(len(set(p)) == k for p in places.tolist())
+
+
+# ---- Models that were changed
+
+
+class Gated(nn.Module):
+    """A feed-forward network with the same parts, of which one half opens the other."""
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.activation, self.dropout = old.fc1, old.fc2, old.activation, old.dropout
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc1(states)
+        return self.fc2(self.activation(hidden) * hidden.sigmoid())
+
+
+def other(output):
+    """Another output of the same form: what follows is not what it would have been."""
+    if isinstance(output, torch.Tensor):
+        return output * torch.linspace(-2, 2, output.shape[-1])
+    if isinstance(output, tuple):
+        return other(output[0]), *output[1:]
+    for key in ("logits", "last_hidden_state"):
+        if getattr(output, key, None) is not None:
+            output[key] = other(output[key])
+    return output
+
+
+def by_subclass(module: nn.Module, monkeypatch) -> None:
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": lambda *a, **k: other(kind.forward(*a, **k))})
+
+
+def by_the_class(module: nn.Module, monkeypatch) -> None:
+    forward = type(module).forward
+    monkeypatch.setattr(type(module), "forward", lambda *args, **kwargs: other(forward(*args, **kwargs)))
+
+
+def by_the_instance(module: nn.Module, monkeypatch) -> None:
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: other(forward(*args, **kwargs))
+
+
+def by_a_hook(module: nn.Module, monkeypatch) -> None:
+    module.register_forward_hook(lambda module, inputs, output: other(output))
+
+
+def by_a_global_hook(module: nn.Module, monkeypatch) -> None:
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda each, inputs, output: other(output) if each is module else None
+    )
+    monkeypatch.callback = hook.remove
+
+
+def by_a_wrapper(module: nn.Module, monkeypatch) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrapped = module
+
+        def __getattr__(self, name: str):
+            return super().__getattr__(name) if name in ("wrapped",) else getattr(self.wrapped, name)
+
+        def forward(self, *args, **kwargs):
+            return other(self.wrapped(*args, **kwargs))
+
+    monkeypatch.replace(Wrapper().eval())
+
+
+CHANGES = [by_subclass, by_the_class, by_the_instance, by_a_hook, by_a_global_hook, by_a_wrapper]
+# All kinds of modules that a model is made of, in both stacks.
+PLACES = [
+    "model.encoder.layers.0",
+    "model.encoder.layers.0.self_attn",
+    "model.encoder.layers.0.feed_forward",
+    "model.encoder.positions",
+    "model.encoder.embed_tokens",
+    "model.decoder",
+    "model.decoder.embed_tokens",
+    "model.decoder.positions",
+    "model.decoder.positions.dropout",
+    "model.decoder.layers.1",
+    "model.decoder.layers.1.self_attn",
+    "model.decoder.layers.0.self_attn.k_proj",
+    "model.decoder.layers.1.self_attn.out_proj",
+    "model.decoder.layers.1.self_attn_norm",
+    "model.decoder.layers.1.self_attn_norm.layer_norm",
+    "model.decoder.layers.1.cross_attn_norm.dropout",
+    "model.decoder.layers.1.cross_attn",
+    "model.decoder.layers.0.cross_attn.q_proj",
+    "model.decoder.layers.1.feed_forward",
+    "model.decoder.layers.1.feed_forward.fc1",
+    "model.decoder.layers.1.feed_forward.activation",
+    "model.decoder.layers.1.feed_forward.dropout",
+    "model.decoder.layers.1.feed_forward.fc2",
+    "model.decoder.norm",
+    "lm_head",
+]
+
+
+def test_the_places_are_of_every_class() -> None:
+    model = random_model(norm_position="pre")
+    kinds = {type(module) for module in model.modules()} - {nn.ModuleList}
+    changed = {type(model.get_submodule(place)) for place in PLACES}
+    # The outermost are changed below, by subclasses of their own.
+    assert {kind.__name__ for kind in kinds - changed} == {
+        "VaswaniForConditionalGeneration",
+        "VaswaniModel",
+        "VaswaniEncoder",
+    }
+
+
+def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
+    """What `generate()` returns by itself, and what it returns where the fast search is out of reach."""
+    found = [model.generate(**inputs, **settings)]
+    with monkeypatch.context() as without:
+        without.setattr(generation_vaswani, "for_fast_search", lambda *args, **kwargs: None)
+        return [*found, model.generate(**inputs, **settings)]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_changed_module_is_what_translates(monkeypatch, place, change, beams) -> None:
+    model, inputs = random_model(norm_position="pre"), sentences(5)
+    plain = model.generate(**inputs, num_beams=beams)
+    monkeypatch.replace = lambda module: model.set_submodule(place, module)
+    monkeypatch.callback = lambda: None
+    try:
+        change(model.get_submodule(place), monkeypatch)
+        fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
+    finally:
+        monkeypatch.callback()
+    assert torch.equal(fast, stock)
+    assert fast.tolist() != plain.tolist()
+
+
+def gated(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.feed_forward = Gated(layer.feed_forward)
+
+
+def rms_norm(model, monkeypatch):
+    for module in model.modules():
+        if hasattr(module, "layer_norm"):
+            module.layer_norm = nn.RMSNorm(16)
+
+
+def subclassed(model, monkeypatch):
+    class Louder(VaswaniForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            return other(super().forward(*args, **kwargs))
+
+    model.__class__ = Louder
+
+
+def another_middle(model, monkeypatch):
+    class Middle(type(model.model)):
+        def forward(self, *args, encoder_outputs=None, **kwargs):
+            encoder_outputs.last_hidden_state = encoder_outputs.last_hidden_state.flip(1)
+            return super().forward(*args, encoder_outputs=encoder_outputs, **kwargs)
+
+    model.model.__class__ = Middle
+
+
+def another_attention(model, monkeypatch):
+    def backwards(module, query, key, value, mask, scaling, **kwargs):
+        return eager_attention_forward(module, query, key, value, mask, -3 * scaling)
+
+    transformers.AttentionInterface.register("backwards", backwards)
+    transformers.AttentionMaskInterface.register("backwards", transformers.masking_utils.eager_mask)
+    model.set_attn_implementation("backwards")
+
+
+def another_function(model, monkeypatch):
+    monkeypatch.setattr(modeling_vaswani, "position_ids", lambda *args: position_ids(*args) // 2)
+
+
+def a_method_of_its_own(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        split = layer.self_attn.split_heads
+        layer.self_attn.split_heads = lambda states, split=split: split(states).flip(1)
+
+
+def parametrized(model, monkeypatch):
+    nn.utils.parametrizations.weight_norm(model.model.decoder.layers[0].feed_forward.fc1)
+    model.model.decoder.layers[0].feed_forward.fc1.parametrizations.weight.original0.data.mul_(-3)
+
+
+def another_input(model, monkeypatch):
+    prepare = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda ids, **kwargs: prepare((ids + 1) % 90, **kwargs)
+
+
+def a_layer_in_training(model, monkeypatch):
+    # Dropout that stays on, to draw several translations.
+    model.model.decoder.layers[1].train()
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(
+    "change",
+    [
+        gated,
+        rms_norm,
+        subclassed,
+        another_middle,
+        another_attention,
+        another_function,
+        a_method_of_its_own,
+        parametrized,
+        another_input,
+        a_layer_in_training,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    plain = model.generate(**inputs, num_beams=beams)
+    change(model, monkeypatch)
+    with monkeypatch.context() as seeded:
+        # The same draws for both, where something is drawn.
+        generate = model.generate
+        seeded.setattr(model, "generate", lambda **kwargs: (torch.manual_seed(3), generate(**kwargs))[1])
+        fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
+    assert torch.equal(fast, stock)
+    assert fast.tolist() != plain.tolist()
+
+
+def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
+    """Whatever has been done to it that changes nothing of what it computes."""
+    model, inputs = random_model(), sentences(3)
+    model.model.encoder.layers[0].register_forward_hook(lambda *args: None)
+    model.train().eval()
+    model.note = "a note"
+    copied = copy.deepcopy(model)
+    for each in (model, copied, VaswaniForConditionalGeneration(model.config).eval()):
+        fast_and_stock(monkeypatch, each, inputs, num_beams=2)
+
+
+# ---- Another default device
+
+
+@contextlib.contextmanager
+def everything_elsewhere():
+    """A tensor that is made without a device is on no device that computes: what a GPU would refuse shows here."""
+    with torch.device("meta"):
+        yield
+
+
+WAYS = [
+    {"num_beams": 1},
+    {"num_beams": 4, "num_return_sequences": 3},
+    {"num_beams": 4, "no_repeat_ngram_size": 2, "bad_words_ids": [[5]], "repetition_penalty": 1.2},
+    {"num_beams": 3, "max_new_tokens": 5},
+    {"num_beams": 1, "ensemble": True},
+    {"num_beams": 3, "ensemble": True},
+    {"num_beams": 1, "do_sample": True},
+    # These two are left to transformers' own searches.
+    {"num_beams": 1, "output_scores": True, "return_dict_in_generate": True},
+    {"num_beams": 3, "output_scores": True, "return_dict_in_generate": True},
+]
+
+
+@pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 70}], ids=str)
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+# 90 words and 1 000: the best of many tokens are found in groups.
+@pytest.mark.parametrize("vocab_size", [90, 1000])
+def test_every_search_runs_where_the_model_is(settings, vocab_size, fields) -> None:
+    models = [random_model(seed, vocab_size, **fields) for seed in range(2)]
+    settings = settings | ({"ensemble": models[1:]} if "ensemble" in settings else {})
+    found = []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        torch.manual_seed(0)
+        inputs = sentences(40, vocab_size=vocab_size)
+        with place():
+            found.append(models[0].generate(**inputs, **settings))
+    one, other = (getattr(each, "sequences", each) for each in found)
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_an_update_is_made_where_the_model_is(attention, loss_only) -> None:
+    model, inputs = random_model().train(), sentences(9)
+    model.set_attn_implementation(attention)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    found = []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        torch.manual_seed(0)
+        model.zero_grad()
+        with place():
+            loss = model(**inputs, labels=labels, epsilon_ls=0.1, loss_only=loss_only).loss
+            loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_the_pipeline_runs_where_the_model_is(tiny_run) -> None:
+    """From the ids on, which transformers' tokenizers put on the default device."""
+    kinds = (VaswaniForConditionalGeneration, transformers.AutoTokenizer)
+    model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in kinds)
+    translator = VaswaniTranslationPipeline(model, tokenizer, device="cpu")
+    for text in ("one two", ""):
+        encoding, found = translator.preprocess(text), []
+        for place in (contextlib.nullcontext, everything_elsewhere):
+            with place():
+                found.append(translator._forward(dict(encoding), num_return_sequences=2))
+        assert torch.equal(found[0]["output_ids"], found[1]["output_ids"]) and len(found[0]["output_ids"][0]) == 2
+
+
+def test_translations_are_scored_where_the_model_is() -> None:
+    model, inputs, found = random_model(), sentences(9), []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        with place(), torch.no_grad():
+            output = model(**inputs, labels=inputs["input_ids"])
+            found.append((output.logits, output.loss))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

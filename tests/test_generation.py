@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from transformers.generation import GenerationMixin, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from hf_vaswani.generation_vaswani import VaswaniGenerationMixin, _require_hooks, length_penalty
+from hf_vaswani.generation_vaswani import CHANGED_HOOKS, HOOKS, VaswaniGenerationMixin, changed_hooks, length_penalty
 from hf_vaswani.tokenizer import train_tokenizer
 
 from .conftest import ROOT
@@ -764,16 +765,77 @@ def test_settings_of_threads_do_not_meet() -> None:
         assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
 
 
-def test_another_transformers_is_refused_in_one_sentence() -> None:
+def test_methods_of_transformers_that_are_not_what_they_were_are_found() -> None:
     class WithoutStep(GenerationMixin):
         def _update_finished_beams(self, topk_log_probs):
             """Not what it was."""
 
-    with pytest.raises(ImportError, match=r"needs transformers 5\.20 or newer .*WithoutStep\._update_finished_beams"):
-        _require_hooks(WithoutStep)
-    with pytest.raises(ImportError, match=r"object\."):
-        _require_hooks(object)
-    _require_hooks(VaswaniGenerationMixin)
+    assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
+    assert changed_hooks(object) == list(HOOKS)
+    assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
+    # Each of them is replaced here, and nothing else that transformers has for itself.
+    private = {
+        name for name in vars(VaswaniGenerationMixin) if name.startswith("_") and hasattr(GenerationMixin, name)
+    }
+    assert {name for name in private if not name.startswith("__")} == set(HOOKS)
+
+
+ANOTHER_TRANSFORMERS = """
+import sys, torch
+from transformers.generation import GenerationMixin
+theirs = GenerationMixin._prepare_generated_length
+def renamed(self, generation_config, has_default_max_length, input_ids_length, the_inputs=None, **kwargs):
+    kwargs["inputs_tensor"] = kwargs.get("inputs_tensor", the_inputs)
+    return theirs(self, generation_config, has_default_max_length, input_ids_length=input_ids_length, **kwargs)
+GenerationMixin._prepare_generated_length = renamed
+if sys.argv[2] == "plug-in":
+    import hf_vaswani
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] != "plug-in")
+ids = torch.arange(3, 12)[None]
+print(model(input_ids=ids, labels=ids).loss.item() > 0)
+print(model.generate(ids, num_beams=3, length_penalty_type="gnmt").tolist())
+try:
+    model.generate(ids, ensemble=[model])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["plug-in", "remote code"])
+def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> None:
+    """A saved model loads and is trained, and generate() says what it does without."""
+    model = tiny_model(3, eos=0.0, vocab_size=20)
+    model.save_pretrained(tmp_path / "model")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", ANOTHER_TRANSFORMERS, str(tmp_path / "model"), how]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    loss, found, refusal = done.stdout.splitlines()
+    assert loss == "True" and "An ensemble cannot translate with transformers" in refusal
+    assert done.stderr.count("has changed _prepare_generated_length") == 1
+    # What it finds is what transformers' rules find here, with the same limit.
+    ids = torch.arange(3, 12)[None]
+    rules = {"length_penalty_type": "power", "finish_candidates": "top", "early_stopping": False}
+    expected = model.generate(ids, num_beams=3, **rules, max_new_tokens=9 + model.generation_config.max_length_offset)
+    assert json.loads(found) == expected.tolist()
+
+
+NO_NUMBERS = [("length_penalty", value) for value in (math.nan, math.inf, -math.inf, 1e30, -11, "x")]
+NO_NUMBERS += [
+    ("repetition_penalty", math.nan),
+    ("repetition_penalty", math.inf),
+    ("num_beams", 0),
+    ("num_beams", 1.5),
+]
+NO_NUMBERS += [("num_return_sequences", 0), ("max_new_tokens", 0), ("max_new_tokens", -3), ("max_length", "x")]
+NO_NUMBERS += [("diversity_penalty", math.nan), ("max_length_offset", -1), ("max_length_offset", math.nan)]
+
+
+@pytest.mark.parametrize(("name", "value"), NO_NUMBERS, ids=str)
+def test_numbers_that_no_search_can_use_are_refused_by_name(name, value) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*{str(value).replace('+', '.')}"):
+        tiny_model(3).generate(**a_batch(2, 1), **{"num_beams": 2} | {name: value})
 
 
 def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:

@@ -1014,3 +1014,19 @@ def test_differences_between_the_rows_are_those_of_the_paper(row, other, million
 @pytest.mark.parametrize("pair", ["en_de", "en_fr"])
 def test_parameters_of_table_2(pair, name, count) -> None:
     assert parameters_of(f"wmt14_{pair}_{name}.yaml") == count
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("side", ["", "decoder_"])
+@pytest.mark.parametrize("kind", ["input_ids", "inputs_embeds"])
+def test_a_batch_without_tokens_is_refused_with_its_shape(shape, side, kind) -> None:
+    model = tiny_model()
+    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long), "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
+    del inputs[f"{side}input_ids"]
+    width = (model.config.d_model,) if kind == "inputs_embeds" else ()
+    inputs[side + kind] = torch.ones(*shape, *width, dtype=torch.float if width else torch.long)
+    with pytest.raises(ValueError, match=rf"{side + kind} .*\({shape[0]}, {shape[1]}"):
+        model(**inputs)
+    if not side:
+        with pytest.raises(ValueError, match=kind):
+            model.eval().generate(**{kind: inputs[kind]})

@@ -34,6 +34,7 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerFast,
+    TextIteratorStreamer,
     pipelines,
 )
 from transformers.pipelines.pt_utils import KeyDataset
@@ -449,7 +450,8 @@ def test_the_sentences_of_all_texts_fill_the_batches(translator: Any) -> None:
     german = translation("ein hund . katze . die mann rennt .", "", "katze schläft", "hund . ein katze .")
     with batch_sizes(translator) as sizes:
         assert translator(texts, split_sentences=True, batch_size=4) == german
-    assert sizes == [4, 3]
+    # An empty text takes no place in a batch of the model.
+    assert sizes == [3, 3]
     assert translator([texts[:1], [], texts[1:]], split_sentences=True, batch_size=7) == [german[:1], [], german[1:]]
     assert translator([], split_sentences=True) == []
     assert translator(Column(), split_sentences=True, num_workers=1) == translation(*GERMAN)
@@ -585,6 +587,13 @@ def test_truncation(model: Any) -> None:
     assert translator("a dog runs") == translation("ein hund rennt")
     for truncation in (True, "longest_first"):
         assert translator("a dog runs", truncation=truncation) == translation("ein hund")
+    unlimited = translate_with(model, truncation=True)
+    unlimited.tokenizer.model_max_length = int(1e30)
+    positions, model.config.max_position_embeddings = model.config.max_position_embeddings, 3
+    # What the model takes is a limit where the tokenizer has none.
+    assert unlimited(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
+    assert unlimited("a dog runs", truncation=False) == translation("ein hund rennt")
+    model.config.max_position_embeddings = positions
     answers = translate_with(model, truncation=True)
     answers.tokenizer.model_max_length = 3
     assert answers(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
@@ -596,12 +605,13 @@ def test_batches_translate_as_single_sentences(translator: Any, batch_size: int)
     with batch_sizes(translator) as sizes:
         answers = translator(SENTENCES, batch_size=batch_size)
     assert answers == [translator(sentence)[0] for sentence in SENTENCES]
-    assert sizes[0] == min(batch_size, len(SENTENCES)) and sum(sizes) == len(SENTENCES)
+    groups = [SENTENCES[start : start + batch_size] for start in range(0, len(SENTENCES), batch_size)]
+    assert sizes == [sum(bool(sentence) for sentence in group) for group in groups]
 
 
 def test_the_constructor_sets_the_batches(model: Any) -> None:
     translator = translate_with(model, batch_size=4)
-    for keywords, expected in (({}, [4, 2]), ({"batch_size": 5}, [5, 1])):
+    for keywords, expected in (({}, [3, 2]), ({"batch_size": 5}, [4, 1])):
         with batch_sizes(translator) as sizes:
             assert list(translator(Sentences(), **keywords)) == [translation(sentence) for sentence in GERMAN]
         assert sizes == expected
@@ -692,8 +702,89 @@ def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> 
     by_task = pipeline("translation_en_to_fr", model=model, tokenizer=tokenizer)
     assert by_task.preprocess("a dog")["input_ids"].tolist() == [[fr, *plain]]
     assert by_task.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    assert by_task.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
     with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
         translator("a dog", tgt_lang="es")
+    with pytest.raises(ValueError, match="target language is 'de', but the text begins with <2fr>"):
+        translator("<2fr> a dog", tgt_lang="de")
+
+
+def test_a_model_that_knows_its_languages_refuses_others(model: Any) -> None:
+    model.config.language_pairs = [["en", "de"]]
+    tokenizer = build_tokenizer()
+    translator = pipeline("translation_en_to_de", model=model, tokenizer=tokenizer)
+    assert translator("cat") == translator("cat", src_lang="en") == translator("cat", tgt_lang="de")
+    assert pipeline("translation", model=model, tokenizer=tokenizer)("cat") == translation("katze")
+    for task, keywords, asked in (
+        ("translation_en_to_fr", {}, "from 'en' to 'fr'"),
+        ("translation_de_to_en", {}, "from 'de' to 'en'"),
+        ("translation", {"tgt_lang": "fr"}, "to 'fr'"),
+        ("translation", {"src_lang": "fr"}, "from 'fr'"),
+    ):
+        with pytest.raises(ValueError, match=f"does not translate {asked}: .* trained for en-de"):
+            pipeline(task, model=model, tokenizer=tokenizer, **keywords)
+    for keywords in ({"tgt_lang": "fr"}, {"src_lang": "de"}):
+        for inputs in ("cat", ["cat", ""]):
+            with pytest.raises(ValueError, match="does not translate"):
+                translator(inputs, **keywords)
+
+
+def test_a_model_for_several_languages_has_to_be_told_which(model: Any) -> None:
+    tokenizer = build_tokenizer()
+    plain = tokenizer("a dog")["input_ids"]
+    add_language_tags(tokenizer, ["de", "fr"])
+    de, fr = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    model.config.language_pairs = [["en", "de"], ["en", "fr"]]
+    translator = pipeline("translation", model=model, tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match="translates into de, fr: say into which by tgt_lang, or put one of <2de>, <2fr>"
+    ):
+        translator("a dog")
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert translator.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    assert translator(["", " \t"]) == translation("", "")
+    # With one target language there is nothing to say.
+    model.config.language_pairs = [["en", "fr"], ["de", "fr"]]
+    assert translator.preprocess("a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\t \u00a0\u3000", "<2de>", " <2fr> "])
+def test_nothing_is_invented_for_a_text_without_a_word(model: Any, blank: str) -> None:
+    tokenizer = build_tokenizer()
+    add_language_tags(tokenizer, ["de", "fr"])
+    model.resize_token_embeddings(len(tokenizer))
+    # It would say something whatever it reads.
+    assert model.generate(**tokenizer("", return_tensors="pt"), min_new_tokens=3, max_new_tokens=5).shape[1] >= 4
+    translator = translate_with(model, min_new_tokens=3)
+    translator.tokenizer = tokenizer
+    assert translator(blank)[0]["translation_text"] == ""
+    assert translator(blank, num_beams=3, num_return_sequences=2) == translation("", "")
+    cat = translator("cat")
+    assert cat != translation("")
+    for batch_size in (1, 2, 5):
+        assert translator([blank, "cat", blank], batch_size=batch_size) == [*translation(""), *cat, *translation("")]
+    assert list(translator(text for text in (blank, "cat"))) == [translation(""), cat]
+    assert translator([f"cat.\n{blank}\nCat."], split_sentences=True)[0]["translation_text"].strip()
+    assert translator(blank, split_sentences=True)[0]["translation_text"].strip() == ""
+    ids = translator(blank, return_tensors=True)[0]["translation_token_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ""
+    streamer = TextIteratorStreamer(tokenizer, timeout=5)
+    assert translator(blank, num_beams=1, streamer=streamer) == translation("") and list(streamer) in ([], [""])
+
+
+@pytest.mark.parametrize("text", ["a \ud800 dog", "\udfff", "dog \ud83d"])
+def test_half_a_character_is_refused_with_its_place(translator: Any, text: str) -> None:
+    place = next(i for i, letter in enumerate(text, start=1) if "\ud800" <= letter <= "\udfff")
+    for inputs, where in (
+        (text, "the input"),
+        (["cat", text], "item 1 of the list"),
+        ([["cat"], [text]], "item 0 of"),
+    ):
+        with pytest.raises(ValueError, match=f"{where}.* half of a surrogate pair as character {place}"):
+            translator(inputs)
+    with pytest.raises(ValueError, match="a sentence has half of a surrogate pair"):
+        list(translator(each for each in ["cat", text]))
 
 
 def test_task_specific_settings_of_the_config(folder: str, tmp_path: Path) -> None:

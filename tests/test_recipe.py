@@ -82,8 +82,8 @@ def test_flat_names_every_key_as_the_command_line_does() -> None:
 
 def test_the_model_section_is_the_configuration() -> None:
     """Same names, same defaults; what the tokenizer or transformers decides is left out."""
-    # A recipe has no use for fairseq's first position either.
-    decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset"}
+    # A recipe has no use for fairseq's first position either, and names the languages of its data.
+    decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset", "language_pairs"}
     config = VaswaniConfig()
     own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
     section = {field.name: field.default for field in fields(ModelRecipe)}
