@@ -461,7 +461,6 @@ TORCH: dict[str, set[Any]] = {
 }
 # They are called, so that any of these will do.
 ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
-INT8_LINEAR = ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
 FOREIGN = (
     GenerationMixin,
     GradientCheckpointingLayer,
@@ -474,6 +473,11 @@ FOREIGN = (
     nn.Dropout,
     nn.ReLU,
 )
+
+
+def _is_int8(kind: type) -> bool:
+    """Recognises torch's linear layer with weights of 8 bits by its name: importing it would take time."""
+    return (kind.__module__, kind.__name__) == ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
 
 
 def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
@@ -517,35 +521,32 @@ class AsWritten:
     def _is(self, module: Any, kind: str) -> bool:
         if kind == "any" or (module is None and kind == "embedding"):
             return True
-        if (
-            not self._is_of(type(module), kind)
-            or module.training
-            or module._forward_hooks
-            or module._forward_pre_hooks
-        ):
-            return False
-        if not self._callables(type(module)).isdisjoint(vars(module)):
-            return False
-        if kind == "VaswaniAttention" and not self._is_known(module.config._attn_implementation):
+        if not self._is_of(type(module), kind) or not self._is_untouched(module, kind):
             return False
         if kind == "list":
             return all(self._is(layer, "VaswaniDecoderLayer") for layer in module)
-        if kind not in PARTS:
-            return type(module) not in FOREIGN or (
-                module._parameters.keys() <= {"weight", "bias"} and not module._modules
-            )
-        parts = PARTS[kind]
-        return (
-            not module._parameters
-            and module._modules.keys() <= parts.keys()
-            and all(self._is(getattr(module, name, None), part) for name, part in parts.items())
-        )
+        if kind == "VaswaniAttention" and not self._is_known(module.config._attn_implementation):
+            return False
+        return all(self._is(getattr(module, name, None), part) for name, part in PARTS.get(kind, {}).items())
+
+    def _is_untouched(self, module: nn.Module, kind: str) -> bool:
+        """Tells whether a module has no hook, no method of its own, and only the parameters and parts of its kind."""
+        if module._forward_hooks or module._forward_pre_hooks:
+            return False
+        if not self._callables(type(module)).isdisjoint(vars(module)):
+            return False
+        # It is called as it is; torch leaves it in training mode, in which it does nothing else.
+        if _is_int8(type(module)):
+            return True
+        parameters = () if kind in PARTS else ("weight", "bias")
+        parts = module._modules.keys() if kind == "list" else PARTS.get(kind, {}).keys()
+        return not (module.training or module._parameters.keys() - parameters or module._modules.keys() - parts)
 
     def _is_of(self, found: Any, kind: str) -> bool:
         """Compares a module's class with the one that is expected."""
         if kind == "activation":
             return str(found.__module__) in ACTIVATIONS
-        if kind == "linear" and (found.__module__, found.__name__) == INT8_LINEAR:
+        if kind == "linear" and _is_int8(found):
             return True
         return found in TORCH[kind] if kind in TORCH else found is self.names[kind]
 

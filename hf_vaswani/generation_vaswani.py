@@ -203,7 +203,7 @@ class BeamSearchRules:
 class VaswaniGenerationMixin(GenerationMixin):
     """`generate()` as this module describes it. It stands before [`PreTrainedModel`] among the bases of a model."""
 
-    # What a pipeline has to refuse, if it loaded the model by its name.
+    # One sentence, if weights were missing in the file that the model was loaded from; a pipeline refuses the model.
     loading_error: str | None = None
 
     def __init__(self, config: Any) -> None:
@@ -213,23 +213,38 @@ class VaswaniGenerationMixin(GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """
-        As in [`PreTrainedModel`]. A model that a pipeline loads by its name must find all its weights, and no others,
-        in the file: nobody would see a report of the ones that were drawn at random.
+        As in [`PreTrainedModel`]. Notes in `loading_error` if weights are missing in the file, or do not belong there.
+
+        Raises:
+            RuntimeError: a weight has another shape in the file than in the model, and `ignore_mismatched_sizes` was
+                not given.
         """
-        if kwargs.get("_from_pipeline") is None:
-            return super().from_pretrained(*args, **kwargs)
-        settings = {"ignore_mismatched_sizes": True} | kwargs | {"output_loading_info": True}
-        model, report = super().from_pretrained(*args, **settings)
-        if kwargs.get("ignore_mismatched_sizes"):
-            report["mismatched_keys"] = []
-        # The pipeline raises it. Raised here, transformers would try another precision, and show both tracebacks.
-        model.loading_error = model.loading_error or find_loading_error(model, report)
+        ours = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, report = super().from_pretrained(*args, **kwargs | ours)
+        if report["mismatched_keys"] and not kwargs.get("ignore_mismatched_sizes"):
+            name, there, here = min(report["mismatched_keys"])
+            raise RuntimeError(
+                f"The weights of {model.name_or_path} do not fit its config.json: {len(report['mismatched_keys'])} "
+                f"of another shape (the first is {name}, {tuple(there)} in the file and {tuple(here)} in the model)."
+            )
+        model.loading_error = find_loading_error(model, report)
         return (model, report) if kwargs.get("output_loading_info") else model
+
+    def train(self, mode: bool = True) -> Any:
+        """As in [`nn.Module`]. Whoever trains a model with other weights than its file's wants it so."""
+        if mode:
+            self.loading_error = None
+        return super().train(mode)
 
     def adjust_generation_fn(
         self, generation_config: Any, from_auto_class: Any, from_pipeline: Any, name: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Called by `from_pretrained`: loads the generation config, which may be older than these settings."""
+        """
+        Called by `from_pretrained`: loads the generation config, which may be older than these settings.
+
+        Raises:
+            ValueError: generation_config.json is damaged, or has a number that no search can use.
+        """
         try:
             super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
             if generation_config is None and name is not None and self.generation_config._from_model_config:
@@ -237,10 +252,7 @@ class VaswaniGenerationMixin(GenerationMixin):
             check_settings(self.generation_config)
         # transformers uses values before it checks them.
         except (ValueError, TypeError, AttributeError) as error:
-            refusal = f"generation_config.json of {name} cannot be used: {error}"
-            if from_pipeline is None:
-                raise ValueError(refusal) from error
-            self.loading_error = refusal
+            raise ValueError(f"generation_config.json of {name} cannot be used: {error}") from error
         _fill_in(self.generation_config)
 
     def _prepare_generation_config(
@@ -566,13 +578,12 @@ def find_loading_error(model: Any, report: dict[str, Any]) -> str | None:
     Returns:
         `str`, or `None` if every weight came from the file, is finite, and belongs to the model.
     """
-    kinds = {"missing_keys": "missing", "unexpected_keys": "unexpected", "mismatched_keys": "of another shape"}
-    found = []
-    for key, what in kinds.items():
-        if names := sorted(each[0] if isinstance(each, tuple) else each for each in report[key]):
-            found.append(f"{len(names)} {what} (the first is {names[0]})")
+    kinds = {"missing_keys": "missing", "unexpected_keys": "unexpected"}
+    found = [
+        f"{len(names)} {what} (the first is {min(names)})" for key, what in kinds.items() if (names := report[key])
+    ]
     if not found:
-        weights = model.named_parameters()
+        weights = ((name, weight) for name, weight in model.named_parameters() if weight.device.type != "meta")
         found = [f"{name} has values that are not finite" for name, each in weights if not each.isfinite().all()][:1]
     if not found:
         return None

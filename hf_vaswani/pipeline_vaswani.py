@@ -107,7 +107,7 @@ class VaswaniTranslationPipeline(Pipeline):
                 "AutoTokenizer.from_pretrained say which file or package is missing."
             )
         if getattr(model, "loading_error", None):
-            raise ValueError(model.loading_error)
+            raise ValueError(f"{model.loading_error} To translate all the same, set its loading_error to None.")
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"Translation needs an encoder-decoder model, and {type(model).__name__} is not one.")
         # T5 keeps settings for each pair of languages in its config, the text before every sentence among them.
