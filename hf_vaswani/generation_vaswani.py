@@ -39,12 +39,15 @@ own searches: sampling, outputs of every step, other caches, criteria of the cal
 import inspect
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import hf_hub_download, is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -53,7 +56,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation import EosTokenCriteria, GenerationMixin
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
 from .search_vaswani import beam_search, greedy_search
 
@@ -543,7 +546,7 @@ def check_settings(generation_config: GenerationConfig) -> None:
 def check_settings_file(name: str, **kwargs: Any) -> None:
     """
     Refuses a generation_config.json that is there although transformers has not read it: it passes over one that is
-    damaged as if there were none.
+    damaged, or could not be fetched, as if there were none.
 
     Args:
         name (`str`): the model's folder, or its id on the Hub.
@@ -551,18 +554,21 @@ def check_settings_file(name: str, **kwargs: Any) -> None:
 
     Raises:
         ValueError: the file is not JSON.
+        OSError: the Hub does not say whether there is one.
     """
-    place = {key: kwargs[key] for key in ("cache_dir", "revision", "subfolder") if kwargs.get(key)}
-    # It has just been asked for, so that the cache has it if the Hub has it.
-    path = cached_file(
-        name,
-        "generation_config.json",
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        **place,
-    )
-    if path is not None:
+    place: dict[str, Any] = {key: kwargs.get(key) for key in ("cache_dir", "revision", "subfolder", "token")}
+    offline = bool(kwargs.get("local_files_only")) or is_offline_mode()
+    path = os.path.join(name, place["subfolder"] or "", "generation_config.json")
+    if not os.path.isdir(name):
+        try:
+            path = hf_hub_download(name, "generation_config.json", local_files_only=offline, **place)
+        except LocalEntryNotFoundError:
+            if not offline:
+                raise
+            return
+        except EntryNotFoundError:
+            return
+    if os.path.isfile(path):
         with open(path, encoding="utf-8") as file:
             json.load(file)
 

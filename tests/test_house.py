@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "optimization": set(),
     "metric": set(),
     "visualization": set(),
-    "modeling_vaswani": {"configuration_vaswani", "generation_vaswani", "pipeline_vaswani"},
+    "modeling_vaswani": {"configuration_vaswani", "decoding_vaswani", "generation_vaswani", "pipeline_vaswani"},
     "data": {"pocket_corpus"},
     "encoding": set(),
     "interruption": set(),

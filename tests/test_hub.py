@@ -527,3 +527,25 @@ def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) ->
         assert load(hub, home, first, how, HF_HUB_OFFLINE="1") == found[label]
         assert hub.log == []
     assert found["with"]["texts"] == found["without"]["texts"]
+
+
+@pytest.mark.parametrize("status", [500, 401, 403])
+def test_settings_that_the_hub_does_not_hand_out_are_not_passed_over(hub, push, tmp_path, status) -> None:
+    """Without them the model would load, and translate with another beam."""
+    assert push("--checkpoint", "12")[0] == 0
+    program = (
+        "import hf_vaswani\nfrom transformers import AutoModelForSeq2SeqLM\n"
+        "try: print('beams', AutoModelForSeq2SeqLM.from_pretrained('alice/m').generation_config.num_beams)\n"
+        "except OSError as error: print('refused', error)\n"
+    )
+
+    def load_model(**environment: str) -> str:
+        command = [sys.executable, "-c", program]
+        env = os.environ | hub.environment(tmp_path / "hf") | environment
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
+
+    for method in ("HEAD", "GET"):
+        hub.fault(method, "generation_config.json", status=status, times=None)
+    assert "refused" in load_model() and "beams" not in load_model()
+    hub.clear_faults()
+    assert load_model().strip() == "beams 2" == load_model(HF_HUB_OFFLINE="1").strip()
