@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from tokenizers import processors
 
 from hf_vaswani import corpus
@@ -214,3 +215,14 @@ def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
     sets = corpus.encode_evaluation_sets(recipe, sources, corpus.make_tokenizer(recipe, sources))
     assert [part.name for part in sets["validation"]] == ["en-de", "en-fr", "en-fr.2"]
     assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]
+
+
+def test_a_stream_that_breaks_off_names_its_file(tmp_path) -> None:
+    """The readers of `datasets` say what is wrong with a file, and not with which."""
+    path = tmp_path / "text.parquet"
+    Dataset.from_dict({"en": [f"text {i}" for i in range(500)], "de": ["b"] * 500}).to_parquet(path)
+    content = bytearray(path.read_bytes())
+    content[100:200] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"text\.parquet cannot be read: OSError"):
+        read_sources(Recipe(data=DataRecipe(train_files=str(path), streaming=True)))
