@@ -109,7 +109,8 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
         sources (`list[Source]`): what [`read_sources`] returned. Of a stream, the first million pairs count.
 
     Returns:
-        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them.
+        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them. Its
+        `model_max_length` is the model's `max_position_embeddings`.
     """
     # Each once, in the order of the sources.
     languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
@@ -121,9 +122,12 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
                 "sentence, so that a model would never learn where to end; give it a post-processor that does."
             )
         add_language_tags(tokenizer, languages)
-        return tokenizer
-    sentences = (sentence for source in sources for sentence in _sentences(source))
-    return train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+    else:
+        sentences = (sentence for source in sources for sentence in _sentences(source))
+        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+    # Where `translate` cuts a line, and what `truncation=True` cuts to. Training has limits of its own.
+    tokenizer.model_max_length = recipe.model.max_position_embeddings
+    return tokenizer
 
 
 def _sentences(source: Source) -> Iterator[str]:
