@@ -101,6 +101,15 @@ def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> Non
     assert "The training text, or that of the validation, is not that of" in capsys.readouterr().err
 
 
+def test_a_number_format_that_is_not_known_is_refused_before_the_library_sees_it(tmp_path, monkeypatch) -> None:
+    from hf_vaswani import preparation
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="must be no, bf16 or fp16, but it is fp8"):
+        preparation.build_accelerator(recipe)
+
+
 def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch) -> None:
     """Else each of the processes would train a model of its own, all of them in one folder."""
     from hf_vaswani import preparation
