@@ -381,7 +381,7 @@ def test_gradient_checkpointing_drops_the_same_again(use_reentrant) -> None:
     losses, found = [], []
     for checkpointing in (False, True):
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+            enable_checkpointing(model, use_reentrant)
         torch.manual_seed(3)
         loss = model(**data, loss_only=True).loss
         loss.backward()
@@ -611,6 +611,14 @@ def test_labels_are_shifted_and_the_loss_is_the_mean_over_true_tokens() -> None:
     assert output.loss.item() == pytest.approx(torch.stack(picked).mean().item(), abs=1e-5)
     summed = model(**data, labels=labels, num_items_in_batch=18).loss
     assert summed.item() == pytest.approx(torch.stack(picked).sum().item() / 18, abs=1e-5)
+
+
+def enable_checkpointing(model: VaswaniForConditionalGeneration, use_reentrant: bool) -> None:
+    """By its name before and since transformers 5.23."""
+    enable = "activation_checkpointing_enable"
+    getattr(model, enable if hasattr(model, enable) else "gradient_checkpointing_enable")(
+        {"use_reentrant": use_reentrant}
+    )
 
 
 def with_labels() -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, Vas
 from hf_vaswani.tokenizer import train_tokenizer
 
 from .conftest import SEED
-from .test_modeling import batch, tiny_config, tiny_model
+from .test_modeling import batch, enable_checkpointing, tiny_config, tiny_model
 
 # A random model repeats itself; without repetitions its output shows each small difference.
 SPEAK = {"max_new_tokens": 9, "no_repeat_ngram_size": 1}
@@ -234,7 +234,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant) -> None:
     model(**data).loss.backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant})
+    enable_checkpointing(model, use_reentrant)
     forwards = []
     hook = model.model.decoder.layers[0].feed_forward.register_forward_hook(lambda *_: forwards.append(1))
     model(**data).loss.backward()
