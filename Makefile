@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-oldest lint format
+.PHONY: quickstart test test-portable test-portable-default test-oldest lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -11,6 +11,19 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test: .venv/installed  ## run the tests
 	$(PYTEST)
+
+# What a training has learned, judged anew where it ends elsewhere: by other instructions, threads and seeds. What runs
+# on all cores otherwise has one thread here, so that parts differ in one thing.
+PORTABLE = $(BIN)/pytest -m portable
+
+test-portable: test-portable-default  ## run the tests of what is learned as other processors would
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PORTABLE)
+	OMP_NUM_THREADS=1 $(PORTABLE)
+	OMP_NUM_THREADS=2 $(PORTABLE)
+	for seed in 2 3 4; do HF_VASWANI_TEST_SEED=$$seed OMP_NUM_THREADS=1 $(PORTABLE) || exit 1; done
+
+test-portable-default: .venv/installed  ## the first part of it: without any of the processor's vector instructions
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default $(PORTABLE)
 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0

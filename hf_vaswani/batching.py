@@ -80,8 +80,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             order = random.permutation(self._taken(random))
             # Sorted by the longest side, then the target, then the source: one number holds the three.
             key = self.longest[order].astype(np.int64)
+            # A budget without end would not leave room for the three.
+            base = min(self.limit, int(self.longest.max())) + 1
             for side in (1, 0):
-                key *= self.limit + 1
+                key *= base
                 key += self.lengths[order, side]
             order = order[np.argsort(key, kind="stable")]
             batches = np.split(order, self._bounds(self.longest[order]))

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates, left_out
-from .data import load_pairs
+from .data import load_pairs, named_errors
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .recipe import Recipe, SourceRecipe
 from .streaming import Stream, StreamUpdates
@@ -39,6 +39,12 @@ class Source:
     def name(self) -> str:
         """Its direction, as en-de."""
         return f"{self.recipe.source_language}-{self.recipe.target_language}"
+
+    def origin(self, split: str) -> list[str]:
+        """The files of a split, or else the dataset."""
+        files = getattr(self.recipe, f"{split}_files")
+        paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
+        return paths or [str(self.recipe.dataset)]
 
 
 @dataclass
@@ -73,7 +79,7 @@ def read_sources(recipe: Recipe) -> list[Source]:
         tag = language_tag(part.target_language) if recipe.data.target_tag else None
         sources.append(Source(part, pairs, tag))
         for split in dict.fromkeys(("train", *pairs)):
-            if split not in pairs or not _has_text(pairs[split]):
+            if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
                 of = f" of {sources[-1].name}" if recipe.more_data else ""
                 section = "more_data" if sources[:-1] else "data"
                 raise ValueError(
@@ -88,8 +94,8 @@ def read_sources(recipe: Recipe) -> list[Source]:
     return sources
 
 
-def _has_text(pairs: Dataset | IterableDataset) -> bool:
-    batches = pairs.iter(1000)
+def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
+    batches = named_errors(pairs.iter(1000), origin)
     rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
     return any(source.strip() and target.strip() for source, target in rows)
 
@@ -103,7 +109,8 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
         sources (`list[Source]`): what [`read_sources`] returned. Of a stream, the first million pairs count.
 
     Returns:
-        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them.
+        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them. Its
+        `model_max_length` is the model's `max_position_embeddings`.
     """
     # Each once, in the order of the sources.
     languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
@@ -115,13 +122,17 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
                 "sentence, so that a model would never learn where to end; give it a post-processor that does."
             )
         add_language_tags(tokenizer, languages)
-        return tokenizer
-    sentences = (sentence for source in sources for sentence in _sentences(source.pairs["train"]))
-    return train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+    else:
+        sentences = (sentence for source in sources for sentence in _sentences(source))
+        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+    # Where `translate` cuts a line, and what `truncation=True` cuts to. Training has limits of its own.
+    tokenizer.model_max_length = recipe.model.max_position_embeddings
+    return tokenizer
 
 
-def _sentences(pairs: Dataset | IterableDataset) -> Iterator[str]:
-    batches = pairs.iter(1000)
+def _sentences(source: Source) -> Iterator[str]:
+    pairs = source.pairs["train"]
+    batches = named_errors(pairs.iter(1000), source.origin("train"))
     if isinstance(pairs, IterableDataset):
         batches = islice(batches, VOCABULARY_PAIRS // 1000)
     for batch in batches:
@@ -201,7 +212,14 @@ def build_updates(
     }
     if recipe.data.streaming:
         streams = [
-            Stream(source.pairs["train"], source.name, source.recipe.weight, source.tag, _description(source.recipe))
+            Stream(
+                source.pairs["train"],
+                source.name,
+                source.recipe.weight,
+                source.tag,
+                _description(source),
+                source.origin("train"),
+            )
             for source in sources
         ]
         return StreamUpdates(streams, tokenizer, recipe.data.stream_window, order, collator, training.data_workers)
@@ -225,13 +243,12 @@ def _report(sampler: TokenBudgetBatchSampler, empty: int, max_length: int | None
         logger.warning(f"Left out: {left_out(empty, sampler.skipped, sampler.tokens_per_batch, max_length)}")
 
 
-def _description(source: SourceRecipe) -> dict[str, Any]:
-    """What a stream is, as far as that can be said without reading it: names, and the sizes of local files."""
-    files = source.train_files
-    paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
-    if paths:
-        return {"files": [[Path(path).name, Path(path).stat().st_size] for path in paths]}
-    return {"dataset": source.dataset, "config": source.dataset_config, "split": source.train_split}
+def _description(source: Source) -> dict[str, Any]:
+    """Describes a stream, as far as that can be done without reading it: names, and the sizes of local files."""
+    recipe = source.recipe
+    if recipe.train_files is not None:
+        return {"files": [[Path(path).name, Path(path).stat().st_size] for path in source.origin("train")]}
+    return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 
 def _positions(recipe: Recipe) -> int | None:

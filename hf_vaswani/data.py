@@ -4,32 +4,42 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from . import pocket_corpus
+from .recipe import Files, shown
 
 try:
     import datasets
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.parquet
     from datasets import Dataset, IterableDataset
     from datasets.exceptions import DatasetGenerationError
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
-Files = dict[str, str] | str | None
-
-# How each kind of file is read: tables by their delimiter, lines of JSON as such, others by a reader of `datasets`.
-# Its reader of tables would take "null" for a missing value, and a row that lacks a column for one with an empty one;
-# its reader of JSON lets any bytes pass.
+# How each kind of file is read: tables by their delimiter, JSON in lines or as one list, Parquet by `datasets`. Its
+# reader of tables would take "null" for a missing value, and a row that lacks a column for one with an empty one; its
+# reader of JSON lets any bytes pass, and some of its errors name no file.
 DELIMITERS = {".tsv": "\t", ".csv": ","}
-READERS = {".json": "json", ".parquet": "parquet"}
-LINES = ".jsonl"
+JSON = (".jsonl", ".json")
+PARQUET = ".parquet"
+KINDS = (*DELIMITERS, *JSON, PARQUET)
+
+# Longest field of a CSV file, in characters: an open quotation mark would take the rest of the file for one.
+LONGEST_FIELD = 10_000_000
+# In front of a text it is what is left of a file that began there.
+BYTE_ORDER_MARK = "\ufeff"
 
 SIDES = ("source", "target")
 ADVICE = "Name the two sides with data.source_column and data.target_column, or with --columns of evaluate."
 TEXT = datasets.Features({side: datasets.Value("string") for side in SIDES})
+
+T = TypeVar("T")
 
 
 def load_pairs(
@@ -112,7 +122,32 @@ def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
     }
 
 
+def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
+    """
+    Rows whose errors name where they come from: those of `datasets` and of pyarrow often do not.
+
+    Args:
+        rows (`Iterable`): the rows.
+        names (`Sequence[str]`): their files or dataset.
+
+    Returns:
+        `Iterator`: the rows.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    try:
+        yield from rows
+    # What they come from raises what it likes: errors of compression, of the network, of a format.
+    except Exception as error:
+        if isinstance(error, (ValueError, OSError)) and any(Path(name).name in str(error) for name in names):
+            raise
+        raise ValueError(f"{' and '.join(names)} cannot be read: {type(error).__name__}: {error}") from error
+
+
 def _existing(path: Path) -> Path:
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, where a file of text should be: name one of its files.")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}.")
     return path
@@ -129,7 +164,11 @@ def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) 
                 f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
                 f"and {paths[1]} has {totals[1]}."
             )
-        yield {"source": source.rstrip("\r\n"), "target": target.rstrip("\r\n")}
+        yield {"source": _text(source.rstrip("\r\n")), "target": _text(target.rstrip("\r\n"))}
+
+
+def _text(text: str) -> str:
+    return text.lstrip(BYTE_ORDER_MARK)
 
 
 def _lines(path: str) -> Iterator[str]:
@@ -185,11 +224,10 @@ def _column_file(
     path: Path, languages: tuple[str, str], columns: tuple[int | str, int | str], streaming: bool
 ) -> Dataset | IterableDataset:
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
-    if suffix not in (*DELIMITERS, LINES, *READERS):
+    if suffix not in KINDS:
         raise ValueError(
-            f"{path} is of a kind that cannot be read by its name; known are "
-            f"{', '.join([*DELIMITERS, LINES, *READERS])} (also .gz), and two line-aligned files as "
-            "{en: FILE, de: FILE}."
+            f"{path} is of a kind that cannot be read by its name; known are {', '.join(KINDS)} (all but the last "
+            "also .gz), and two line-aligned files as {en: FILE, de: FILE}."
         )
     if _existing(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
@@ -197,41 +235,60 @@ def _column_file(
     if suffix in DELIMITERS:
         _check_different(columns, str(path))
         return _generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming)
-    if suffix == LINES:
+    if suffix in JSON:
         return _generated(_json_rows, arguments | {"languages": languages}, streaming)
-    if READERS[suffix] == "json":
-        for _ in _lines(str(path)):
-            pass
+    if path.suffix == ".gz":
+        raise ValueError(f"{path} is compressed twice, as Parquet compresses by itself: unpack it.")
     try:
-        rows = datasets.load_dataset(READERS[suffix], data_files=str(path), split="train", streaming=streaming)
+        # `datasets` tells of another kind of file in several lines.
+        pyarrow.parquet.read_schema(path)
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
     # The readers of `datasets` have an error class for everything; for the person it is one thing: this file.
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as {suffix[1:]}: {error.__cause__ or error}") from error
+        raise ValueError(f"{path} cannot be read as parquet: {error.__cause__ or error}") from error
     return _text_columns(rows, languages, columns, str(path))
 
 
 def _json_rows(
     path: str, columns: tuple[int | str, int | str], languages: tuple[str, str], stamp: tuple[int, int]
 ) -> Iterator[dict[str, str]]:
-    """Two columns of lines of JSON. `stamp` is the file's size and time, as that of [`_table_rows`]."""
+    """Two columns of objects of JSON. `stamp` is the file's size and time, as that of [`_table_rows`]."""
     names: list[str] = []
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            where = f"at character {error.pos + 1}"
-            raise ValueError(f"{path}, line {number}, is not JSON: {error.msg} {where}.") from error
+    for where, row in _json_objects(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}, is not an object of JSON, as {{...}}.")
+            raise ValueError(f"{path}, {where}, is not an object of JSON, as {{...}}.")
         names = names or _names(list(row), languages, columns, path)
-        pair = _text_pair(row, number, names, f"{path}, line")
+        pair = _text_pair(row, names, f"{path}, {where}")
         try:
             "".join(pair.values()).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{path}, line {number}, has half a character of UTF-16 and not the other.") from error
+            raise ValueError(f"{path}, {where}, has half a character of UTF-16 and not the other.") from error
         yield pair
+
+
+def _json_objects(path: str) -> Iterator[tuple[str, Any]]:
+    """The values of a file, each with its place: one in each line, or those of a list over the whole file."""
+    lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
+    first = next(lines, (1, ""))
+    if Path(path.removesuffix(".gz")).suffix.lower() == ".json" and first[1].lstrip().startswith("["):
+        rows = _parsed("".join(line for _, line in chain([first], lines)), path)
+        yield from ((f"row {i}", row) for i, row in enumerate(rows, start=1))
+        return
+    for number, line in chain([first], lines):
+        if line:
+            yield f"line {number}", _parsed(line, f"{path}, line {number},")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}.") from error
+    except RecursionError as error:
+        raise ValueError(f"{where} is JSON that is nested too deeply to be read.") from error
+    except ValueError as error:
+        # A number of thousands of digits.
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
 
 
 def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -244,10 +301,19 @@ def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         return
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
-        for row in rows:
+        while (row := _next_row(rows)) is not None:
             yield rows.line_num, row
     except csv.Error as error:
         raise ValueError(f"{path}, line {rows.line_num}, cannot be read as a table: {error}.") from error
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
+    # The limit is the whole process's, and is only lifted while a row is read here.
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        return next(rows, None)
+    finally:
+        csv.field_size_limit(before)
 
 
 def _table_rows(
@@ -272,7 +338,7 @@ def _table_rows(
                 continue
         if len(row) != width:
             raise ValueError(f"{path}, line {number}, has {len(row)} columns, but the first line has {width}.")
-        yield {"source": row[places[0]], "target": row[places[1]]}
+        yield {"source": _text(row[places[0]]), "target": _text(row[places[1]])}
 
 
 def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
@@ -286,18 +352,20 @@ def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool
                 raise ValueError(f"it has the splits {list(splits)}.")
             return splits[split].to_iterable_dataset() if streaming else splits[split]
         return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
-    except (OSError, ValueError, DatasetGenerationError) as error:
+    # A damaged folder makes errors of any class: what `datasets` expects in its files, it does not check.
+    except Exception as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+        reason = error if isinstance(error, (OSError, ValueError)) else error.__cause__ or repr(error)
         raise kind(
-            f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {error} (data.train_split, validation_split "
-            "and test_split name its splits, null for none.)"
+            f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason} (data.train_split, "
+            "validation_split and test_split name its splits, null for none.)"
         ) from error
 
 
 def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:
     for column in wanted:
         if column not in names:
-            raise ValueError(f"{where} has no column {column!r}; it has {names}. {advice}")
+            raise ValueError(f"{where} has no column {column!r}; it has {shown(names)}. {advice}")
 
 
 def _check_different(columns: Sequence[int | str], where: str) -> None:
@@ -325,7 +393,7 @@ def _text_columns(
     names = _names(known, languages, columns, where)
     if isinstance(rows, IterableDataset):
         return rows.map(
-            lambda row, index: _text_pair(row, index + 1, names, f"{where}: row"),
+            lambda row, index: _text_pair(row, names, f"{where}: row {index + 1}"),
             with_indices=True,
             remove_columns=known,
             features=TEXT,
@@ -343,10 +411,12 @@ def _text_columns(
         if rows.data.column(side).null_count:
             missing = rows.with_format("arrow")[:][side].is_null().index(True).as_py()
             raise ValueError(f"{where}: row {missing + 1} has no {side} text.")
+    if any(pa.compute.any(pa.compute.starts_with(rows.data.column(side), BYTE_ORDER_MARK)).as_py() for side in SIDES):
+        rows = rows.map(lambda row: {side: _text(row[side]) for side in SIDES})
     return rows
 
 
-def _text_pair(row: dict[str, Any], number: int, names: list[str], where: str) -> dict[str, str]:
+def _text_pair(row: dict[str, Any], names: list[str], where: str) -> dict[str, str]:
     """A row whose values nobody has looked at before."""
     inside = "translation" in row and "translation" not in names
     texts, pair = row["translation"] if inside else row, {}
@@ -355,7 +425,7 @@ def _text_pair(row: dict[str, Any], number: int, names: list[str], where: str) -
     for side, name in zip(SIDES, names, strict=True):
         text = texts.get(name)
         if not isinstance(text, str):
-            what = f"no {side} text ({name!r})" if text is None else f"{text!r} for its {side} text"
-            raise ValueError(f"{where} {number} has {what}.")
-        pair[side] = text
+            what = f"no {side} text ({name!r})" if text is None else f"{shown(text)} for its {side} text"
+            raise ValueError(f"{where} has {what}.")
+        pair[side] = _text(text)
     return pair

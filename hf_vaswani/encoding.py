@@ -1,5 +1,6 @@
 """How sentence pairs become ids: encoded once, cached in Arrow files by `datasets`, and read from there as views."""
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -93,6 +94,9 @@ def encode_rows(
 
     Returns:
         `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+
+    Raises:
+        ValueError: a sentence has half a character of UTF-16.
     """
     rows = zip(numbers, sources, targets, strict=True)
     kept = [row for row in rows if row[1].strip() and row[2].strip()]
@@ -111,7 +115,14 @@ def _ids(sentences: list[str], tokenizer: PreTrainedTokenizerBase) -> pa.ListArr
     # A call of its own brings the tokenizer's settings into force.
     tokenizer("")
     # The "fast" one does not look for the place of each token in the sentence.
-    encodings = tokenizer.backend_tokenizer.encode_batch_fast(sentences)
+    try:
+        encodings = tokenizer.backend_tokenizer.encode_batch_fast(sentences)
+    except TypeError as error:
+        # The tokenizers' word for it does not name the sentence.
+        halves = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]
+        if not halves:
+            raise
+        raise ValueError(f"A sentence has half a character of UTF-16, not the other: {halves[0][:80]!r}.") from error
     ids = [encoding.ids for encoding in encodings]
     offsets = np.zeros(len(ids) + 1, dtype=np.int32)
     np.cumsum(list(map(len, ids)), out=offsets[1:])

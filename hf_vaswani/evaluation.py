@@ -82,7 +82,7 @@ def _generate(
 ) -> Iterator[tuple[list[int], Any]]:
     """The places of the sentences of a batch, which are of like length and not empty, and what comes out of it."""
     # A tokenizer does not take an empty list.
-    ids = tokenizer(list(sentences))["input_ids"] if sentences else []
+    ids = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
     order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(ids[i]), reverse=True)
     was_training = model.training
     model.eval()
@@ -124,7 +124,9 @@ def log_probabilities(
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
     # A tokenizer does not take an empty list.
-    source_ids, target_ids = (tokenizer(list(side))["input_ids"] if side else [] for side in (sources, targets))
+    source_ids, target_ids = (
+        tokenizer(list(side), verbose=False)["input_ids"] if side else [] for side in (sources, targets)
+    )
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     found = [(0.0, 0)] * len(order)

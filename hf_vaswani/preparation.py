@@ -87,6 +87,10 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
     precision = recipe.training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision not in (None, "no", "bf16", "fp16"):
+        raise ValueError(
+            f"The precision of accelerate launch (--mixed_precision) must be no, bf16 or fp16, but it is {precision}."
+        )
     if precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
     trackers = recipe.training.trackers

@@ -22,6 +22,7 @@ from .batching import (
     left_out,
     longest_side,
 )
+from .data import named_errors
 from .encoding import EncodedPairs, encode_rows, pair_lengths
 
 try:
@@ -43,8 +44,8 @@ class Stream:
     """
     A source of text without end or length: `rows` with the columns `source` and `target`.
 
-    `weight` is its proportion among the streams, `tag` goes in front of its source sentences, and `description` says
-    what it is, in what JSON can hold.
+    `weight` is its proportion among the streams, `tag` goes in front of its source sentences, `description` says what
+    it is, in what JSON can hold, and `origin` names its files or its dataset.
     """
 
     rows: IterableDataset
@@ -52,6 +53,7 @@ class Stream:
     weight: float
     tag: str | None
     description: dict[str, Any]
+    origin: Sequence[str] = ()
 
 
 class _Reader:
@@ -61,12 +63,13 @@ class _Reader:
         # A dataset of this kind holds its own position, so nobody else may have it.
         self.rows = copy.deepcopy(stream.rows)
         self.name = stream.name
+        self.origin = stream.origin or [stream.name]
         self._go_to(place)
 
     def _go_to(self, place: dict[str, Any]) -> None:
         self.place = place
         self.rows.load_state_dict(place["state"])
-        self.iterator = iter(self.rows)
+        self.iterator = named_errors(self.rows, self.origin)
         self.ahead = next(self.iterator, None)
         if self.ahead is None:
             raise ValueError(f"The training text of {self.name} is empty.")

@@ -57,7 +57,8 @@ def train_tokenizer(
             - `"characters"`: the most frequent characters (Unicode code points).
             - `"bytes"`: the bytes of UTF-8: byte b has the id b + 4. Any text has ids.
 
-            What the others cannot spell is `<unk>`.
+            What the others cannot spell is `<unk>`. To learn another one of kind `"wordpiece"` with transformers'
+            `train_new_from_iterator`, give it `continuing_subword_prefix=""`: it would mark pieces by `##` otherwise.
         languages (`Sequence[str]`): target languages that are to have a tag. These are the last entries, in `"bytes"`
             beyond the 260.
 
@@ -66,7 +67,8 @@ def train_tokenizer(
         sentence, and decodes to the same sentence up to `<unk>`, Unicode normalisation (NFC) and runs of white space.
 
     Raises:
-        ValueError: `vocab_size` has no room for the special tokens and the bytes or characters of the text.
+        ValueError: `vocab_size` has no room for the special tokens and the bytes or characters of the text, or a
+            sentence has half a character of UTF-16.
     """
     build = {
         "bpe": _bpe,
@@ -81,6 +83,9 @@ def train_tokenizer(
     if trainer is not None:
         try:
             tokenizer.train_from_iterator(sentences, trainer)
+        except UnicodeEncodeError as error:
+            half = error.object[max(0, error.start - 20) : error.start + 20]
+            raise ValueError(f"A sentence has half a character of UTF-16, not the other: {half!r}.") from error
         except Exception as error:
             # This one of the unigram trainer has no class of its own.
             if "not large enough" in str(error):
@@ -211,7 +216,8 @@ def _characters(vocab_size: int) -> Untrained:
 def _bytes(_: int) -> Untrained:
     entries = [*SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]
     # No character is an entry, and nothing is merged: each falls back to its bytes.
-    tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, [], byte_fallback=True))
+    ids = {entry: i for i, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(ids, [], byte_fallback=True, unk_token="<unk>"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.normalizer = _clean()
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])

@@ -75,7 +75,7 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
     """
     tags = tuple(language_tags(tokenizer).values())
     found = []
-    for line, ids in zip(lines, tokenizer(list(lines))["input_ids"] if lines else [], strict=True):
+    for line, ids in zip(lines, tokenizer(list(lines), verbose=False)["input_ids"] if lines else [], strict=True):
         if len(ids) <= longest:
             found.append([line])
             continue
@@ -83,7 +83,7 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
         front = f"{tag} " if tag else ""
 
         def fits(piece: str, front: str = front) -> bool:
-            return len(tokenizer(front + piece)["input_ids"]) <= longest // 2
+            return len(tokenizer(front + piece, verbose=False)["input_ids"]) <= longest // 2
 
         found.append([front + piece for piece in cut(line.removeprefix(tag).strip(), fits)])
     return found

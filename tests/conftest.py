@@ -11,6 +11,12 @@ CACHES = tempfile.TemporaryDirectory(prefix="hf_vaswani_tests_", ignore_cleanup_
 os.environ["HF_HOME"] = CACHES.name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# A verdict about a training must hold for any seed: `make test-portable` tries others.
+SEED = int(os.environ.get("HF_VASWANI_TEST_SEED", "1"))
+
+# A training takes all cores otherwise, whatever the tests were given.
+THREADS = os.environ.get("OMP_NUM_THREADS", "null")
+
 ROOT = Path(__file__).resolve().parent.parent
 MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
@@ -56,10 +62,11 @@ def tiny_recipe(folder: Path, **training: object) -> list[str]:
     files = f"{{en: {source}, de: {target}}}"
     recipe = folder / "tiny.yaml"
     recipe.write_text(
+        f"seed: {SEED}\n"
         "tokenizer: {vocab_size: 300}\n"
         "model: {d_model: 16, d_ff: 32, num_heads: 2, encoder_layers: 1, decoder_layers: 1}\n"
         "training: {max_steps: 12, tokens_per_batch: 256, warmup_steps: 10, validate_every: 100, save_every: 4,\n"
-        "           keep_last: 3, average_last: 2}\n"
+        f"           keep_last: 3, average_last: 2, cpu_threads: {THREADS}}}\n"
         "evaluation: {max_length: 12, num_beams: 2, length_penalty: 0.8}\n",
         encoding="utf-8",
     )

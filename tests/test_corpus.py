@@ -1,14 +1,18 @@
 """Several sources in one corpus: what each epoch takes of them, their numbers, tags and sets."""
 
+import logging
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from tokenizers import processors
 
 from hf_vaswani import corpus
 from hf_vaswani.corpus import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
+from hf_vaswani.tokenizer import load_tokenizer
+from hf_vaswani.translation import in_pieces, longest_source
 
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
@@ -214,3 +218,43 @@ def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
     sets = corpus.encode_evaluation_sets(recipe, sources, corpus.make_tokenizer(recipe, sources))
     assert [part.name for part in sets["validation"]] == ["en-de", "en-fr", "en-fr.2"]
     assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]
+
+
+def test_a_stream_that_breaks_off_names_its_file(tmp_path) -> None:
+    """The readers of `datasets` say what is wrong with a file, and not with which."""
+    path = tmp_path / "text.parquet"
+    Dataset.from_dict({"en": [f"text {i}" for i in range(500)], "de": ["b"] * 500}).to_parquet(path)
+    content = bytearray(path.read_bytes())
+    content[100:200] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"text\.parquet cannot be read: OSError"):
+        read_sources(Recipe(data=DataRecipe(train_files=str(path), streaming=True)))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_tokenizer_truncates_to_what_the_model_takes_when_it_is_asked_to(
+    tmp_path, trained, caplog, monkeypatch
+) -> None:
+    files, line = write(tmp_path, "de", 50), " ".join("7919" * 30)
+    (tmp_path / "long.en").write_text(Path(files["en"]).read_text() + line + "\n")
+    (tmp_path / "long.de").write_text(Path(files["de"]).read_text() + line + "\n")
+    files = {language: str(tmp_path / f"long.{language}") for language in files}
+    recipe = Recipe(data=DataRecipe(train_files=files, test_files=files), tokenizer=TokenizerRecipe(vocab_size=280))
+    recipe.model.max_position_embeddings = 100
+    sources = read_sources(recipe)
+    if not trained:
+        make_tokenizer(recipe, sources).save_pretrained(tmp_path / "other")
+        recipe.tokenizer.path, recipe.model.max_position_embeddings = str(tmp_path / "other"), 90
+    make_tokenizer(recipe, sources).save_pretrained(tmp_path / "tokenizer")
+    tokenizer, limit = load_tokenizer(str(tmp_path / "tokenizer")), recipe.model.max_position_embeddings
+    assert tokenizer.model_max_length == limit
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    ids = tokenizer(line, truncation=True)["input_ids"]
+    assert len(ids) == limit and ids[-1] == tokenizer.eos_token_id
+    # The text of a training is not cut, with or without a truncation before, and nobody is warned.
+    (evaluation,) = encode_evaluation_sets(recipe, sources, tokenizer)["test"]
+    assert len(evaluation.encoded[50]["source_ids"]) == 121
+    lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
+    assert lengths.max(axis=0).tolist() == [121, 121]
+    assert len(in_pieces([line], tokenizer, longest_source([], tokenizer))[0]) > 1
+    assert "longer than the specified maximum" not in caplog.text

@@ -1,5 +1,6 @@
 """Every way to name sentence pairs gives the same pairs; every slip gives a sentence with file and line."""
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_a_changed_file_is_not_answered_from_the_cache(tmp_path) -> None:
     assert (len(first["train"]), rows(second["train"])) == (len(PAIRS), [("new", "neu")])
 
 
-@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "csv", "jsonl", "translation.jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["tsv", "tsv.gz", "csv", "jsonl", "translation.jsonl", "lines.json", "list.json", "parquet"]
+)
 def test_one_file_of_columns(tmp_path, kind) -> None:
     path = tmp_path / f"text.{kind}"
     if kind.startswith("tsv"):
@@ -68,8 +71,12 @@ def test_one_file_of_columns(tmp_path, kind) -> None:
     else:
         lines = [{"en": en, "de": de} for en, de in PAIRS]
         lines = [{"translation": line} for line in lines] if kind.startswith("translation") else lines
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        one_by_one = "".join(json.dumps(line) + "\n" for line in lines)
+        path.write_text(json.dumps(lines, indent=2) if kind == "list.json" else one_by_one)
     assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == PAIRS
+    assert [tuple(row.values()) for row in load_pairs("en", "de", train_files=str(path), streaming=True)["train"]] == (
+        PAIRS
+    )
 
 
 def test_columns_by_name_and_by_number(tmp_path) -> None:
@@ -267,6 +274,89 @@ def test_unequal_line_counts_of_a_stream_are_counted_to_the_end(tmp_path) -> Non
     stream = load_pairs("en", "de", train_files=files, streaming=True)["train"]
     with pytest.raises(ValueError, match=rf"text.en has {len(PAIRS)} and \S+text.de has {len(PAIRS) + 2}"):
         list(stream)
+
+
+BROKEN = [
+    ("deep.jsonl", b'{"en": "a", "de": "b"}\n' + b"[" * 1000 + b"]" * 1000, ["deep.jsonl, line 2", "nested"]),
+    ("deep.jsonl", b'{"en": "a", "de": ' + b'{"a":' * 20_000 + b"1" + b"}" * 20_000 + b"}", ["line 1", "nested"]),
+    ("deep.json", b"[" * 20_000 + b"]" * 20_000, ["deep.json", "nested"]),
+    ("number.jsonl", b'{"en": "a", "de": "b", "c": 1' + b"0" * 5000 + b"}", ["number.jsonl, line 1", "4300 digits"]),
+    ("long.jsonl", json.dumps({"en": "a", "de": ["x" * 5000]}).encode(), ["long.jsonl, line 1", "xx ... xx"]),
+    ("wide.tsv", b"\t".join(b"column" for _ in range(2000)), ["wide.tsv", "no column 'en'", "'column', 'col ... "]),
+    ("cut.json", b'[{"en": "a", "de": "b"}, {"en": "a', ["cut.json", "is not JSON", "character 33"]),
+    ("none.json", b'[{"en": "a", "de": "b"}, {"en": null, "de": "b"}]', ["none.json, row 2", "no source text"]),
+    ("half.json", b'[{"en": "\\ud83d", "de": "b"}]', ["half.json, row 1", "half a character"]),
+    ("cut.tsv.gz", gzip.compress(b"en\tde\n" + bytes(range(32, 127)) * 9)[:60], ["cut.tsv.gz", "as gz", "ended"]),
+    ("plain.jsonl.gz", b'{"en": "a", "de": "b"}\n', ["plain.jsonl.gz", "as gz", "Not a gzipped file"]),
+    ("packed.tsv", gzip.compress(b"en\tde\na\tb\n"), ["packed.tsv, line 1", "not UTF-8"]),
+    ("text.parquet", b"en\tde\na\tb\n", ["text.parquet", "parquet"]),
+    ("text.parquet.gz", gzip.compress(b"PAR1"), ["text.parquet.gz", "unpack it"]),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BROKEN, ids=[f"{i}-{case[0]}" for i, case in enumerate(BROKEN)])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_broken_file_is_one_sentence(tmp_path, name, content, words, streaming) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        list(load_pairs("en", "de", train_files=str(tmp_path / name), streaming=streaming)["train"])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert len(str(error.value)) < 400 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["aligned", "tsv", "tsv.gz", "csv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_byte_order_mark_in_front_of_a_text_is_no_text(tmp_path, kind, streaming) -> None:
+    """That of a file, and those which stay in its middle when files are joined; elsewhere U+FEFF is a character."""
+    mark, path = "\ufeff", tmp_path / f"text.{kind}"
+    table = [(f"{mark}a", f"{mark}{mark}b"), ("c", f"{mark}d"), (f"{mark}e{mark}f", f"g{mark}")]
+    if kind == "aligned":
+        data: dict[str, object] = {"train_files": aligned(tmp_path, table)}
+    else:
+        data = {"train_files": str(path)}
+        mapped = [{"en": en, "de": de} for en, de in table]
+        text = {
+            "csv": "en,de\n" + "".join(f"{en},{de}\n" for en, de in table),
+            "jsonl": "".join(json.dumps(row) + "\n" for row in mapped),
+            "json": json.dumps(mapped),
+        }.get(kind, "en\tde\n" + "".join(f"{en}\t{de}\n" for en, de in table))
+        content = (mark + text).encode()
+        path.write_bytes(gzip.compress(content) if kind == "tsv.gz" else content)
+        if kind == "parquet":
+            datasets.Dataset.from_list(mapped).to_parquet(path)
+    pairs = load_pairs("en", "de", **data, streaming=streaming)["train"]
+    found = [(row["source"], row["target"]) for row in pairs]
+    assert found == [("a", "b"), ("c", "d"), (f"e{mark}f", f"g{mark}")]
+
+
+def test_a_field_of_a_csv_file_may_be_long_and_the_process_keeps_its_limit(tmp_path) -> None:
+    path, before = tmp_path / "text.csv", csv.field_size_limit()
+    path.write_text("en,de\n" + "x" * 200_000 + ',"' + "y" * 200_000 + '"\n')
+    assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == [("x" * 200_000, "y" * 200_000)]
+    path.write_text('en,de\na,"b\n' + "x" * 10_000_000)
+    with pytest.raises(ValueError, match=r"text\.csv, line 3, cannot be read as a table: field larger than"):
+        load_pairs("en", "de", train_files=str(path))
+    assert csv.field_size_limit() == before
+
+
+def test_a_folder_is_no_file_of_text(tmp_path) -> None:
+    for files in ({"en": str(tmp_path), "de": str(tmp_path)}, str(tmp_path)):
+        with pytest.raises(ValueError, match="is a folder|of a kind"):
+            load_pairs("en", "de", train_files=files)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b'{"_data_files": 5}'])
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json", "data-00000-of-00001.arrow"])
+def test_a_damaged_dataset_is_named(tmp_path, name, damage) -> None:
+    datasets.Dataset.from_list([{"en": en, "de": de} for en, de in PAIRS]).save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved" / name).write_bytes(damage)
+    try:
+        pairs = load_pairs("en", "de", dataset=str(tmp_path / "saved"), validation_split=None, test_split=None)
+    except (ValueError, OSError) as error:
+        assert str(tmp_path / "saved") in str(error)
+    else:
+        # What `datasets` can do without.
+        assert rows(pairs["train"]) == PAIRS
 
 
 @pytest.mark.real_data

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
 
-from hf_vaswani.encoding import EncodedPairs, encode_pairs, pair_lengths
+from hf_vaswani.encoding import EncodedPairs, encode_pairs, encode_rows, pair_lengths
 from hf_vaswani.tokenizer import train_tokenizer
 
 WORDS = "a b c d e f".split()
@@ -138,3 +138,9 @@ def test_the_cache_knows_tags_numbers_and_the_tokenizers_switch(tmp_path) -> Non
     tokenizer.split_special_tokens = False
     files.append(encode_pairs(pairs, tokenizer).cache_files[0]["filename"])
     assert len(set(files)) == 4
+
+
+def test_half_a_character_in_a_sentence_is_named() -> None:
+    tokenizer = train_tokenizer(["one two"], 270)
+    with pytest.raises(ValueError, match=r"half a character of UTF-16.*'a\\ud800b'"):
+        encode_rows(["one", "a\ud800b"], ["one", "two"], [1, 2], tokenizer)

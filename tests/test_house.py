@@ -34,10 +34,10 @@ ALLOWED: dict[str, set[str]] = {
     "metric": set(),
     "visualization": set(),
     "modeling_vaswani": {"configuration_vaswani", "decoding_vaswani", "generation_vaswani", "pipeline_vaswani"},
-    "data": {"pocket_corpus"},
+    "data": {"pocket_corpus", "recipe"},
     "encoding": set(),
     "interruption": set(),
-    "streaming": {"batching", "encoding"},
+    "streaming": {"batching", "data", "encoding"},
     "corpus": {"batching", "data", "encoding", "recipe", "streaming", "tokenizer"},
     "__init__": TRAVELLING,
 }

@@ -45,6 +45,8 @@ from hf_vaswani.pipeline_vaswani import LOCK
 from hf_vaswani.sentences_vaswani import sentence_spans
 from hf_vaswani.tokenizer import add_language_tags
 
+from .conftest import SEED
+
 # The type hints of pipeline() list the tasks that transformers brings itself.
 pipeline: Any = pipelines.pipeline
 
@@ -104,7 +106,7 @@ def teach_dictionary(model: MarianMTModel) -> None:
     """Trains on sentences of up to five words in any order, each word translated where it stands."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
     position = torch.arange(6)
-    for _ in range(600):
+    for _ in range(6000):
         length = torch.randint(0, 6, (64, 1))
         words = torch.rand(64, len(SOURCE_WORDS)).argsort(dim=1)[:, :6]
         source = torch.where(position < length, words + FIRST_SOURCE, torch.where(position == length, EOS, PAD))
@@ -115,13 +117,14 @@ def teach_dictionary(model: MarianMTModel) -> None:
         optimizer.step()
         if loss.item() < 0.003:
             return
+    raise AssertionError(f"the dictionary is not learned, and its loss is {loss.item()}")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A saved model that knows the dictionary, with strong dropout, and its tokenizer."""
     with torch.random.fork_rng():
-        torch.manual_seed(1)
+        torch.manual_seed(SEED)
         model = build_model()
         teach_dictionary(model)
     model.config.dropout = 0.9
@@ -201,6 +204,7 @@ def test_the_empty_string_is_a_sentence(translator: Any) -> None:
     assert translator("") == translation("")
 
 
+@pytest.mark.portable
 def test_a_list_gives_a_flat_list(translator: Any) -> None:
     assert translator(SENTENCES) == translation(*GERMAN)
     assert translator(["cat"]) == translation("katze")

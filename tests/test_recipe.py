@@ -1,7 +1,10 @@
 """One YAML, one checked Recipe: defaults, overrides, and a sentence for every slip."""
 
-from dataclasses import asdict, fields
+import math
+from collections.abc import Iterator
+from dataclasses import Field, asdict, fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -13,6 +16,7 @@ from hf_vaswani.recipe import (
     SourceRecipe,
     TokenizerRecipe,
     TrainingRecipe,
+    check_ranges,
     load_recipe,
 )
 
@@ -126,6 +130,37 @@ def test_training_is_by_default_the_papers() -> None:
     )
 
 
+def numbers(recipe: Recipe) -> Iterator[tuple[str, Any, Field]]:
+    """Every key that takes a number: its name, the section of this recipe that has it, and its field."""
+    sections = {"": recipe} | {f"{part.name}.": getattr(recipe, part.name) for part in fields(Recipe)}
+    sections |= {f"more_data[{i}].": source for i, source in enumerate(sections.pop("more_data."))}
+    for prefix, section in sections.items():
+        if hasattr(section, "__dataclass_fields__"):
+            hints = get_type_hints(type(section))
+            for part in fields(section):
+                kinds = getattr(hints[part.name], "__args__", (hints[part.name],))
+                if int in kinds or float in kinds:
+                    yield prefix + part.name, section, part
+
+
+def test_every_number_of_a_recipe_has_a_finite_range() -> None:
+    recipe = Recipe(more_data=[SourceRecipe()])
+    check_ranges(recipe)
+    names = []
+    for name, section, part in numbers(recipe):
+        names.append(name)
+        before = getattr(section, part.name)
+        for value in (math.nan, math.inf, -math.inf, 10**400, -(10**400), 1e30, 99999999999999999999):
+            setattr(section, part.name, value)
+            with pytest.raises(ValueError) as error:
+                check_ranges(recipe)
+            assert str(error.value).startswith(f"{name} must be "), value
+            assert len(str(error.value)) < 200
+        setattr(section, part.name, before)
+    check_ranges(recipe)
+    assert {"seed", "data.weight", "more_data[0].weight", "model.d_model", "hub.min_bleu"} < set(names)
+
+
 def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
     text = "training: {schedule: cosine, peak_learning_rate: 0.001, average_best: 9, validate_every: 50}\n"
     training = load_recipe([write(tmp_path, text)]).training
@@ -139,7 +174,7 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
         ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
         ("model: {dropuot: 0.3}\n", ["'model.dropuot'", "'model.dropout'"]),
-        ("training: {max_steps: three}\n", ["training.max_steps", "Expected a int", "three"]),
+        ("training: {max_steps: three}\n", ["training.max_steps", "a whole number", "'three'"]),
         ("training: {max_steps: 0}\n", ["training.max_steps", "0"]),
         ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "below 1", "1.0"]),
         ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
@@ -180,13 +215,40 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("more_data:\n- {streaming: true}\n", ["'more_data.streaming'"]),
         ("more_data:\n- {weight: two}\n", ["more_data", "weight", "two"]),
         ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
+        ("training: {schedule: constant, peak_learning_rate: .inf}\n", ["peak_learning_rate", "at most 10", "inf"]),
+        ("training: {schedule: constant, peak_learning_rate: 1e30}\n", ["peak_learning_rate", "at most 10", "1e+30"]),
+        ("evaluation: {length_penalty: .nan}\n", ["evaluation.length_penalty", "at least -10", "nan"]),
+        ("training: {tokens_per_batch: 99999999999999999999}\n", ["tokens_per_batch", "2,000,000", "99999999999999"]),
+        ("training: {cpu_threads: 100000}\n", ["training.cpu_threads", "at most 1,024", "100000"]),
+        ("training: {mixed_precision: fp8}\n", ["mixed_precision must be 'no', 'bf16', 'fp16' or null", "'fp8'"]),
+        ("training: {trackers: null}\n", ["training.trackers", "[]", "null"]),
+        (f"training: {{weight_decay: 1{400 * '0'}}}\n", ["mine.yaml", "401 digits", "line 1"]),
+        (f"seed: 0x{5000 * 'f'}\n", ["mine.yaml", "5002 digits", "line 1"]),
+        ("data: &a\n  train_files: *a\n", ["mine.yaml", "alias *a", "line 2"]),
+        ("data: &a [x, x]\nmore_data: &b [*a, *a, *a]\n", ["alias *a", "line 2"]),
+        (f"data: {{train_files: {'[' * 5000}{']' * 5000}}}\n", ["mine.yaml", "20 levels", "line 1"]),
+        ("".join(" " * i + "a:\n" for i in range(900)), ["mine.yaml", "20 levels", "line 21"]),
+        (f"more_data: {[5] * 20_000}\n", ["10,000 entries"]),
+        ("seed: !!timestamp x\n", ["mine.yaml", "'!!timestamp'", "line 1"]),
+        ("\nseed: !!int ''\n", ["'!!int'", "line 2"]),
+        ("training: {compile: !!bool maybe}\n", ["'!!bool'", "line 1"]),
+        ("seed: 2001-99-99\n", ["seed", "a whole number", "2001-99-99"]),
+        ("data: " + "x" * 5000, ["'data'", "xxx ... xxx"]),
+        ("tokenizer: {kind: " + "x" * 5000 + "}", ["tokenizer.kind", "'wordpiece'", "xxx ... xxx"]),
+        ("? " + "x" * 5000 + "\n: 1\n", ["no recipe has", "xxx ... xxx"]),
+        (f"more_data: {[5] * 2000}\n", ["'more_data'", "[5, 5"]),
+        ("#" * 2_000_000, ["2,000,000 bytes"]),
+        ("seed: 1\0\n", ["mine.yaml", "YAML", "#x0000"]),
+        ('run_dir: "a\\0b"\n', ["run_dir", "control characters", r"'a\x00b'"]),
+        ("training:\n\tmax_steps: 1\n", ["mine.yaml", "YAML", "line 2"]),
+        ("[a, b]: 1\n", ["mine.yaml", "YAML", "line 1"]),
     ],
 )
 def test_a_slip_in_the_file_is_named(tmp_path, text, words) -> None:
     with pytest.raises(ValueError) as error:
         load_recipe([write(tmp_path, text)])
     assert all(word in str(error.value) for word in words), str(error.value)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
 def test_a_slip_on_the_command_line_is_named(tmp_path) -> None:
@@ -195,6 +257,46 @@ def test_a_slip_on_the_command_line_is_named(tmp_path) -> None:
         load_recipe([path, "--training.max_step", "5"])
     with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
         load_recipe(["nowhere.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--training.max_steps", "!!timestamp x"], ["'!!timestamp'"]),
+        (["--more_data", "[[[["], ["more_data", "Expected a list", "[[[["]),
+        (["--more_data", "[" * 3000], ["20 levels", "[[[ ... [[["]),
+        (["--more_data", "&a [*a]"], ["alias *a"]),
+        (["--training.weight_decay=1" + "0" * 400], ["401 digits", "000 ... 000"]),
+        (["--training.adam_epsilon", "1e400"], ["training.adam_epsilon", "at most 1", "inf"]),
+        (["--training.mixed_precision", "fp8"], ["training.mixed_precision", "'bf16', 'fp16' or null", "'fp8'"]),
+        (["--training", "{max_steps: &a [*a]}"], ["alias *a"]),
+        (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys singly"]),
+        (["--recipe", str(ROOT)], ["a folder"]),
+        (["--run_dir", "\udcff"], ["run_dir", r"'\udcff'"]),
+    ],
+)
+def test_an_odd_value_on_the_command_line_is_named(tmp_path, arguments, words) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write(tmp_path, "seed: 1\n"), *arguments])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_a_recipe_is_a_file_of_utf_8(tmp_path) -> None:
+    for path, words in ((tmp_path, "a folder"), ("/dev/null", "not a regular file")):
+        with pytest.raises(ValueError, match=words):
+            load_recipe([str(path)])
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("seed: 1\n".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"mine\.yaml' is not UTF-8"):
+        load_recipe([str(path)])
+    path.write_bytes("seed: 5\n".encode("utf-8-sig"))
+    assert load_recipe([str(path)]).seed == 5
+
+
+def test_an_alias_may_stand_for_the_files_of_two_splits(tmp_path) -> None:
+    recipe = load_recipe([write(tmp_path, "data: {train_files: &files {en: a, de: b}, test_files: *files}\n")])
+    assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
 
 
 def test_help_lists_every_key_with_type_and_default(capsys) -> None:

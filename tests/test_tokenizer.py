@@ -200,6 +200,29 @@ def test_every_kind_is_deterministic() -> None:
         assert train_tokenizer(text, 300, kind).backend_tokenizer.to_str() == there, kind
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_another_vocabulary_learned_by_transformers_decodes_to_the_same_text(kind, loaded, tmp_path) -> None:
+    tokenizer = train_tokenizer(TEXT, 400, kind)
+    if loaded:
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prefix = {"continuing_subword_prefix": ""} if kind == "wordpiece" else {}
+    other = tokenizer.train_new_from_iterator(TEXT, 400, show_progress=False, **prefix)
+    for sentence in TEXT[:5]:
+        ids = other(sentence)["input_ids"]
+        assert ids[-1] == other.eos_token_id and other.unk_token_id not in ids
+        assert other.decode(ids, skip_special_tokens=True) == " ".join(sentence.split())
+    # What it cannot spell does not get lost.
+    assert (other.unk_token_id in other("木")["input_ids"]) == (kind != "bpe")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
+def test_half_a_character_is_no_text_to_learn_from(kind) -> None:
+    with pytest.raises(ValueError, match=r"half a character of UTF-16.*a\\ud800b"):
+        train_tokenizer([*TEXT, "a\ud800b"], 400, kind)
+
+
 def test_a_vocabulary_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size 259 .*260"):
         train_tokenizer(TEXT, 259)
