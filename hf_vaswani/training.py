@@ -141,8 +141,8 @@ def _in_company() -> Iterator[None]:
         if not re.search(r"gloo|NCCL|Connection (closed|reset) by peer|Broken pipe", str(error)):
             raise
         raise OSError(
-            f"Another process of this training has ended, or cannot be reached: {str(error).splitlines()[0]} Its own "
-            "message says why. The same command again goes on from the last checkpoint."
+            "Another process of this training has ended, or cannot be reached; its own message says why. The same "
+            f"command again goes on from the last checkpoint. ({str(error).splitlines()[0].split('. ')[0]})"
         ) from error
 
 
