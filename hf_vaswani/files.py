@@ -145,6 +145,31 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
     return None
 
 
+def check_weights(folder: Path) -> None:
+    """
+    Compares `model.safetensors` with the digest that its training has noted: in `progress.json` of a checkpoint, or in
+    the `test.json` beside the `model` of a run. Of any other model nothing is known.
+
+    Args:
+        folder (`Path`): what `from_pretrained` is about to load.
+
+    Raises:
+        ValueError: the weights are not those that were written, or the record of a checkpoint is damaged.
+    """
+    weights = "model.safetensors"
+    digests: dict[str, str] = {}
+    if (folder / "progress.json").is_file():
+        noted = read_sealed(folder / "progress.json")
+        digests = noted.get("files", {}) | noted.get("state", {})
+    elif folder.name == "model" and (folder.parent / "test.json").is_file():
+        # A result that is damaged says nothing of the weights, and the training's command makes it again.
+        with suppress(ValueError):
+            digests = read_sealed(folder.parent / "test.json").get("files", {})
+    damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
+    if damage is not None:
+        raise ValueError(f"{damage}.")
+
+
 SEAL = "digest"
 
 

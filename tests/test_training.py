@@ -884,6 +884,18 @@ def test_a_damaged_checkpoint_is_not_averaged_at_the_end(half_run, run, capsys) 
     assert not (run / "model").exists() and not (run / "test.json").exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoint-8", "model"])
+def test_weights_that_are_not_those_of_the_run_do_not_translate(tiny_run, tmp_path, capsys, name) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    (tmp_path / "in.txt").write_text("one two\n")
+    command = ["translate", "--model", str(run / name), str(tmp_path / "in.txt")]
+    assert main(command) == 0
+    flip(run / name / "model.safetensors")
+    assert main(command) == 2
+    assert f"{run / name / 'model.safetensors'} was changed or damaged" in capsys.readouterr().err
+
+
 def test_a_recipe_that_was_changed_averages_nothing(run, tmp_path, capsys) -> None:
     """Another `save_every` would leave checkpoints out."""
     path = run / "recipe.yaml"
