@@ -292,6 +292,8 @@ def test_a_child_of_a_pool_is_ended_without_a_word() -> None:
         "with module['stopped_by_sigterm']():\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
         "    child.start()\n"
+        # Python forgets signals that come while it forks.
+        "    time.sleep(2)\n"
         "    child.terminate()\n"
         "    child.join(30)\n"
         "print(child.exitcode)\n"
