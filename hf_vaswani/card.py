@@ -1,8 +1,6 @@
 """The card of a model: rendered from what its run wrote down. What nobody wrote down is left out."""
 
-import contextlib
 import html
-import json
 import logging
 import math
 import shlex
@@ -16,7 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from safetensors import safe_open
 
 from .checkpoints import CURVE, ENVIRONMENT, RECIPE, VALIDATIONS, WEIGHTS
-from .files import read_json
+from .files import read_json, read_json_lines
 from .recipe import Files, Recipe, SourceRecipe, load_recipe
 from .scoring import METRICS
 
@@ -50,10 +48,8 @@ def card_files(
     except ImportError as error:
         logger.warning(f"The model card has no curve. {error}")
     else:
-        training, validations = (
-            _read_lines(run_dir / CURVE, scored["step"]),
-            _read_lines(run_dir / VALIDATIONS, scored["step"]),
-        )
+        training = _curve(run_dir / CURVE, scored["step"], "loss")
+        validations = _curve(run_dir / VALIDATIONS, scored["step"], "loss", "bleu")
         if training or validations:
             files[PICTURE] = curve_picture(training, validations)
     card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
@@ -86,7 +82,7 @@ def render_card(
         ValueError: a file of the run cannot be read.
     """
     recipe = load_recipe([str(run_dir / RECIPE)])
-    environment = read_json(run_dir / ENVIRONMENT)
+    environment = read_environment(run_dir)
     is_test = "averaged" in scored
     split = "test" if is_test else "validation"
     on_hub = _datasets_on_the_hub(recipe, environment)
@@ -123,6 +119,39 @@ def render_card(
         settings=_settings(recipe, on_hub).replace("```", "'''"),
         languages=directions,
     )
+
+
+# What must be in `environment.json`, and what may be, of which type.
+KINDS: dict[str, Any] = {
+    "python": str,
+    "packages": dict,
+    "processes": int,
+    "cpu_threads": int,
+    "mixed_precision": str,
+    "seed": int,
+    "command": list,
+}
+OPTIONAL_KINDS: dict[str, Any] = {"cpu": str, "gpu": str, "gpu_watts": (int, float), "git_revision": str, "data": list}
+
+
+def read_environment(run_dir: Path) -> dict[str, Any]:
+    """
+    Reads the `environment.json` of a run.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    path = run_dir / ENVIRONMENT
+    environment = read_json(path)
+    for key, kind in (KINDS | OPTIONAL_KINDS).items():
+        value = environment.get(key)
+        if not isinstance(value, kind) and (key in KINDS or value is not None):
+            raise ValueError(f"{path} is damaged: {key} is {str(value)[:80]!r}.")
+    for noted in environment.get("data") or []:
+        pairs = noted.get("pairs") if isinstance(noted, dict) else None
+        if not isinstance(pairs, dict) or not all(type(count) is int for count in pairs.values()):
+            raise ValueError(f"{path} is damaged: data has {str(noted)[:80]!r}.")
+    return environment
 
 
 def _metadata(
@@ -202,7 +231,7 @@ def _search(recipe: Recipe, is_test: bool) -> str:
 def _datasets_on_the_hub(recipe: Recipe, environment: dict[str, Any]) -> set[str]:
     """Those that were no folders when the run began. Of a run that did not note it, none is said to be."""
     found = zip([recipe.data, *recipe.more_data], environment.get("data", []), strict=False)
-    names = {part.dataset for part, noted in found if not noted["dataset_is_local"]}
+    names = {part.dataset for part, noted in found if not noted.get("dataset_is_local", True)}
     return {name for name in names if name not in (None, "pocket")}
 
 
@@ -224,8 +253,8 @@ def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
 
 def _texts(sources: list[SourceRecipe], environment: dict[str, Any], on_hub: set[str]) -> Iterator[str]:
     """A line for each source: its texts, their pairs, the licence."""
-    notes = environment.get("data") or [{"pairs": {}}] * len(sources)
-    for part, noted in zip(sources, notes, strict=True):
+    notes = [*(environment.get("data") or []), *[{"pairs": {}}] * len(sources)]
+    for part, noted in zip(sources, notes, strict=False):
         texts, pairs = [], noted["pairs"]
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
             if name := _text(part, split, on_hub):
@@ -303,7 +332,7 @@ def _energy(environment: dict[str, Any], seconds: float) -> str | None:
 
 def _command(environment: dict[str, Any], on_hub: set[str]) -> str:
     """The command of the training, a line for each option."""
-    program, *arguments = environment["command"]
+    program, *arguments = map(str, environment["command"] or ["hf-vaswani"])
     name = Path(program).name
     words = [{"cli.py": "hf-vaswani"}.get(name, f"python {name}" if name.endswith(".py") else name)]
     # What stands by itself is the recipe's file.
@@ -379,10 +408,14 @@ def _cell(text: str) -> str:
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
-def _read_lines(path: Path, last: int) -> list[dict[str, Any]]:
-    """Lines of JSON up to an update. The training may be writing one, so that it is not whole."""
-    found = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return [line for line in found if line["step"] <= last]
+def _curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
+    """Points up to an update. The training may be writing one, so that it is not whole; what is no number has none."""
+    lines, _ = read_json_lines(path)
+    numbers = [(line, [line.get(name, "") for name in names]) for line in lines if line["step"] <= last]
+    # A loss that is not finite is written as null; there is no BLEU of that kind.
+    optional = [type(None) if name == "loss" else float for name in names]
+    return [
+        line
+        for line, values in numbers
+        if all(type(value) in (int, float, kind) for value, kind in zip(values, optional, strict=True))
+    ]

@@ -127,12 +127,10 @@ def _train(arguments: list[str]) -> None:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from .checkpoints import MODEL, RECIPE
-    from .recipe import check_branch, check_repo_id, load_recipe
+    from .checkpoints import MODEL, read_recipe
+    from .recipe import check_branch, check_repo_id
 
-    if not (options.run_dir / RECIPE).is_file():
-        raise ValueError(f"{options.run_dir} is not the folder of a run, because it has no {RECIPE}.")
-    hub = load_recipe([str(options.run_dir / RECIPE)]).hub
+    hub = read_recipe(options.run_dir).hub
     for key in ("repo_id", "min_bleu", "private", "revision"):
         if getattr(options, key) is not None:
             setattr(hub, key, getattr(options, key))
@@ -171,8 +169,7 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _average(options: argparse.Namespace) -> None:
-    from .checkpoints import RECIPE, checkpoints_to_average, save_average
-    from .recipe import load_recipe
+    from .checkpoints import RECIPE, checkpoints_to_average, read_recipe, save_average
 
     folders = [Path(name) for name in options.folders]
     for folder in folders:
@@ -182,7 +179,7 @@ def _average(options: argparse.Namespace) -> None:
     if counts:
         if len(counts) > 1 or counts[0] < 1 or len(folders) > 1:
             raise ValueError("Of one run, give --last N or --best N, N being 1 or more.")
-        training = load_recipe([str(folders[0] / RECIPE)]).training
+        training = read_recipe(folders[0]).training
         best_by = options.by or training.best_by
         found = checkpoints_to_average(folders[0], training.save_every, options.last, options.best, best_by)
         if len(found) < counts[0]:

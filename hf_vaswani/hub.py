@@ -20,8 +20,9 @@ from .checkpoints import (
     PROGRESS,
     RESULT,
     WEIGHTS,
+    known_validations,
     read_progress,
-    read_validations,
+    read_result,
 )
 from .files import digest, temporary_name
 from .recipe import HubRecipe
@@ -59,17 +60,17 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         raise ValueError(f"There is no {folder}.")
     if folder.name.startswith("checkpoint-"):
         progress = read_progress(folder)
-        lines = [line for line in read_validations(run_dir) if line["step"] == progress["step"]]
+        lines = [line for line in known_validations(run_dir) if line["step"] == progress["step"]]
         if not lines:
             raise ValueError(f"{folder} has no BLEU, because it was not validated: it is not published.")
         return lines[-1] | {key: progress[key] for key in ("seconds", "files")}
     path = run_dir / RESULT
+    if not path.is_file():
+        raise ValueError(f"{run_dir} has no result: it is not the folder of a run, or its training is not over.")
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{run_dir} has no result: it is not the folder of a run, or its training is not over."
-        ) from error
+        result = read_result(run_dir)
+    except ValueError as error:
+        raise ValueError(f"{error} The command of the training makes it again from the checkpoints.") from error
     if "bleu" not in result:
         raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
     if "files" not in result:

@@ -1,6 +1,7 @@
 """Signals that ask a training to stop, and the lock that keeps a second one out of its folder."""
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -23,11 +24,24 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what happens here as Ctrl-C does, so that what is half written is removed."""
+def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
+    """
+    SIGTERM ends what happens here as Ctrl-C does, so that what is half written is removed.
+
+    Args:
+        text (`str`): what the [`Interrupted`] then says.
+    """
+    process = os.getpid()
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise Interrupted("stopped.", 128 + number)
+        if os.getpid() != process:
+            # A child that was forked from here, which a pool ends by this signal.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        # Launchers send it more than once; what is half written is being removed by now.
+        signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(text, 128 + number)
 
     # Only the main thread may ask for signals.
     if threading.current_thread() is not threading.main_thread():
@@ -50,17 +64,22 @@ def only_one(folder: Path) -> Iterator[None]:
 
     Raises:
         ValueError: another process is training there.
+        OSError: nothing can be written there.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside the folder, which is not made before the text is known to be readable.
     path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
     lock = FileLock(path)
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # filelock takes a place where it may not write for one where somebody holds the lock.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
         lock.acquire(timeout=0)
     except Timeout as error:
         raise ValueError(
             f"{folder} is being trained by another process; name another --run_dir. (If there is none, delete {path}.)"
         ) from error
+    except OSError as error:
+        raise OSError(f"The folder {folder} cannot be written to; name another --run_dir: {error}") from error
     try:
         yield
     finally:

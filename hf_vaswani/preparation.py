@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.distributed import distributed_c10d
 from transformers import PreTrainedTokenizerBase
 
 from .batching import Updates
+from .card import read_environment
 from .checkpoints import ENVIRONMENT, RECIPE
 from .configuration_vaswani import VaswaniConfig
 from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
@@ -44,6 +46,11 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# How long processes wait for each other: at the start; and while one of them reads a large text, learns its vocabulary
+# and makes the ids.
+MEETING = timedelta(minutes=10)
+WORK = timedelta(hours=12)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
@@ -94,15 +101,15 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     if precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
     trackers = recipe.training.trackers
-    accelerator = Accelerator(
+    accelerator = _meet(
+        launched,
         cpu=on_cpu,
         mixed_precision=recipe.training.mixed_precision,
         log_with=trackers or None,
         # One graph for all lengths: compiled for each of them, it would never stop compiling.
         dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
         project_config=ProjectConfiguration(project_dir=recipe.run_dir),
-        # The others wait while one process reads a large text, learns its vocabulary and makes the ids.
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=MEETING)],
         step_scheduler_with_optimizer=False,
     )
     if accelerator.num_processes != launched:
@@ -123,6 +130,26 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         torch.set_num_threads(recipe.training.cpu_threads or share)
         keep_freed_memory()
+    return accelerator
+
+
+def _meet(launched: int, **settings: Any) -> Accelerator:
+    """Builds the accelerator. A process that never comes is waited for less long than one that works."""
+    if launched == 1:
+        return Accelerator(**settings)
+    try:
+        accelerator = Accelerator(**settings)
+        accelerator.wait_for_everyone()
+    # gloo has no error class of its own.
+    except RuntimeError as error:
+        if not re.search(r"[Tt]ime[d ]*out|[Cc]onnect|store|rendezvous", str(error)):
+            raise
+        raise OSError(
+            f"The {launched} processes of this training did not all meet within {MEETING.seconds // 60} minutes: "
+            f"{str(error).splitlines()[0]} Start all of them again."
+        ) from error
+    distributed_c10d._set_pg_timeout(WORK)
+    distributed_c10d._get_default_store().set_timeout(WORK)
     return accelerator
 
 
@@ -206,7 +233,11 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None:
         by_the_first(accelerator, _write_tokenizer, recipe, sources, folder)
-    tokenizer = load_tokenizer(str(folder))
+        tokenizer = load_tokenizer(str(folder))
+    else:
+        # The checkpoint's own has digests, which were compared; the one beside it is there for people to use.
+        tokenizer = load_tokenizer(str(checkpoint))
+        by_the_first(accelerator, _save_tokenizer, tokenizer, folder)
     # Ids come from the cache once one process has made them.
     with accelerator.local_main_process_first():
         updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
@@ -254,18 +285,47 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
-    tokenizer = make_tokenizer(recipe, sources)
+    _save_tokenizer(make_tokenizer(recipe, sources), folder)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     with written_whole(folder) as temporary:
         tokenizer.save_pretrained(temporary)
 
 
 def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Source], checkpoint: Path | None) -> None:
-    """What somebody needs to repeat the run: the whole recipe; versions, machine, command, revision of the code."""
+    """The whole recipe; versions, machine, command and revision of the code, unless an earlier start noted them."""
     run_dir = Path(recipe.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"The folder {run_dir} cannot be made: {error}") from error
     write_text(run_dir / RECIPE, recipe.as_yaml())
-    if checkpoint is not None:
-        return
+    if checkpoint is None or not _has_environment(run_dir):
+        write_environment(recipe, accelerator, sources)
+
+
+def _has_environment(run_dir: Path) -> bool:
+    try:
+        read_environment(run_dir)
+    except ValueError as error:
+        logger.warning(f"{error} It is written anew, and describes the machine of this process")
+        return False
+    return True
+
+
+def write_environment(recipe: Recipe, accelerator: Accelerator, sources: list[Source]) -> None:
+    """
+    Writes `environment.json`.
+
+    Args:
+        recipe ([`Recipe`]): names the run's folder.
+        accelerator ([`Accelerator`]): the processes.
+        sources (`list[Source]`): the text; empty where it was not read.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
     # Of this package's own repository: an installed one may lie inside somebody else's.
     root, revision = Path(__file__).parent.parent, ""
     if (root / ".git").exists() and shutil.which("git"):
@@ -293,7 +353,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
             for source in sources
         ],
     }
-    write_text(run_dir / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
 
 
 def _hardware(accelerator: Accelerator) -> dict[str, Any]:

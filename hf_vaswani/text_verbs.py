@@ -174,6 +174,7 @@ def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, 
 
 def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
     """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
+    from .files import check_weights
     from .tokenizer import find_language_tag, language_tags, load_tokenizer
 
     for name in names:
@@ -184,6 +185,7 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
             raise ValueError(
                 f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
             )
+        check_weights(folder)
     tokenizer = load_tokenizer(names[0])
     for name in names[1:]:
         if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():

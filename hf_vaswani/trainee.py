@@ -6,13 +6,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -20,16 +17,18 @@ from .checkpoints import (
     EMA_WEIGHTS,
     PROGRESS,
     WEIGHTS,
-    digests,
+    checkpoint_digests,
     forget_after,
     load_weights,
     read_progress,
+    read_validations,
     remove_old_checkpoints,
+    unchangeable,
 )
-from .files import written_whole
+from .files import sealed, written_whole
 from .modeling_vaswani import VaswaniForConditionalGeneration
 from .optimization import build_optimizer, build_schedule
-from .preparation import Run, build_model
+from .preparation import Run, build_model, by_the_first
 from .sharding import shard_what_is_tied, whole_weights
 
 try:
@@ -118,11 +117,14 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
     if training.ema_decay is not None:
         ema = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
     trainee = Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
+    noted = None
     if checkpoint is not None:
-        _load_checkpoint(run, trainee, checkpoint)
-    if accelerator.is_main_process:
-        forget_after(run.folder, trainee.step, training)
-    accelerator.wait_for_everyone()
+        progress = by_the_first(accelerator, read_progress, checkpoint)
+        _load_checkpoint(run, trainee, checkpoint, progress)
+        noted = progress["validations"]
+    by_the_first(accelerator, forget_after, run.folder, trainee.step, training, noted)
+    if checkpoint is not None:
+        by_the_first(accelerator, _tidy, run)
     return trainee
 
 
@@ -156,21 +158,32 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
             trainee.bare.config.save_pretrained(temporary)
             trainee.bare.generation_config.save_pretrained(temporary)
             run.tokenizer.save_pretrained(temporary)
-            progress = {
-                "step": trainee.step,
-                "position": trainee.position,
-                "data": run.fingerprint,
-                "launch": _launch(run),
-                "nonfinite": trainee.nonfinite,
-                "seconds": round(trainee.seconds, 1),
-                "files": digests(temporary),
-            }
-            (temporary / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
+        # The digests are of what all processes have written.
         accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        _tidy(run)
+        if accelerator.is_main_process:
+            (temporary / PROGRESS).write_text(json.dumps(_record(run, trainee, temporary)), encoding="utf-8")
+    by_the_first(accelerator, _tidy, run)
     # Nobody goes on to read a folder that the first process has not renamed yet.
     accelerator.wait_for_everyone()
+
+
+def _record(run: Run, trainee: Trainee, folder: Path) -> dict[str, Any]:
+    """All that `read_progress` reads, with the digests of what the checkpoint has so far, which is everything else."""
+    files, state = checkpoint_digests(folder)
+    return sealed(
+        {
+            "step": trainee.step,
+            "position": trainee.position,
+            "data": run.fingerprint,
+            "launch": _launch(run),
+            "nonfinite": trainee.nonfinite,
+            "seconds": round(trainee.seconds, 1),
+            "files": files,
+            "state": state,
+            "recipe": unchangeable(run.recipe),
+            "validations": read_validations(run.folder),
+        }
+    )
 
 
 def _tidy(run: Run) -> None:
@@ -189,9 +202,9 @@ def _launch(run: Run) -> dict[str, Any]:
     }
 
 
-def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
+def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path, progress: dict[str, Any]) -> None:
     """Everything as it was, and the position in the data, which must be the data of then."""
-    progress, data, launch = read_progress(checkpoint), run.fingerprint, _launch(run)
+    data, launch = run.fingerprint, _launch(run)
     if progress["data"] != data:
         different = [key for key in data if progress["data"].get(key) != data[key]] or list(progress["data"])
         then, now = ({key: text.get(key) for key in different} for text in (progress["data"], data))
@@ -210,7 +223,8 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
         # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
         load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
         run.accelerator.load_state(str(checkpoint))
-    except (OSError, RuntimeError, EOFError, SafetensorError, UnpicklingError, CheckpointException) as error:
+    # Without digests, as an earlier version wrote it, a damaged pickle may raise anything.
+    except Exception as error:
         raise ValueError(
             f"{checkpoint} could not be loaded: {error}. If it was damaged, delete it to go on from the one before."
         ) from error
@@ -219,5 +233,3 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path) -> None:
         trainee.ema.n_averaged.fill_(progress["step"])
     trainee.step, trainee.position, trainee.nonfinite = (progress[key] for key in ("step", "position", "nonfinite"))
     trainee.seconds_before = progress["seconds"]
-    if run.accelerator.is_main_process:
-        _tidy(run)

@@ -3,8 +3,10 @@
 import json
 import logging
 import math
+import re
 import time
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,26 +16,31 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from .batching import Batch
-from .card import card_files
+from .card import PICTURE, card_files, read_environment
 from .checkpoints import (
     CURVE,
+    ENVIRONMENT,
     MODEL,
     NONFINITE,
+    RECIPE,
     RESULT,
     average_checkpoints,
+    check_checkpoint,
     checkpoint_to_resume,
     checkpoints_to_average,
     digests,
     has_stalled,
     list_checkpoints,
+    read_recipe,
+    read_result,
     read_validations,
 )
 from .configuration_vaswani import VaswaniConfig
-from .files import write_text, written_whole
+from .files import append_line, digest, find_damage, sealed, write_bytes, write_text, written_whole
 from .hub import Publisher
-from .interruption import Interrupted, Interruption, only_one
+from .interruption import Interrupted, Interruption, only_one, stopped_by_sigterm
 from .modeling_vaswani import VaswaniForConditionalGeneration
-from .preparation import Run, build_accelerator, by_the_first, prepare
+from .preparation import Run, build_accelerator, by_the_first, prepare, write_environment
 from .recipe import Recipe, TrainingRecipe
 from .scoring import score
 from .trainee import Trainee, build_trainee, save_checkpoint
@@ -76,11 +83,19 @@ def train(recipe: Recipe) -> dict[str, Any]:
     VaswaniConfig(**asdict(recipe.model))
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
     checkpoint_to_resume(recipe)
-    accelerator = build_accelerator(recipe)
-    result = by_the_first(accelerator, _result_if_complete, recipe)
-    if result is not None:
-        logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
-        return result
+    text = f"stopped. What {recipe.run_dir} has is whole; the same command again goes on with it."
+    with stopped_by_sigterm(text), _in_company():
+        accelerator = build_accelerator(recipe)
+        result = by_the_first(accelerator, _result_if_complete, recipe)
+        if result is not None:
+            by_the_first(accelerator, _complete, recipe, accelerator, result)
+            logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
+            return result
+        return _train_to_the_end(recipe, accelerator, text)
+
+
+def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> dict[str, Any]:
+    """Everything from the data to the model; `text` says what a signal outside of the updates leaves behind."""
     with ExitStack() as stack:
         by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
         # Looked up again, now that nobody else writes there.
@@ -106,11 +121,29 @@ def train(recipe: Recipe) -> dict[str, Any]:
                     f"A process of training.data_workers ended, perhaps for want of memory: {error} The same command "
                     "again goes on from the last checkpoint."
                 ) from error
+        if interruption.signal is not None:
+            # It came after the last update had asked for it.
+            raise Interrupted(text, 128 + interruption.signal)
         result = _finish(run, trainee.whole or trainee.bare, trainee.step, trainee.seconds)
         _end(accelerator)
         if publisher is not None:
             publisher.wait()
     return result
+
+
+@contextmanager
+def _in_company() -> Iterator[None]:
+    """One sentence where another process of the training has ended, and this one waited for it."""
+    try:
+        yield
+    # gloo has no error class of its own.
+    except RuntimeError as error:
+        if not re.search(r"gloo|NCCL|Connection (closed|reset) by peer|Broken pipe", str(error)):
+            raise
+        raise OSError(
+            "Another process of this training has ended, or cannot be reached; its own message says why. The same "
+            f"command again goes on from the last checkpoint. ({str(error).splitlines()[0].split('. ')[0]})"
+        ) from error
 
 
 def _end(accelerator: Accelerator) -> None:
@@ -123,11 +156,15 @@ def _end(accelerator: Accelerator) -> None:
 
 
 def _checkpoint_to_go_on_from(recipe: Recipe) -> Path | None:
+    """The newest checkpoint, once every file of it was compared with its digest."""
     checkpoint, run_dir = checkpoint_to_resume(recipe), Path(recipe.run_dir)
-    if checkpoint is None and (run_dir / RESULT).is_file():
+    if checkpoint is not None:
+        check_checkpoint(checkpoint)
+    elif (run_dir / RESULT).is_file():
+        damage = _damage_of_the_result(run_dir)
+        what = f"{damage}, and there is" if damage else f"{run_dir} has the result of a training, but"
         raise ValueError(
-            f"{run_dir} has the result of a training, but no checkpoint to go on from; delete the folder to train "
-            "anew, or name another --run_dir."
+            f"{what} no checkpoint to go on from; delete the folder to train anew, or name another --run_dir."
         )
     return checkpoint
 
@@ -240,8 +277,7 @@ def _log(run: Run, step: int, update: _Update, rate: float, speed: float) -> Non
     run.accelerator.log(values | {"target_tokens_per_second": speed}, step=step)
     if run.accelerator.is_main_process:
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        with open(run.folder / CURVE, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **finite}) + "\n")
+        append_line(run.folder / CURVE, json.dumps({"step": step, **finite}))
 
 
 def _note_nonfinite(run: Run, trainee: Trainee, update: _Update, rate: float, numbers: list[torch.Tensor]) -> None:
@@ -251,8 +287,7 @@ def _note_nonfinite(run: Run, trainee: Trainee, update: _Update, rate: float, nu
     line = {"step": trainee.step, "loss": str(update.loss), "gradient_norm": str(update.gradient_norm)}
     path = run.folder / NONFINITE
     if run.accelerator.is_main_process:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"learning_rate": rate, "pairs": pairs}) + "\n")
+        append_line(path, json.dumps(line | {"learning_rate": rate, "pairs": pairs}))
     some = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
     what = f"update {trainee.step}: loss {update.loss}, gradient norm {update.gradient_norm}, learning rate {rate:.3g}"
     logger.warning(f"Left out {what}, pairs {some}")
@@ -330,22 +365,35 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
         for pairs in run.sets["test"]:
             rows = zip(pairs.source, translations[pairs.name], pairs.target, strict=True)
             result["samples"] += [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]
-    if run.accelerator.is_main_process:
-        # What stands there is the result of the model that goes now.
-        (run.folder / RESULT).unlink(missing_ok=True)
-        with written_whole(run.folder / MODEL) as folder:
-            model.save_pretrained(folder)
-            run.tokenizer.save_pretrained(folder)
-        for name, lines in translations.items():
-            file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
-            write_text(run.folder / file, "".join(line + "\n" for line in lines))
-        result["files"] = digests(run.folder / MODEL)
-        write_text(run.folder / RESULT, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-        hub = run.recipe.hub
-        for name, content in card_files(run.folder, run.folder / MODEL, result, hub.repo_id, hub.revision).items():
-            (run.folder / MODEL / name).write_bytes(content)
+    result = by_the_first(run.accelerator, _write_result, run, model, result, translations)
     run.accelerator.wait_for_everyone()
     return result
+
+
+def _write_result(
+    run: Run, model: VaswaniForConditionalGeneration, result: dict[str, Any], translations: dict[str, list[str]]
+) -> dict[str, Any]:
+    """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
+    # What stands there is the result of the model that goes now.
+    (run.folder / RESULT).unlink(missing_ok=True)
+    with written_whole(run.folder / MODEL) as folder:
+        model.save_pretrained(folder)
+        run.tokenizer.save_pretrained(folder)
+    result |= {"files": digests(run.folder / MODEL), "translations": {}}
+    for name, lines in translations.items():
+        file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
+        write_text(run.folder / file, "".join(line + "\n" for line in lines))
+        result["translations"][file] = digest(run.folder / file)
+    write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
+    _write_card(run.recipe, result)
+    return result
+
+
+def _write_card(recipe: Recipe, result: dict[str, Any]) -> None:
+    run_dir = Path(recipe.run_dir)
+    # The picture comes first, so that the card, once it is there, has it.
+    for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
+        write_bytes(run_dir / MODEL / name, content)
 
 
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
@@ -356,16 +404,56 @@ def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
 
 
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
-    """What `test.json` says, if nothing is left to train, to average or to score."""
+    """What `test.json` says, if nothing is left to train, to average or to score, and nothing of it is damaged."""
     folder = Path(recipe.run_dir)
+    if not (folder / RESULT).is_file():
+        return None
+    damage = _damage_of_the_result(folder)
     try:
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result = read_result(folder)
         # Some of them may have been deleted meanwhile, or all.
         averaged = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
         complete = (not list_checkpoints(folder) or result["averaged"] == averaged) and (
             result["step"] >= recipe.training.max_steps or _has_stalled(recipe, result["step"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    # Whoever goes on from the checkpoints will hear of it.
+    except (OSError, ValueError):
+        complete = False
+    if damage is not None and list_checkpoints(folder):
+        logger.warning(f"{damage}: it is made again from the checkpoints")
     # The run's folder may have got another name since.
-    return result | {"model": str(folder / MODEL)} if complete and (folder / MODEL).is_dir() else None
+    return result | {"model": str(folder / MODEL)} if complete and damage is None else None
+
+
+def _damage_of_the_result(folder: Path) -> str | None:
+    """What is wrong with model, translations or `test.json`, as the beginning of a sentence."""
+    try:
+        result = read_result(folder)
+    except (OSError, ValueError) as error:
+        return str(error).rstrip(".")
+    if not (folder / MODEL).is_dir():
+        return f"{folder / MODEL} is missing"
+    # Earlier versions noted the digests of the model alone, or none.
+    return find_damage(folder / MODEL, result.get("files", {})) or find_damage(folder, result.get("translations", {}))
+
+
+def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) -> None:
+    """Writes what a finished run lacks beside its model: it was killed before that, or somebody has deleted it."""
+    run_dir = Path(recipe.run_dir)
+    card, picture = run_dir / MODEL / "README.md", run_dir / MODEL / PICTURE
+    tasks: dict[Path, Callable[[], None]] = {}
+    try:
+        read_recipe(run_dir)
+    except ValueError:
+        tasks[run_dir / RECIPE] = lambda: write_text(run_dir / RECIPE, recipe.as_yaml())
+    try:
+        read_environment(run_dir)
+    except ValueError:
+        tasks[run_dir / ENVIRONMENT] = lambda: write_environment(recipe, accelerator, [])
+    if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
+        tasks[card] = lambda: _write_card(recipe, result)
+    if tasks:
+        logger.warning(f"Missing or damaged, and written again: {', '.join(map(str, tasks))}")
+        with only_one(run_dir):
+            for task in tasks.values():
+                task()

@@ -11,13 +11,14 @@ from safetensors.torch import save_file
 
 from hf_vaswani.checkpoints import (
     average_checkpoints,
+    checkpoint_digests,
     checkpoint_to_resume,
     checkpoints_to_average,
     forget_after,
     list_checkpoints,
     remove_old_checkpoints,
 )
-from hf_vaswani.files import temporary_name
+from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import Recipe, TrainingRecipe
 
 
@@ -26,8 +27,16 @@ def checkpoint(run: Path, step: int, complete: bool = True) -> Path:
     folder.mkdir(parents=True)
     save_file({"w": torch.full((2,), float(step))}, folder / "model.safetensors")
     if complete:
-        (folder / "progress.json").write_text(json.dumps({"step": step}))
+        seal(folder, step)
     return folder
+
+
+def seal(folder: Path, step: int, **more: Any) -> None:
+    """Writes the record of a checkpoint, with the digests of what it has now."""
+    (folder / "progress.json").unlink(missing_ok=True)
+    files, state = checkpoint_digests(folder)
+    record = {"step": step, "position": {}, "data": {}, "launch": {}, "nonfinite": 0, "seconds": 1.0, "files": files}
+    (folder / "progress.json").write_text(json.dumps(sealed(record | {"state": state} | more)))
 
 
 def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> None:
@@ -89,9 +98,11 @@ def test_the_average_is_the_mean(tmp_path) -> None:
 def test_what_cannot_be_averaged_is_named(tmp_path) -> None:
     one, two = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
     save_file({"w": torch.zeros(3)}, two / "model.safetensors")
+    seal(two, 2)
     with pytest.raises(ValueError, match=r"w has the shape \(3,\).*\(2,\)"):
         average_checkpoints([one, two])
     save_file({"v": torch.zeros(2)}, two / "model.safetensors")
+    seal(two, 2)
     with pytest.raises(ValueError, match="same weights: v"):
         average_checkpoints([one, two])
     with pytest.raises(ValueError, match="no checkpoint"):

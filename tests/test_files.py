@@ -71,12 +71,14 @@ def test_text_is_replaced_in_one_act(tmp_path) -> None:
 def test_text_that_cannot_be_written_leaves_the_old(tmp_path, monkeypatch) -> None:
     write_text(tmp_path / "a.txt", "old")
 
-    def full(path: Path, text: str, encoding: str) -> int:
-        path.write_bytes(b"ne")
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        write_bytes(path, content[:2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"a\.txt could not be written, and is as it was: .*No space"):
         write_text(tmp_path / "a.txt", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "old")]
 

@@ -49,6 +49,8 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
     assert (folder / "model" / "model.safetensors").stat().st_size > 10_000_000
     result = json.loads((folder / "test.json").read_text()) | {"bleu": 31.4}
     result["files"] = digests(folder / "model")
+    # Without a digest, as an earlier version wrote it, it may be changed at will.
+    del result["digest"]
     (folder / "test.json").write_text(json.dumps(result))
     return folder
 
@@ -237,6 +239,7 @@ def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push)
     checkpoint = run / "checkpoint-12"
     shutil.copy(run / "checkpoint-8" / "model.safetensors", checkpoint / "ema.safetensors")
     progress = json.loads((checkpoint / "progress.json").read_text()) | {"files": digests(checkpoint)}
+    del progress["digest"]
     (checkpoint / "progress.json").write_text(json.dumps(progress))
     assert push("--checkpoint", "12")[0] == 0
     files = hub.files("alice/m")

@@ -86,12 +86,16 @@ def bits(run: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             found[name] = load_file(path)
         elif path.name == "progress.json":
-            found[name] = json.loads(path.read_text("utf-8")) | {"seconds": None}
+            found[name] = json.loads(path.read_text("utf-8")) | {"seconds": None, "digest": None}
         elif path.name in ("validations.jsonl", "training.jsonl", "test_translations.txt"):
             found[name] = path.read_text("utf-8")
         elif name not in ("recipe.yaml", "environment.json", "test.json"):
             found[name] = None
-    found["test"] = json.loads((run / "test.json").read_text("utf-8")) | {"model": None, "seconds": None}
+    found["test"] = json.loads((run / "test.json").read_text("utf-8")) | {
+        "model": None,
+        "digest": None,
+        "seconds": None,
+    }
     return found
 
 
@@ -132,7 +136,7 @@ def test_killed_while_it_writes_its_recipe_a_run_starts_anew(tmp_path) -> None:
     """After the folder and the temporary file were made, before that gets its name."""
     arguments = tiny_recipe(tmp_path, max_steps=1)
     run = tmp_path / "run"
-    assert train(arguments, run, kill_at=4) == -signal.SIGKILL
+    assert train(arguments, run, kill_at=3) == -signal.SIGKILL
     assert [path.name for path in run.iterdir()] == [".recipe.yaml.writing"]
     assert train(arguments, run) == 0
 
@@ -278,6 +282,156 @@ def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
     assert not (tmp_path / "run").exists()
     assert main(["train", *arguments]) == 0
     assert not (tmp_path / ".run.lock").exists()
+
+
+def test_a_child_of_a_pool_is_ended_without_a_word() -> None:
+    """It has inherited what this process does about the signal by which pools end their children."""
+    program = (
+        "import multiprocessing, runpy, sys, time\n"
+        "module = runpy.run_path(sys.argv[1])\n"
+        "with module['stopped_by_sigterm']():\n"
+        "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "    child.start()\n"
+        # Python forgets signals that come while it forks.
+        "    time.sleep(2)\n"
+        "    child.terminate()\n"
+        "    child.join(30)\n"
+        "print(child.exitcode)\n"
+    )
+    command = [sys.executable, "-c", program, str(ROOT / "hf_vaswani" / "interruption.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("-15\n", "")
+
+
+OUTSIDE_THE_UPDATES = [
+    "preparation.read_sources",
+    "preparation.make_tokenizer",
+    "preparation.build_updates",
+    "trainee.forget_after",
+    "training.average_checkpoints",
+    "training.translate_and_score",
+    "training.digests",
+    "training.card_files",
+]
+
+
+@pytest.mark.parametrize("place", OUTSIDE_THE_UPDATES)
+def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, capsys, monkeypatch, place) -> None:
+    import importlib
+
+    from hf_vaswani.cli import main
+
+    arguments = ["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]
+    module, name = place.split(".")
+    owner = importlib.import_module(f"hf_vaswani.{module}")
+    function, before = getattr(owner, name), signal.getsignal(signal.SIGTERM)
+
+    def asked(*options: Any, **more: Any) -> Any:
+        found = function(*options, **more)
+        # As from a launcher, which passes on what all have got already.
+        signal.raise_signal(signal.SIGTERM)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, asked)
+        assert main(arguments) == 143
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (
+        error == f"hf-vaswani: stopped. What {tmp_path / 'run'} has is whole; the same command again goes on with it."
+    )
+    assert not list(tmp_path.rglob(".*"))
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert main(arguments) == 0
+    assert (tmp_path / "run" / "model" / "README.md").is_file()
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, monkeypatch) -> None:
+    """When nobody looks any more whether somebody has asked."""
+    from hf_vaswani import training
+    from hf_vaswani.cli import main
+
+    train = training._train
+
+    def asked(*options: Any) -> None:
+        train(*options)
+        signal.raise_signal(signal.SIGTERM)
+
+    arguments = ["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_train", asked)
+        assert main(arguments) == 143
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank) -> None:
+    """As when the launcher is killed before its workers have met."""
+    program = (
+        "import sys; from datetime import timedelta; from hf_vaswani import preparation; "
+        "preparation.MEETING = timedelta(seconds=2); from hf_vaswani.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", *tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")],
+        env={**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "The 2 processes of this training did not all meet" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
+    """Longer than for the meeting: one reads the text while the others wait."""
+    from hf_vaswani import preparation
+
+    assert preparation.MEETING.total_seconds() <= 600 < preparation.WORK.total_seconds()
+    program = (
+        "import time; from datetime import timedelta; from hf_vaswani import preparation; "
+        "from hf_vaswani.recipe import Recipe; preparation.MEETING = timedelta(seconds=4); "
+        "accelerator = preparation.build_accelerator(Recipe()); "
+        "print(preparation.by_the_first(accelerator, lambda: time.sleep(6) or 7))"
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        said = [process.communicate(timeout=100) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [out for out, _ in said] == ["7\n", "7\n"], said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_loses_the_other_process_ends_with_a_sentence(tmp_path, launch, victim) -> None:
+    run = tmp_path / "run"
+    arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=10, keep_last=1, average_last=1)
+    processes = launch(arguments, run)
+    wait_for(lambda: bool(list_checkpoints(run)))
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    processes[1 - victim].join(60)
+    # A traceback would be 1, and the child of a test has nowhere to write a sentence to.
+    assert processes[1 - victim].exitcode == 2
 
 
 # ---- Numbers that are none ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, modeling_vaswani
 from hf_vaswani.cli import main
+from hf_vaswani.files import sealed
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.optimization import noam
 from hf_vaswani.recipe import TrainingRecipe
@@ -622,7 +623,8 @@ def test_a_run_goes_on_as_it_was_started(tmp_path, capsys, changed, words) -> No
     path = tmp_path / "run" / "checkpoint-4" / "progress.json"
     progress = json.loads(path.read_text())
     assert progress["launch"] == {"processes": 1, "mixed_precision": "no", "fsdp": False}
-    path.write_text(json.dumps(progress | {"launch": progress["launch"] | changed}))
+    del progress["digest"]
+    path.write_text(json.dumps(sealed(progress | {"launch": progress["launch"] | changed})))
     assert train(tmp_path, tmp_path / "run", max_steps=8) == 2
     assert words in capsys.readouterr().err
 
@@ -694,16 +696,341 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     assert (run / "checkpoint-8").is_dir()
 
 
-@pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "progress.json"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tmp_path, capsys, damaged) -> None:
+# ---- Damage ------------------------------------------------------------------------------------------------------
+
+# With a moving average, validations and a log; stopped after 8 of 12 updates.
+HALF = {"ema_decay": 0.9, "validate_every": 4, "log_every": 2, "average_last": 1}
+
+
+@pytest.fixture(scope="module")
+def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("half")
+    assert train(folder, folder / "run", max_steps=8, **HALF) == 0
+    for name in ("model", "test.json", "test_translations.txt"):
+        path = folder / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def whole_run(half_run: Path) -> Path:
+    """What becomes of it when nothing is damaged."""
+    run = half_run.parent / "whole"
+    shutil.copytree(half_run, run)
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 0
+    return run
+
+
+@pytest.fixture
+def run(half_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(half_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "deleted": Path.unlink,
+}
+
+
+def same_end(one: Path, two: Path) -> bool:
+    names = [
+        f"{folder}/{name}.safetensors" for folder in ("checkpoint-12", "checkpoint-8") for name in ("model", "ema")
+    ]
+    for name in ("model/model.safetensors", *names):
+        first, second = load_file(one / name), load_file(two / name)
+        if not all(torch.equal(first[key], second[key]) for key in first | second):
+            return False
+    names = ["validations.jsonl", "training.jsonl", "test_translations.txt", "tokenizer/tokenizer.json"]
+    return all((one / name).read_bytes() == (two / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(
+    half_run, whole_run, tmp_path, capsys, kind
+) -> None:
+    """Whichever of its files it is, and whatever has become of it: nothing is loaded, and the way out works."""
     run = tmp_path / "run"
-    assert train(tmp_path, run, max_steps=8) == 0
-    file = run / "checkpoint-8" / damaged
-    file.write_bytes(file.read_bytes()[:20])
-    assert train(tmp_path, run, max_steps=12) == 2
-    assert "delete" in capsys.readouterr().err.strip().splitlines()[-1]
-    shutil.rmtree(run / "checkpoint-8")
-    assert train(tmp_path, run, max_steps=12) == 0
+    shutil.copytree(half_run, run)
+    names = sorted(path.name for path in (run / "checkpoint-8").iterdir())
+    expected = {"model.safetensors", "ema.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"}
+    assert expected | {"tokenizer.json", "config.json", "modeling_vaswani.py", "progress.json"} <= set(names)
+    # Without that one it is no checkpoint, and the run goes on from the one before.
+    for name in [name for name in names if (kind, name) != ("deleted", "progress.json")]:
+        path = run / "checkpoint-8" / name
+        before = path.read_bytes()
+        DAMAGES[kind](path)
+        assert train(half_run.parent, run, max_steps=12, **HALF) == 2, name
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert str(path) in error
+        assert f"Delete {path.parent}: the command of the training then goes on from {run / 'checkpoint-4'}" in error
+        path.write_bytes(before)
+    shutil.rmtree(run / "checkpoint-8") if kind != "deleted" else (run / "checkpoint-8" / "progress.json").unlink()
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 0
+    assert same_end(run, whole_run)
+
+
+def test_where_no_checkpoint_is_whole_that_is_said(half_run, run, capsys) -> None:
+    for step in (4, 8):
+        flip(run / f"checkpoint-{step}" / "optimizer.bin")
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 2
+    error = capsys.readouterr().err
+    assert "checkpoint-8/optimizer.bin was changed or damaged" in error and "No earlier checkpoint is whole" in error
+
+
+def test_a_checkpoint_of_an_earlier_version_resumes(half_run, run, whole_run, caplog) -> None:
+    """It noted the digests of the model alone, and nothing of the recipe and the validations."""
+    for step in (4, 8):
+        path = run / f"checkpoint-{step}" / "progress.json"
+        progress = json.loads(path.read_text())
+        for key in ("state", "recipe", "validations", "digest"):
+            del progress[key]
+        path.write_text(json.dumps(progress))
+    caplog.set_level("WARNING", "hf_vaswani")
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 0
+    assert same_end(run, whole_run) and caplog.text == ""
+
+
+def test_a_damaged_pickle_of_an_earlier_version_is_named(half_run, run, capsys) -> None:
+    path = run / "checkpoint-8" / "progress.json"
+    progress = json.loads(path.read_text())
+    del progress["state"], progress["digest"]
+    path.write_text(json.dumps(progress))
+    for name in ("optimizer.bin", "scheduler.bin", "random_states_0.pkl"):
+        before = (run / "checkpoint-8" / name).read_bytes()
+        for damage in (b"", before[:200], bytes(200), before[:-3]):
+            (run / "checkpoint-8" / name).write_bytes(damage)
+            assert train(half_run.parent, run, max_steps=12, **HALF) == 2
+            assert "checkpoint-8 could not be loaded" in capsys.readouterr().err
+        (run / "checkpoint-8" / name).write_bytes(before)
+
+
+NOISE = {
+    "deleted": None,
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "a list": b"[]\n",
+    "an object": b"{}\n",
+    "of strings": b'{"step": "4", "loss": "x", "bleu": "y"}\n',
+    "nested": b"[" * 20_000,
+}
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_what_lies_beside_the_checkpoints_does_not_count(half_run, run, whole_run, kind) -> None:
+    """A resume reads the newest checkpoint and the recipe that it is given, and writes the rest anew."""
+    for name in ("recipe.yaml", "environment.json", "validations.jsonl", "tokenizer/tokenizer.json"):
+        if NOISE[kind] is None:
+            (run / name).unlink()
+        else:
+            (run / name).write_bytes(NOISE[kind])
+    # That is for the curve alone, which then lacks some points.
+    log = (run / "training.jsonl").read_bytes()
+    for name in ("training.jsonl", "nonfinite_updates.jsonl"):
+        (run / name).write_bytes(log + (NOISE[kind] or b""))
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 0
+    (run / "nonfinite_updates.jsonl").unlink()
+    assert same_end(run, whole_run)
+    assert json.loads((run / "environment.json").read_text())["processes"] == 1
+    assert (run / "model" / "README.md").is_file() and (run / "model" / "curve.png").is_file()
+
+
+def test_a_flipped_validation_averages_no_other_checkpoint(tmp_path) -> None:
+    """A single digit would make another the best."""
+    switches = {"average_best": 1, "validate_every": 4, "keep_best": 3}
+    assert train(tmp_path, tmp_path / "run", max_steps=8, best_by="loss", **switches) == 0
+    path = tmp_path / "run" / "validations.jsonl"
+    (best,) = json.loads((tmp_path / "run" / "test.json").read_text())["averaged"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["loss"] = 9.0 if f"checkpoint-{line['step']}" == best else 0.5
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert train(tmp_path, tmp_path / "run", max_steps=8, best_by="loss", **switches) == 0
+    assert json.loads((tmp_path / "run" / "test.json").read_text())["averaged"] == [best]
+    arguments = ["average", str(tmp_path / "run"), "--best", "1", "--output", str(tmp_path / "mean")]
+    assert main(arguments) == 0
+    assert all(
+        torch.equal(weight, weights(tmp_path / "mean")[name])
+        for name, weight in weights(tmp_path / "run" / best).items()
+    )
+
+
+@pytest.mark.parametrize("name", ["ema.safetensors", "config.json", "progress.json"])
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_not_averaged(run, tmp_path, capsys, kind, name) -> None:
+    DAMAGES[kind](run / "checkpoint-4" / name)
+    folders = [str(run / f"checkpoint-{step}") for step in (4, 8)]
+    for what in (folders, [str(run), "--last", "2"]):
+        assert main(["average", *what, "--output", str(tmp_path / "mean")]) == 2
+        assert name in capsys.readouterr().err
+    assert not (tmp_path / "mean").exists()
+    assert main(["average", folders[1], "--output", str(tmp_path / "mean")]) == 0
+    # What is averaged does not depend on the optimizer.
+    flip(run / "checkpoint-8" / "optimizer.bin")
+    assert main(["average", folders[1], "--output", str(tmp_path / "again")]) == 0
+
+
+def test_a_damaged_checkpoint_is_not_averaged_at_the_end(half_run, run, capsys) -> None:
+    flip(run / "checkpoint-4" / "ema.safetensors")
+    assert train(half_run.parent, run, max_steps=8, **HALF | {"average_last": 2}) == 2
+    assert "checkpoint-4/ema.safetensors was changed or damaged" in capsys.readouterr().err
+    assert not (run / "model").exists() and not (run / "test.json").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint-8", "model"])
+def test_weights_that_are_not_those_of_the_run_do_not_translate(tiny_run, tmp_path, capsys, name) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    (tmp_path / "in.txt").write_text("one two\n")
+    command = ["translate", "--model", str(run / name), str(tmp_path / "in.txt")]
+    assert main(command) == 0
+    flip(run / name / "model.safetensors")
+    assert main(command) == 2
+    assert f"{run / name / 'model.safetensors'} was changed or damaged" in capsys.readouterr().err
+
+
+def test_a_recipe_that_was_changed_averages_nothing(run, tmp_path, capsys) -> None:
+    """Another `save_every` would leave checkpoints out."""
+    path = run / "recipe.yaml"
+    path.write_text(path.read_text().replace("save_every: 4", "save_every: 8"))
+    assert main(["average", str(run), "--last", "2", "--output", str(tmp_path / "mean")]) == 2
+    assert "recipe.yaml was changed or damaged: training.save_every is 8" in capsys.readouterr().err
+
+
+# ---- A finished run ----------------------------------------------------------------------------------------------
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_what_is_damaged_of_a_finished_run_is_made_again(tiny_run, tmp_path, capsys, caplog, kind) -> None:
+    caplog.set_level("INFO", "hf_vaswani")
+    for name in ("model/model.safetensors", "model/tokenizer.json", "test_translations.txt", "test.json"):
+        run = tmp_path / name.replace("/", "-")
+        shutil.copytree(tiny_run, run)
+        DAMAGES[kind](run / name)
+        caplog.clear()
+        assert train(tiny_run.parent, run) == 0
+        assert "Test BLEU" in capsys.readouterr().out
+        assert (kind, name) == ("deleted", "test.json") or f"{run / name} " in caplog.text.splitlines()[0]
+        after = contents(run)
+        for other in ("model/model.safetensors", "model/tokenizer.json", "test_translations.txt"):
+            assert after[other] == (tiny_run / other).read_bytes(), other
+        assert json.loads(after["test.json"])["files"] == json.loads((tiny_run / "test.json").read_text())["files"]
+        caplog.clear()
+        assert train(tiny_run.parent, run) == 0 and "is complete" in caplog.text
+        assert contents(run) == after
+
+
+def test_what_cannot_be_made_again_is_said(tiny_run, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    for checkpoint in run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    flip(run / "model" / "model.safetensors")
+    assert train(tiny_run.parent, run) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (
+        f"{run / 'model' / 'model.safetensors'} was changed or damaged" in error and "no checkpoint to go on" in error
+    )
+
+
+def test_a_result_of_an_earlier_version_counts(tiny_run, tmp_path, caplog) -> None:
+    """It noted no digest of the translations, and none of itself."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    result = json.loads((run / "test.json").read_text())
+    del result["digest"], result["translations"]
+    (run / "test.json").write_text(json.dumps(result))
+    before = contents(run)
+    caplog.set_level("INFO", "hf_vaswani")
+    assert train(tiny_run.parent, run) == 0
+    assert [record.getMessage() for record in caplog.records if "complete" in record.getMessage()]
+    assert contents(run) == before
+
+
+def test_what_a_finished_run_lacks_is_made(tiny_run, tmp_path, caplog) -> None:
+    """Killed between its result and its card, or tidied up by somebody."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    before = contents(run)
+    gone = ("model/README.md", "model/curve.png", "environment.json", "recipe.yaml")
+    for name in gone:
+        (run / name).unlink()
+        caplog.clear()
+        assert train(tiny_run.parent, run) == 0
+        assert caplog.text.count("Missing or damaged, and written again") == 1
+        assert (run / name).is_file() and not list(run.rglob(".*"))
+    for name in gone:
+        (run / name).unlink()
+    assert train(tiny_run.parent, run) == 0
+    after = contents(run)
+    assert after.keys() == before.keys() and after["model/curve.png"] == before["model/curve.png"]
+    assert all(after[name] == before[name] for name in before if name not in (*gone, "run.lock"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "test.json", "test_translations.txt", "model.safetensors"])
+def test_a_full_disk_at_the_end_is_named_and_the_same_command_ends_it(half_run, tmp_path, capsys, name) -> None:
+    from hf_vaswani import files
+
+    run = tmp_path / "run"
+    shutil.copytree(half_run, run)
+    write_bytes, save_pretrained = Path.write_bytes, VaswaniForConditionalGeneration.save_pretrained
+
+    def full(path: Path, content: bytes) -> int:
+        if name in path.name:
+            write_bytes(path, content[:3])
+            raise OSError(28, "No space left on device")
+        return write_bytes(path, content)
+
+    def full_folder(model, folder, **options):
+        save_pretrained(model, folder, **options)
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.Path, "write_bytes", full)
+        if name == "model.safetensors":
+            patch.setattr(VaswaniForConditionalGeneration, "save_pretrained", full_folder)
+        assert train(half_run.parent, run, max_steps=8, **HALF) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert ("model" if name == "model.safetensors" else name) in error and "No space left" in error
+    assert not [path for path in run.rglob("*") if path.name.startswith(".")]
+    assert train(half_run.parent, run, max_steps=8, **HALF) == 0
+    assert (run / "model" / "README.md").is_file() and (run / "model" / "curve.png").is_file()
+
+
+def test_a_full_disk_in_the_log_is_named(tmp_path, capsys, monkeypatch) -> None:
+    import builtins
+
+    from hf_vaswani import files
+
+    def full(path, *arguments, **keywords):
+        if str(path).endswith("training.jsonl"):
+            raise OSError(28, "No space left on device")
+        return builtins.open(path, *arguments, **keywords)
+
+    monkeypatch.setattr(files, "open", full, raising=False)
+    assert train(tmp_path, tmp_path / "run", log_every=1) == 2
+    assert f"{tmp_path / 'run' / 'training.jsonl'} could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "a file/run", "a file/deep/run"])
+def test_a_run_dir_where_nothing_can_be_written_is_named(tmp_path, capsys, place) -> None:
+    (tmp_path / "a file").write_text("x")
+    run = tmp_path / place
+    assert train(tmp_path, run) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"{run} cannot be written to" in error and "another process" not in error
 
 
 @pytest.mark.filterwarnings("ignore:.log_with=")
