@@ -101,7 +101,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
-    except ValueError as error:
+    # What is nested too deep is a RecursionError.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must have one JSON object, but it has a {type(content).__name__}.")

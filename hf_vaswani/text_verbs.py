@@ -174,7 +174,10 @@ def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, 
 
 def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
     """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
-    from .tokenizer import find_language_tag, language_tags, load_tokenizer
+    import torch
+
+    from .loading import load_translator
+    from .tokenizer import find_language_tag, language_tags
 
     for name in names:
         folder = Path(name)
@@ -184,30 +187,16 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
             raise ValueError(
                 f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
             )
-    tokenizer = load_tokenizer(names[0])
-    for name in names[1:]:
-        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+    loaded = [load_translator(name) for name in names]
+    models, tokenizer = [model for model, _ in loaded], loaded[0][1]
+    for name, (_, other) in zip(names, loaded, strict=True):
+        if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
     front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
-    models = [_load_model(name) for name in names]
+    if torch.accelerator.is_available():
+        models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # A model for several directions would take any, without one.
     return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
-
-
-def _load_model(name: str) -> Any:
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"The model {name!r} cannot be loaded: {error}") from error
-    if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    return model
 
 
 def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
