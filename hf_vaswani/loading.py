@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from .files import read_json
@@ -206,6 +206,11 @@ def _check_config(name: str | Path) -> Path:
     """Refuses the settings of a model that cannot be used; returns the folder that they are in."""
     folder = _folder(name)
     check_settings(folder)
+    model_type = _read(folder / SETTINGS[0])["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{folder / SETTINGS[0]} has the model_type {_shown(model_type)}, which this transformers does not know."
+        )
     with quiet(), _refused(f"{folder / SETTINGS[0]} cannot be used", folder):
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     return folder
