@@ -376,9 +376,9 @@ def _check_report(report: dict[str, Any], name: str | Path) -> None:
     """Refuses what `from_pretrained` has filled up, left out or made anew."""
     misfits = sorted(report["mismatched_keys"])
     what = {
-        f"with another shape than in config.json ({tuple(misfits[0][1])} in place of {tuple(misfits[0][2])})"
-        if misfits
-        else "": [str(tensor) for tensor, *_ in misfits],
+        f"of another shape ({tuple(misfits[0][1])} in place of {tuple(misfits[0][2])})" if misfits else "": [
+            str(tensor) for tensor, *_ in misfits
+        ],
         "missing": sorted(map(str, report["missing_keys"])),
         "too many": sorted(map(str, report["unexpected_keys"])),
     }

@@ -107,12 +107,13 @@ def _write(output: Path, text: str) -> None:
 
 def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple[str, ...]]]:
     """Source sentences, and of each its references."""
-    from datasets import disable_progress_bars
-
     from .data import load_pairs
 
-    disable_progress_bars()
     data = options.data
+    # After the module that says which extra is needed.
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
     if len(data) > 1:
         if options.columns is not None:
             raise ValueError("--columns are those of one file or a dataset, but --data names several files.")

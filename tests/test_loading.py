@@ -84,7 +84,7 @@ DAMAGES = [
     ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but beside it are only"),
     ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but beside it"),
     ("config.json", with_values(encoder_layers=2), "config.json: 12 tensors are missing, the first is model.encoder"),
-    ("config.json", with_values(vocab_size=305), r"1 tensor is with another shape .* \(\(?300, 16\) in place of"),
+    ("config.json", with_values(vocab_size=305), r"1 tensor is of another shape .* \(\(?300, 16\) in place of"),
     ("config.json", with_values(dtype="abc"), "cannot be used|cannot be loaded"),
     ("config.json", with_values(eos_token_id=300), "config.json has the id 300 as eos_token_id"),
     ("generation_config.json", with_values(num_beams=0), "generation_config.json has num_beams 0, but it must be"),
@@ -117,7 +117,7 @@ DAMAGES = [
     (
         "model.safetensors",
         with_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})),
-        rf"1 tensor is with another shape .*, {FC1}",
+        rf"1 tensor is of another shape .*, {FC1}",
     ),
     *(
         ("model.safetensors", with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)), f"{FC1} that")
