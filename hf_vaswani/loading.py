@@ -144,8 +144,9 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     with quiet(), _refused(f"The tokenizer in {name} cannot be loaded", folder):
         try:
             tokenizer = load_tokenizer(str(name))
-        except Exception:
-            _check_tokenizer_file(folder / "tokenizer.json")
+        except Exception as error:
+            if not (isinstance(error, ValueError) and str(name) in str(error)):
+                _check_tokenizer_file(folder / "tokenizer.json")
             raise
         tokenizer("a")
     longest = tokenizer.model_max_length

@@ -84,7 +84,7 @@ DAMAGES = [
     ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but beside it are only"),
     ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but beside it"),
     ("config.json", with_values(encoder_layers=2), "config.json: 12 tensors are missing, the first is model.encoder"),
-    ("config.json", with_values(vocab_size=305), r"1 tensor is of another shape .* \(\(?300, 16\) in place of"),
+    ("config.json", with_values(vocab_size=305), r"1 tensor is of another shape \(\(300, 16\) in place of"),
     ("config.json", with_values(dtype="abc"), "cannot be used|cannot be loaded"),
     ("config.json", with_values(eos_token_id=300), "config.json has the id 300 as eos_token_id"),
     ("generation_config.json", with_values(num_beams=0), "generation_config.json has num_beams 0, but it must be"),
@@ -175,11 +175,14 @@ def test_no_code_of_a_folder_is_asked_about(folder, monkeypatch) -> None:
         load_translator(folder)
 
 
-def test_other_models_are_read_as_strictly(spms, tmp_path) -> None:  # noqa: F811
+def test_other_models_are_read_as_strictly(spms, tmp_path, capsys) -> None:  # noqa: F811
     folder = tmp_path / "marian"
     folder.mkdir()
     test_marian.marian_folder(folder, spms)
     assert load_model(folder).config.model_type == "marian"
+    (tmp_path / "text").write_text("the red dog\n\nthe dog\n")
+    assert main(["translate", str(tmp_path / "text"), "--model", str(folder)]) == 2
+    assert "marian is not a fast one (with a tokenizer.json)" in capsys.readouterr().err
     layers = json.loads((folder / "config.json").read_text())["decoder_layers"]
     with_values(decoder_layers=layers + 1)(folder / "config.json")
     with pytest.raises(ValueError, match=f"tensors are missing, the first is model.decoder.layers.{layers}"):
