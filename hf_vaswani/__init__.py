@@ -6,6 +6,13 @@ tasks of transformers stay as they are: `VaswaniTranslationPipeline(model, token
 
 import os
 import re
+import sys
+
+# As long as Python looks for the module of `python -m`, that is the program's name: the command line starts here.
+if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
+    from hf_vaswani_start import before_imports
+
+    before_imports()
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
 

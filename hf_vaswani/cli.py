@@ -1,11 +1,17 @@
 """The command line: hf-vaswani VERB. One sentence and exit code 2 for whatever a person can put right."""
 
 import argparse
+import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any, TextIO, cast
+
+from hf_vaswani import __version__
+from hf_vaswani_start import after_imports
 
 from .scoring_verbs import add_scoring_verbs
 from .text_verbs import add_text_verbs
@@ -13,16 +19,20 @@ from .text_verbs import add_text_verbs
 logger = logging.getLogger("hf_vaswani")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     """
     Runs one verb.
 
     Args:
         argv (`Sequence[str]`, *optional*): the command line without the program's name; by default the process's own.
+        program (`str`): the program's name in help and errors.
 
     Returns:
         `int`: the exit code: 0, or 2 after bad input.
     """
+    if sys.stderr is None:
+        # It was closed; libraries write to it.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
     # Accelerate warns at each checkpoint that a tied matrix is stored once, as it should be.
@@ -31,35 +41,98 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        # A recipe has a command line of its own, in which every key is an option.
-        if arguments[:1] == ["train"]:
-            _train(arguments[1:])
-        else:
-            options = _parser().parse_args(arguments)
-            options.run(options)
+        with _standard_output():
+            # A recipe has a command line of its own, in which every key is an option.
+            if arguments[:1] == ["train"]:
+                _train(arguments[1:], program)
+            else:
+                options = _parser().parse_args(arguments)
+                options.run(options)
         return 0
     except BrokenPipeError:
         # Whoever reads the output has enough, as `head` has.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
     except (ValueError, OSError, ImportError) as error:
         logger.debug("Where it happened:", exc_info=True)
-        sys.stderr.write(f"hf-vaswani: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{program}: {' '.join(str(error).split())}\n")
         return 2
     except RuntimeError as error:
         # torch has no class of its own for this on a CPU.
         if "memory" not in str(error):
             raise
-        sys.stderr.write(f"hf-vaswani: There is not enough memory: {str(error).splitlines()[0]}\n")
+        sys.stderr.write(f"{program}: There is not enough memory: {str(error).splitlines()[0]}\n")
+        return 2
+    except MemoryError:
+        sys.stderr.write(f"{program}: There is not enough memory.\n")
         return 2
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"hf-vaswani: {str(error) or 'stopped.'}\n")
+        sys.stderr.write(f"{program}: {str(error) or 'stopped.'}\n")
         return getattr(error, "exit_code", 130)
+
+
+class _StandardOutput:
+    """Standard output, the errors of which say that they are its own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As that of the stream."""
+        with self._named():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """As that of the stream."""
+        with self._named():
+            self._stream.flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        # Once more at the end, because argparse keeps such an error to itself.
+        if self._error is not None:
+            raise self._error
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # Python would try again when it ends, and tell of it.
+            _discard(self._stream)
+            self._error = OSError(f"Standard output cannot be written: {error.strerror}.")
+            raise self._error from error
+
+
+@contextmanager
+def _standard_output() -> Iterator[None]:
+    """Standard output for one verb: UTF-8 as every text here, and written to its end, or one error says why not."""
+    if sys.stdout is None:
+        raise ValueError("Standard output is closed: send it to a file, or to /dev/null.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path may have bytes that are not UTF-8.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    output = _StandardOutput(sys.stdout)
+    with redirect_stdout(cast(TextIO, output)):
+        try:
+            yield
+        finally:
+            output.flush()
+
+
+def _discard(stream: TextIO) -> None:
+    """Lets nothing more come out of a stream, in which there may be something still."""
+    with suppress(io.UnsupportedOperation):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
     """All verbs; each has the function that does it under `run`."""
     parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("train", help="train a recipe: train RECIPE.yaml [--section.key value ...]", add_help=False)
     add_text_verbs(verbs)
@@ -96,10 +169,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _train(arguments: list[str]) -> None:
+def _train(arguments: list[str], program: str) -> None:
     from .recipe import load_recipe
 
-    recipe = load_recipe(arguments)
+    # Only train.py is started by launchers.
+    recipe = load_recipe(arguments) if program == "train.py" else load_recipe(arguments, "hf-vaswani train")
     # Imported once the recipe is right: these take seconds.
     from accelerate import PartialState
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -163,6 +237,8 @@ def _convert(options: argparse.Namespace) -> None:
                 f"{options.source} is no folder here, and as a model on the Hub it cannot be had: {error}"
             ) from error
     sentence = SENTENCE if options.sentence is None else options.sentence
+    if not sentence.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in sentence):
+        raise ValueError(f"--sentence is not UTF-8: {sentence!r}.")
     with stopped_by_sigterm():
         lines = convert(source, options.destination, options.to, options.quantization, options.force, sentence)
     sys.stdout.write("".join(f"{line}\n" for line in [*lines, f"Model     {options.destination}"]))
@@ -192,4 +268,5 @@ def _average(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    after_imports()
     sys.exit(main())

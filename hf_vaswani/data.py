@@ -1,15 +1,14 @@
 """Where sentence pairs come from: everything is read by `datasets`, onto the disk or as a stream."""
 
 import csv
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from . import pocket_corpus
+from .files import read_lines
 from .recipe import Files, shown
 
 try:
@@ -173,17 +172,7 @@ def _text(text: str) -> str:
 
 def _lines(path: str) -> Iterator[str]:
     """Lines with their ends, of a file that may be compressed."""
-    compressed = Path(path).suffix == ".gz"
-    with cast(IO[bytes], gzip.open(path)) if compressed else open(path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}."
-            ) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} cannot be read as gz: {error}") from error
+    return read_lines(Path(path))
 
 
 def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:

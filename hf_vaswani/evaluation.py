@@ -1,6 +1,7 @@
 """Translates a corpus; says what a model thinks of translations that exist."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -31,11 +32,17 @@ def translate_corpus(
 
     Returns:
         `list[str]`: translations in the order of `sentences`.
+
+    Raises:
+        ValueError: a sentence has half a character of UTF-16.
     """
     translations = [""] * len(sentences)
-    for batch, outputs in _generate(model, tokenizer, sentences, tokens_per_batch, progress, **generate_kwargs):
-        for i, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
-            translations[i] = text
+    # A generation config may ask for more than one translation, or for more than translations.
+    settings = {"num_return_sequences": 1, "return_dict_in_generate": False} | generate_kwargs
+    with closing(_generate(model, tokenizer, sentences, tokens_per_batch, progress, **settings)) as batches:
+        for batch, outputs in batches:
+            for i, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
+                translations[i] = text
     return translations
 
 
@@ -57,17 +64,23 @@ def translate_n_best(
     Returns:
         `list[list[tuple[float, str]]]`: scores as in `sequences_scores` and translations, the best first, in the order
         of `sentences`. Of an empty one all are empty, with the score 0.
+
+    Raises:
+        ValueError: a sentence has half a character of UTF-16, or the search has only one beam, and so no scores.
     """
     found = [[(0.0, "")] * n for _ in sentences]
     settings = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True} | generate_kwargs
     if isinstance(model, VaswaniForConditionalGeneration):
         # It has these scores also without those of every token at every step.
         settings["output_scores"] = False
-    for batch, outputs in _generate(model, tokenizer, sentences, tokens_per_batch, **settings):
-        texts = tokenizer.batch_decode(outputs.sequences, skip_special_tokens=True)
-        pairs = list(zip(outputs.sequences_scores.tolist(), texts, strict=True))
-        for place, i in enumerate(batch):
-            found[i] = pairs[place * n : (place + 1) * n]
+    with closing(_generate(model, tokenizer, sentences, tokens_per_batch, **settings)) as batches:
+        for batch, outputs in batches:
+            if getattr(outputs, "sequences_scores", None) is None:
+                raise ValueError("Translations with scores need beam search: set num_beams to 2 or more.")
+            texts = tokenizer.batch_decode(outputs.sequences, skip_special_tokens=True)
+            pairs = list(zip(outputs.sequences_scores.tolist(), texts, strict=True))
+            for place, i in enumerate(batch):
+                found[i] = pairs[place * n : (place + 1) * n]
     return found
 
 
@@ -79,21 +92,44 @@ def _generate(
     tokens_per_batch: int,
     progress: bool = False,
     **generate_kwargs: Any,
-) -> Iterator[tuple[list[int], Any]]:
+) -> Generator[tuple[list[int], Any], None, None]:
     """The places of the sentences of a batch, which are of like length and not empty, and what comes out of it."""
-    # A tokenizer does not take an empty list.
-    ids = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
+    ids = _encode(tokenizer, sentences)
     order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(ids[i]), reverse=True)
-    was_training = model.training
-    model.eval()
-    with tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress) as bar:
+    bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
+    with bar, evaluation_mode(model):
         while order:
             rows = max(1, tokens_per_batch // len(ids[order[0]]))
             batch, order = order[:rows], order[rows:]
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
-    model.train(was_training)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:
+    """The ids of sentences; raises a `ValueError` for one that cannot be encoded."""
+    for number, text in enumerate(sentences, start=1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"Sentence {number} has half a character of UTF-16 ({text[error.start]!r}), which no text has."
+            ) from error
+    # A tokenizer does not take an empty list.
+    ids: list[list[int]] = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
+    return ids
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switches dropout off, and in the end every module back to the mode that it was in."""
+    in_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
 
 
 @torch.inference_mode()
@@ -119,28 +155,35 @@ def log_probabilities(
         `list[tuple[float, int]]`: the log-probability of each translation, in nats, and its tokens, `</s>` included.
 
     Raises:
-        ValueError: the two have different lengths.
+        ValueError: the two have different lengths, or a text has half a character of UTF-16 or more tokens than the
+            model has positions.
     """
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
-    # A tokenizer does not take an empty list.
-    source_ids, target_ids = (
-        tokenizer(list(side), verbose=False)["input_ids"] if side else [] for side in (sources, targets)
-    )
+    source_ids, target_ids = (_encode(tokenizer, side) for side in (sources, targets))
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
+    _check_positions(model, lengths)
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     found = [(0.0, 0)] * len(order)
-    was_training = model.training
-    model.eval()
-    while order:
-        rows = max(1, tokens_per_batch // lengths[order[0]])
-        batch, order = order[:rows], order[rows:]
-        inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-        padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
-        labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
-        logits = model(**inputs, labels=labels).logits  # [batch, target, vocab_size]
-        losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
-        for i, loss in zip(batch, losses.sum(dim=1).tolist(), strict=True):
-            found[i] = (-loss, len(target_ids[i]))
-    model.train(was_training)
+    with evaluation_mode(model):
+        while order:
+            rows = max(1, tokens_per_batch // lengths[order[0]])
+            batch, order = order[:rows], order[rows:]
+            inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+            padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
+            labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)
+            logits = model(**inputs, labels=labels).logits  # [batch, target, vocab_size]
+            losses = torch.nn.functional.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+            for i, loss in zip(batch, losses.sum(dim=1).tolist(), strict=True):
+                found[i] = (-loss, len(target_ids[i]))
     return found
+
+
+def _check_positions(model: PreTrainedModel, lengths: Sequence[int]) -> None:
+    """Refuses pairs that are longer than a table of positions."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if limit is None or getattr(model.config, "position_encoding", None) == "sinusoidal":
+        return
+    for number, length in enumerate(lengths, start=1):
+        if length > limit:
+            raise ValueError(f"Pair {number} has {length} tokens, but the model has only {limit} positions.")

@@ -1,14 +1,16 @@
-"""Files and folders that are written whole or not at all, their digests, and JSON that is read with one error."""
+"""Files: written whole or not at all, with their digests; lines and JSON read with one kind of error."""
 
+import gzip
 import hashlib
 import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 
 def temporary_name(path: Path) -> Path:
@@ -209,6 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
+    # What is nested too deep is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
@@ -236,3 +239,46 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int | None]:
         else:
             first_damaged = first_damaged or number
     return found, first_damaged
+
+
+def read_lines(path: Path, most_bytes: int = -1) -> Iterator[str]:
+    """
+    Reads the lines of a text file, with their ends; one whose name ends in .gz is decompressed.
+
+    Args:
+        path (`Path`): the file.
+        most_bytes (`int`): longest line that is read; -1 for any.
+
+    Raises:
+        ValueError: as in [`decode_lines`], or the file is not compressed as its name says.
+    """
+    with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            yield from decode_lines(file, str(path), most_bytes)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} cannot be read as gz: {error}") from error
+
+
+def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[str]:
+    """
+    Decodes the lines of an open file, with their ends and without a byte order mark.
+
+    Args:
+        file (`IO[bytes]`): what is read.
+        name (`str`): what errors call it.
+        most_bytes (`int`): longest line that is read; -1 for any.
+
+    Raises:
+        ValueError: a line is not UTF-8 or too long; the message has its number.
+    """
+    number = 0
+    while line := file.readline(most_bytes):
+        number += 1
+        if len(line) == most_bytes and not line.endswith(b"\n"):
+            raise ValueError(f"{name}, line {number}, is longer than {most_bytes:,} bytes: is it a text?")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}."
+            ) from error

@@ -20,8 +20,8 @@ def to_int8(model: Any) -> Any:
         model ([`PreTrainedModel`]): on a CPU, in float32. It is not changed.
 
     Returns:
-        [`PreTrainedModel`] of the same class, for `generate()`. It cannot be trained or saved: save the model that it
-        was made of.
+        [`PreTrainedModel`] of the same class, for `generate()`. It cannot be trained, and `save_pretrained` raises a
+        `ValueError`: save the model that it was made of.
 
     Raises:
         ValueError: `model` is on another device, or of another type.
@@ -38,4 +38,12 @@ def to_int8(model: Any) -> Any:
             for name, module in model.named_modules()
             if type(module) is nn.Linear and module.weight.numel() >= ENTRIES_WORTH_IT
         }
-        return quantize_dynamic(model, large) if large else model
+        if not large:
+            return model
+        small = quantize_dynamic(model, large)
+    small.save_pretrained = _refuse_to_save
+    return small
+
+
+def _refuse_to_save(*_: Any, **__: Any) -> None:
+    raise ValueError("A model with weights of 8 bits cannot be saved: save the model that it was made of.")

@@ -508,13 +508,14 @@ def _check_arguments(arguments: Sequence[str]) -> None:
     _check_keys([key for key in keys if key not in ("help", "recipe", "print_config")], "The command line")
 
 
-def load_recipe(argv: Sequence[str]) -> Recipe:
+def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py") -> Recipe:
     """
     Reads a recipe file and the overrides that follow it.
 
     Args:
         argv (`Sequence[str]`): the command line without the program's name: `RECIPE.yaml`, then
             `--section.key value` as often as wanted. `--help` prints every key with type, default and meaning.
+        program (`str`): how the usage says that a training is started.
 
     Returns:
         [`Recipe`]: complete and checked, with `run_dir` filled in.
@@ -525,8 +526,8 @@ def load_recipe(argv: Sequence[str]) -> Recipe:
         FileNotFoundError: there is no such recipe file.
     """
     parser = ArgumentParser(
-        prog="train.py",
-        usage="accelerate launch train.py RECIPE.yaml [--section.key value ...]",
+        prog=program,
+        usage=f"{program} RECIPE.yaml [--section.key value ...]",
         description="Trains a translation model. Every key below may stand in the recipe, or override it here.",
         exit_on_error=False,
         allow_abbrev=False,

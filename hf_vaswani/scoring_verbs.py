@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .text_verbs import add_model, addressed, check_counts, decoded, load_translators, require_file, tell_cut
+from .text_verbs import add_model, addressed, check_counts, load_translators, require_file, tell_cut, text_of
 
 
 def add_scoring_verbs(verbs: Any) -> None:
@@ -62,7 +62,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     check_counts(options, "num_beams")
     output = options.output
-    if output is not None and output.exists():
+    if output is not None and (output.is_file() or output.is_dir()):
         raise ValueError(f"--output {output} exists already; name another file.")
     if output is not None and not output.parent.is_dir():
         raise ValueError(f"--output {output} is in a folder that does not exist.")
@@ -72,9 +72,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     score([sentence[0] for sentence in references[:1]], references[:1], **settings)
     translations = _translated(sources, options)
     if output is not None:
-        from .files import write_text
-
-        write_text(output, "".join(f"{line}\n" for line in translations))
+        _write(output, "".join(f"{line}\n" for line in translations))
     scored = score(translations, references, **settings)
     rows = [
         {"metric": name, "score": scored[metric], "signature": scored["signatures"][metric]}
@@ -92,14 +90,30 @@ def _evaluate(options: argparse.Namespace) -> None:
     _show(options.format, rows, {"lines": len(translations)} | scored)
 
 
+def _write(output: Path, text: str) -> None:
+    """Writes a new file whole, or to a device or a pipe."""
+    from .files import write_text
+    from .translation import OutputFile
+
+    if output.exists():
+        with OutputFile(output) as file:
+            file.write(text)
+        return
+    try:
+        write_text(output, text)
+    except OSError as error:
+        raise OSError(f"{output} cannot be written: {error.strerror}.") from error
+
+
 def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple[str, ...]]]:
     """Source sentences, and of each its references."""
-    from datasets import disable_progress_bars
-
     from .data import load_pairs
 
-    disable_progress_bars()
     data = options.data
+    # After the module that says which extra is needed.
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
     if len(data) > 1:
         if options.columns is not None:
             raise ValueError("--columns are those of one file or a dataset, but --data names several files.")
@@ -163,10 +177,7 @@ def _compare(options: argparse.Namespace) -> None:
     names = [str(path) for path in options.systems]
     if len(set(names)) < len(names):
         raise ValueError("Each file of translations can be compared once, but one is there twice.")
-    texts = []
-    for path in files:
-        with path.open("rb") as file:
-            texts.append(list(decoded(file, str(path))))
+    texts = [list(text_of(path)) for path in files]
     systems, references = dict(zip(names, texts, strict=False)), texts[len(names) :]
     for path, text in zip(options.references, references, strict=True):
         if len(text) != len(references[0]):

@@ -9,8 +9,12 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from .files import decode_lines, read_lines
+
 # Pairs of lines that are read and scored together.
 PAIRS_AT_A_TIME = 1024
+# Bytes; what has no end of a line for so long is no text.
+LONGEST_LINE = 2**28
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -64,7 +68,9 @@ def _translate(options: argparse.Namespace) -> None:
         raise ValueError("--format is of --n-best, which is not there.")
     if options.resume and options.output is None:
         raise ValueError("--resume needs the --output that is to be completed.")
-    from .translation import LineTranslator, Processes, lines_done, rest_of, write_whole, written
+    if not options.files and sys.stdin is None:
+        raise ValueError("Standard input is closed: name the files that are to be translated.")
+    from .translation import LineTranslator, OutputFile, Processes, lines_done, rest_of, write_whole, written
 
     processes = Processes()
     is_main = processes.number == 0
@@ -72,20 +78,23 @@ def _translate(options: argparse.Namespace) -> None:
     def check_files() -> int:
         for file in options.files:
             require_file(file)
-            if options.output is not None and options.output.exists() and options.output.samefile(file):
+            if options.output is not None and options.output.is_file() and options.output.samefile(file):
                 raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
         return lines_done(options.output, options.resume, options.n_best, options.format)
 
     number = processes.first(check_files)
     models, tokenizer, front, tags = load_translators(options)
     num_beams = models[0].generation_config.num_beams or 1
-    if options.n_best is not None and options.n_best > num_beams:
-        raise ValueError(f"--n-best {options.n_best} needs a beam of as many: --num-beams is {num_beams}.")
+    if options.n_best is not None and max(options.n_best, 2) > num_beams:
+        raise ValueError(
+            f"--n-best {options.n_best} needs a beam of at least {max(options.n_best, 2)}, but --num-beams is "
+            f"{num_beams}."
+        )
     translator = LineTranslator(models, tokenizer, options.n_best)
     with contextlib.ExitStack() as stack:
-        output = sys.stdout
+        output: Any = sys.stdout
         if options.output and is_main:
-            output = stack.enter_context(options.output.open("a", encoding="utf-8"))
+            output = stack.enter_context(OutputFile(options.output))
         # The bar is for a person: not where the output is shown, and not where nobody looks.
         hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
         bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
@@ -128,10 +137,10 @@ def require_file(path: Path) -> None:
 
 def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
     if not files:
-        yield from addressed(decoded(sys.stdin.buffer, "the input"), "the input", front, tags)
+        lines = decode_lines(sys.stdin.buffer, "the input", LONGEST_LINE)
+        yield from addressed((line.rstrip("\r\n") for line in lines), "the input", front, tags)
     for path in files:
-        with path.open("rb") as file:
-            yield from addressed(decoded(file, str(path)), str(path), front, tags)
+        yield from addressed(text_of(path), str(path), front, tags)
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -140,21 +149,23 @@ def _score(options: argparse.Namespace) -> None:
     source, target = options.source, options.target
     require_file(source)
     require_file(target)
-    with source.open("rb") as sources, target.open("rb") as targets:
-        (model,), tokenizer, front, tags = _load([options.model], options.target_language)
-        source_lines = addressed(decoded(sources, str(source)), str(source), front, tags)
-        target_lines = decoded(targets, str(target))
-        done = 0
-        while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
-            for number, pair in enumerate(chunk, start=done + 1):
-                if None in pair:
-                    shorter, longer = (source, target) if pair[0] is None else (target, source)
-                    raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
-            pairs = [list(side) for side in zip(*chunk, strict=True)]
-            for log_probability, tokens in log_probabilities(model, tokenizer, pairs[0], pairs[1]):
-                sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
-            sys.stdout.flush()
-            done += len(chunk)
+    (model,), tokenizer, front, tags = _load([options.model], options.target_language)
+    source_lines, target_lines = addressed(text_of(source), str(source), front, tags), text_of(target)
+    done = 0
+    while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
+        for number, pair in enumerate(chunk, start=done + 1):
+            if None in pair:
+                shorter, longer = (source, target) if pair[0] is None else (target, source)
+                raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
+        pairs = [list(side) for side in zip(*chunk, strict=True)]
+        try:
+            found = log_probabilities(model, tokenizer, pairs[0], pairs[1])
+        except ValueError as error:
+            raise ValueError(f"In the lines from {done + 1} on: {error}") from error
+        for log_probability, tokens in found:
+            sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
+        sys.stdout.flush()
+        done += len(chunk)
 
 
 # ---- Models, and lines of text -----------------------------------------------------------------------------------
@@ -163,8 +174,12 @@ def _score(options: argparse.Namespace) -> None:
 def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, tuple[str, ...]]:
     """As [`_load`], with the beam and the kind of weights that were asked for."""
     models, tokenizer, front, tags = _load(options.model, options.target_language)
+    settings = models[0].generation_config
     if options.num_beams is not None:
-        models[0].generation_config.num_beams = options.num_beams
+        settings.num_beams = options.num_beams
+    if (settings.num_beams or 1) == 1:
+        # Without a beam they mean nothing, and transformers would warn of each.
+        settings.length_penalty = settings.early_stopping = None
     if options.int8:
         from .quantization import to_int8
 
@@ -174,8 +189,11 @@ def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, 
 
 def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
     """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
+    import torch
+
     from .files import check_weights
-    from .tokenizer import find_language_tag, language_tags, load_tokenizer
+    from .loading import load_translator
+    from .tokenizer import find_language_tag, language_tags
 
     for name in names:
         folder = Path(name)
@@ -186,30 +204,16 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
                 f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
             )
         check_weights(folder)
-    tokenizer = load_tokenizer(names[0])
-    for name in names[1:]:
-        if load_tokenizer(name).get_vocab() != tokenizer.get_vocab():
+    loaded = [load_translator(name) for name in names]
+    models, tokenizer = [model for model, _ in loaded], loaded[0][1]
+    for name, (_, other) in zip(names, loaded, strict=True):
+        if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
     front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
-    models = [_load_model(name) for name in names]
+    if torch.accelerator.is_available():
+        models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # A model for several directions would take any, without one.
     return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
-
-
-def _load_model(name: str) -> Any:
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"The model {name!r} cannot be loaded: {error}") from error
-    if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    return model
 
 
 def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
@@ -223,10 +227,6 @@ def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]
         yield front + line if line.strip() else line
 
 
-def decoded(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of text without their ends; raises a `ValueError` for one that is not UTF-8."""
-    for number, line in enumerate(file, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"Line {number} of {name} is not UTF-8: {error.reason}.") from error
+def text_of(path: Path) -> Iterator[str]:
+    """The lines of a file, which may be compressed, without their ends."""
+    return (line.rstrip("\r\n") for line in read_lines(path, LONGEST_LINE))

@@ -268,7 +268,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is in it.")
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(
             f"The tokenizer {name} is not a fast one (with a tokenizer.json), which is what is used here."

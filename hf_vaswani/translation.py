@@ -6,10 +6,12 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
@@ -219,6 +221,10 @@ def lines_done(output: Path | None, resume: bool, n_best: int | None, form: str 
         raise ValueError(f"--output {output} is a folder, or in one that is not there.")
     if not output.exists():
         return 0
+    if not output.is_file():
+        if resume:
+            raise ValueError(f"{output} is not a regular file: nothing in it could be completed by --resume.")
+        return 0
     if not resume and output.stat().st_size:
         raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
     lines_of_one = n_best if n_best is not None and form != "jsonl" else 1
@@ -258,19 +264,68 @@ def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:
     yield from lines
 
 
-def write_whole(output: TextIO, text: str) -> None:
-    """Writes whole lines: Ctrl-C, or a signal to end, waits as long."""
-    caught: list[int] = []
+class OutputFile:
+    """
+    A file that whole lines are appended to; a device or a pipe, that they are written to.
+
+    Args:
+        path (`Path`): its name.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_regular = path, path.is_file() or not path.exists()
+        # A pipe has no end to go to. Without a buffer nothing is left to be written when it is closed.
+        self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, text: str) -> None:
+        """Writes lines. Of those that do not fit on the disk, the file keeps the whole ones."""
+        data, done = memoryview(text.encode()), 0
+        try:
+            while done < len(data):
+                done += self.file.write(data[done:])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            kept = ""
+            if self.is_regular:
+                whole = text.encode()[:done].rfind(b"\n") + 1
+                self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
+                kept = " Its lines are whole, and --resume goes on with them."
+            raise OSError(f"{self.path} cannot be written: {error.strerror}.{kept}") from error
+
+    def flush(self) -> None:
+        """Does nothing: every write is on its way at once."""
+
+
+def write_whole(output: TextIO | OutputFile, text: str) -> None:
+    """Writes whole lines: Ctrl-C, or a signal to end, waits as long; Ctrl-C a second time does not wait."""
+    caught: list[tuple[int, float]] = []
     handlers = {}
+
+    def remember(number: int, _: FrameType | None) -> None:
+        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
+        if caught and number == signal.SIGINT and time.monotonic() - caught[0][1] > 1:
+            raise KeyboardInterrupt
+        caught.append((number, time.monotonic()))
+
     # Only there may handlers be changed, and only there are they run.
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, lambda number, frame: caught.append(number))
+            handlers[number] = signal.signal(number, remember)
     try:
         output.write(text)
         output.flush()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for first in caught[:1]:
+    for first, _ in caught[:1]:
         signal.raise_signal(first)

@@ -4,19 +4,31 @@ evaluate: translated and scored. compare: which of two is better.
 """
 
 import csv
+import gzip
 import io
 import json
+import os
+import resource
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+from transformers.utils import logging as transformers_logging
 
-from hf_vaswani import quantization, translation
+import hf_vaswani
+from hf_vaswani import quantization, scoring_verbs, text_verbs, translation
 from hf_vaswani.cli import main
 from hf_vaswani.scoring import score
 from hf_vaswani.tokenizer import train_tokenizer
+
+from .conftest import ROOT
 
 
 def translate(monkeypatch, capsys, text: bytes, *arguments: str) -> tuple[int, str, str]:
@@ -65,10 +77,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypat
     model = str(tiny_run / "model")
     code, out, err = translate(monkeypatch, capsys, b"one\ntwo\xff\n", "--model", model)
     assert (code, out) == (2, "")
-    assert "Line 2 of the input is not UTF-8" in err
+    assert "the input, line 2, is not UTF-8: invalid start byte at byte 4" in err
     code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path))
     assert code == 2
-    assert f"The folder {tmp_path} has no tokenizer" in err
+    assert f"{tmp_path / 'config.json'} is missing" in err
     for name, words in ((str(tiny_run), "its model is"), ("nowhere", "no model folder 'nowhere'")):
         code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", name)
         assert code == 2
@@ -87,16 +99,16 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
     code, _, error = translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)
     assert (code, seen) == (2, []) and "no tag for the target language 'de'" in error
-    from hf_vaswani import tokenizer
+    from hf_vaswani import loading, tokenizer
 
-    load = tokenizer.load_tokenizer
+    load = loading.load_translator
 
     def tagged(name):
-        loaded = load(name)
+        model, loaded = load(name)
         tokenizer.add_language_tags(loaded, ["de"])
-        return loaded
+        return model, loaded
 
-    monkeypatch.setattr(tokenizer, "load_tokenizer", tagged)
+    monkeypatch.setattr(loading, "load_translator", tagged)
     assert translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)[0] == 0
     assert seen == ["<2de> one", "", "<2de> two"]
     assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments[:2])[0] == 0
@@ -312,7 +324,8 @@ def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> N
     ("arguments", "words"),
     [
         (["--n-best", "0"], "--n-best must be at least 1"),
-        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam of as many: --num-beams is 2"),
+        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam of at least 3, but --num-beams is 2"),
+        (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam of at least 2, but --num-beams is 1"),
         (["--format", "tsv"], "--format is of --n-best"),
         (["--resume"], "--resume needs the --output"),
         (["nowhere.txt"], "There is no file 'nowhere.txt'"),
@@ -338,7 +351,7 @@ def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, cap
     code, out, _ = translate(monkeypatch, capsys, text, "--model", model, "--model", model)
     assert (code, out) == (0, expected)
     AutoModelForSeq2SeqLM.from_pretrained(model).save_pretrained(other)
-    train_tokenizer(["other words"], 280).save_pretrained(other)
+    train_tokenizer(["other words"], 280).save_pretrained(other)  # fewer entries than the embedding has rows
     code, out, error = translate(monkeypatch, capsys, text, "--model", model, "--model", str(other))
     assert (code, out) == (2, "") and f"{model} and {other} have different vocabularies" in error
 
@@ -350,6 +363,209 @@ def test_int8_is_another_model(tiny_run, monkeypatch, capsys) -> None:
     code, out, _ = translate(monkeypatch, capsys, b"one two\n", *arguments, "--int8")
     assert code == 0 and len(seen) == 1
     assert out == translate(monkeypatch, capsys, b"one two\n", *arguments)[1]
+
+
+# ---- Outputs that are no files, disks that are full, streams that are closed
+
+
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """No file grows beyond it: what a full disk does, under another name."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("verb", ["translate", "evaluate"])
+def test_a_device_is_written_to(tiny_run, texts, capsys, verb) -> None:
+    text = str(texts[0] / "a.txt")
+    arguments = ["--data", text, text] if verb == "evaluate" else [text]
+    arguments = [verb, *arguments, "--model", str(tiny_run / "model"), "--output"]
+    assert main([*arguments, "/dev/null"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "/dev/full"]) == 2
+    said = capsys.readouterr().err
+    assert "hf-vaswani: /dev/full cannot be written: No space left on device." in said and "Traceback" not in said
+
+
+def test_a_pipe_is_written_to_and_not_completed(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    arguments = ["translate", str(folder / "a.txt"), "--model", str(tiny_run / "model"), "--output"]
+    assert main([*arguments, str(folder / "file")]) == 0
+    os.mkfifo(folder / "pipe")
+    with subprocess.Popen(["cat", str(folder / "pipe")], stdout=subprocess.PIPE) as reader:
+        assert main([*arguments, str(folder / "pipe")]) == 0
+        assert reader.communicate(timeout=60)[0] == (folder / "file").read_bytes()
+    assert main([*arguments, str(folder / "pipe"), "--resume"]) == 2
+    assert "pipe is not a regular file: nothing in it could be completed" in capsys.readouterr().err
+
+
+def test_a_full_disk_keeps_whole_lines_and_is_named(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    output = folder / "out"
+    arguments = [str(folder / "a.txt"), "--model", str(tiny_run / "model"), "--n-best", "2", "--output", str(output)]
+    assert main(["translate", *arguments]) == 0
+    whole = output.read_bytes()
+    output.unlink()
+    with size_limit(len(whole) - 20):
+        assert main(["translate", *arguments]) == 2
+    assert f"{output} cannot be written: File too large. Its lines are whole" in capsys.readouterr().err
+    kept = output.read_bytes()
+    assert 0 < len(kept) <= len(whole) - 20 and kept.endswith(b"\n") and whole.startswith(kept)
+    assert main(["translate", *arguments, "--resume"]) == 0 and output.read_bytes() == whole
+    with size_limit(20), pytest.raises(OSError, match="new cannot be written: File too large"):
+        scoring_verbs._write(folder / "new", "one\n" * 9)
+    assert not list(folder.glob("*new*"))
+
+
+def test_standard_output_that_is_full_or_closed_is_named(tiny_run, texts, monkeypatch, capsys) -> None:
+    arguments = ["translate", str(texts[0] / "a.txt"), "--model", str(tiny_run / "model")]
+    for verb in (arguments, ["--version"]):
+        with open("/dev/full", "w") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            assert main(verb) == 2
+            monkeypatch.undo()
+        assert capsys.readouterr().err == "hf-vaswani: Standard output cannot be written: No space left on device.\n"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(arguments) == 2 and "Standard output is closed" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["translate", *arguments[2:]]) == 2 and "Standard input is closed" in capsys.readouterr().err
+
+
+def test_standard_output_that_is_full_is_no_trouble_at_the_end(tiny_run, texts) -> None:
+    command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
+    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "Standard output cannot be written" in done.stderr
+
+
+# ---- Compressed text, odd text
+
+
+def test_compressed_text_is_read(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    (folder / "a.txt.gz").write_bytes(gzip.compress((folder / "a.txt").read_bytes()))
+    model, seen = ["--model", str(tiny_run / "model")], []
+    for name in ("a.txt", "a.txt.gz"):
+        text = str(folder / name)
+        assert main(["translate", *model, text]) == 0
+        assert main(["score", *model, text, text]) == 0
+        other = str(folder / "other.txt")
+        Path(other).write_text("one\n" * 33)
+        assert main(["compare", text, other, "--references", text, "--samples", "2", "--trials", "2"]) == 0
+        seen.append(capsys.readouterr().out.replace(".gz", "").split())
+    assert seen[0] == seen[1]
+    (folder / "a.txt.gz").write_bytes((folder / "a.txt.gz").read_bytes()[:-9])
+    assert main(["translate", *model, str(folder / "a.txt.gz")]) == 2
+    assert "a.txt.gz cannot be read as gz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [(b"", 0), (b"one", 1), (b"one\r\ntwo\r\n", 2), (b"\xef\xbb\xbfone\n", 1), (b"o\0ne\n\0\n", 2)]
+)
+def test_every_text_has_as_many_lines_as_before(tiny_run, monkeypatch, capsys, text, lines) -> None:
+    code, out, err = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
+    assert code == 0 and out.count("\n") == lines, err
+
+
+def test_what_never_ends_is_no_line(tiny_run, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(text_verbs, "LONGEST_LINE", 2**20)
+    assert main(["translate", "/dev/zero", "--model", str(tiny_run / "model")]) == 2
+    assert "/dev/zero, line 1, is longer than 1,048,576 bytes" in capsys.readouterr().err
+
+
+def test_one_beam_warns_of_nothing(tiny_run, monkeypatch, capsys, caplog) -> None:
+    transformers_logging.enable_propagation()
+    try:
+        code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), "--num-beams", "1")
+    finally:
+        transformers_logging.disable_propagation()
+    assert code == 0 and "length_penalty" not in err + caplog.text
+
+
+# ---- The doors
+
+
+def test_the_version_and_the_usage(capsys) -> None:
+    for arguments, program, words in (
+        (["--version"], "hf-vaswani", f"hf-vaswani {hf_vaswani.__version__}\n"),
+        (["train", "--help"], "hf-vaswani", "usage: hf-vaswani train RECIPE.yaml"),
+        (["train", "--help"], "train.py", "usage: accelerate launch train.py RECIPE.yaml"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments, program)
+        assert stop.value.code == 0 and capsys.readouterr().out.startswith(words)
+
+
+DOORS = {
+    "module": ["-m", "hf_vaswani.cli", "translate", "--model", "nowhere"],
+    "script": ["-c", "import sys, hf_vaswani_start; sys.exit(hf_vaswani_start.main())", "translate"],
+    "launcher": [str(ROOT / "train.py"), "none.yaml"],
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_ctrl_c_while_libraries_are_imported_is_quiet(door) -> None:
+    for seconds in (0.3, 0.8, 1.6):
+        process = subprocess.Popen(
+            [sys.executable, *DOORS[door]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        # On a fast machine it may have come to its own error, or to its own word, before.
+        assert (process.returncode, err) in ((130, ""), (130, "hf-vaswani: stopped.\n")) or process.returncode == 2
+        assert "Traceback" not in err and not out
+
+
+def test_ctrl_c_of_others_is_theirs_and_threads_sleep_while_they_wait() -> None:
+    """Importing the package changes no signal; the doors set the policy before torch is loaded."""
+    programs = (
+        "import signal, hf_vaswani; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)",
+        "import os, hf_vaswani_start as start; start.before_imports(); import sys; "
+        "print(os.environ['OMP_WAIT_POLICY'] == 'PASSIVE' and 'torch' not in sys.modules)",
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for program in programs:
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+        )
+        assert done.stdout == "True\n"
+
+
+BLOCKED = """
+import sys
+blocked = sys.argv.pop(1).split(",")
+for name in blocked:
+    sys.modules[name] = None
+from hf_vaswani.cli import main
+sys.exit(main())
+"""
+TRAIN = "accelerate,datasets,evaluate,jinja2,jsonargparse,sacrebleu,tabulate,pandas,pyarrow,matplotlib"
+CONVERT = "ctranslate2,onnx,onnxruntime,onnxscript,sentencepiece"
+
+
+def test_each_extra_does_without_the_others(tiny_run, tmp_path) -> None:
+    (tmp_path / "text").write_text("one two\n")
+    model, text = str(tiny_run / "model"), str(tmp_path / "text")
+    for blocked, arguments in (
+        (TRAIN, ["convert", model, str(tmp_path / "ctranslate2"), "--to", "ctranslate2"]),
+        (TRAIN, ["convert", model, str(tmp_path / "onnx"), "--to", "onnx"]),
+        (f"{TRAIN},{CONVERT}", ["translate", "--model", model, text]),
+        (f"{TRAIN},{CONVERT}", ["score", "--model", model, text, text]),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", BLOCKED, blocked, *arguments], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 0, done.stderr
+    for arguments in (["train", "none.yaml"], ["evaluate", "--model", model, "--data", text, text]):
+        done = subprocess.run(
+            [sys.executable, "-c", BLOCKED, TRAIN, *arguments], capture_output=True, text=True, cwd=ROOT
+        )
+        assert done.returncode == 2 and "pip install 'hf_vaswani[train]'" in done.stderr, done.stderr
 
 
 # ---- evaluate, compare -------------------------------------------------------------------------------------------

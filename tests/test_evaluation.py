@@ -1,8 +1,9 @@
 """A corpus is translated in order, in batches, as if sentence by sentence."""
 
+import pytest
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vaswani.evaluation import translate_corpus
+from hf_vaswani.evaluation import log_probabilities, translate_corpus, translate_n_best
 from hf_vaswani.tokenizer import load_tokenizer
 
 
@@ -44,3 +45,54 @@ def test_batches_keep_to_the_budget_and_dropout_is_off(tiny_run, monkeypatch) ->
     assert all(rows * width <= 30 for rows, width in shapes)
     assert sum(rows for rows, _ in shapes) == 25
     assert max(rows for rows, _ in shapes) > 5
+
+
+@pytest.fixture
+def translator(tiny_run):
+    return (
+        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
+        load_tokenizer(str(tiny_run / "model")),
+    )
+
+
+def test_every_module_gets_its_mode_back_also_after_an_error(translator, monkeypatch) -> None:
+    model, tokenizer = translator
+    model.train()
+    model.model.encoder.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert len(set(modes.values())) == 2
+
+    def modes_now() -> dict[str, bool]:
+        return {name: module.training for name, module in model.named_modules()}
+
+    translate_corpus(model, tokenizer, ["one", "two"])
+    log_probabilities(model, tokenizer, ["one"], ["two"])
+    assert modes_now() == modes
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        translate_corpus(model, tokenizer, ["one"], max_new_tokens=-1)
+    assert modes_now() == modes
+    # The second batch is never asked for.
+    monkeypatch.setattr(type(tokenizer), "batch_decode", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        translate_corpus(model, tokenizer, ["one", "two"], tokens_per_batch=1)
+    assert caught.traceback and modes_now() == modes
+    monkeypatch.setattr(model, "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        log_probabilities(model, tokenizer, ["one"], ["two"])
+    assert modes_now() == modes
+
+
+def test_half_a_character_is_refused_with_its_sentence(translator) -> None:
+    texts = ["one", "tw\ud800o"]
+    for work in (
+        lambda: translate_corpus(*translator, texts),
+        lambda: translate_n_best(*translator, texts, 2),
+        lambda: log_probabilities(*translator, ["one", "two"], texts),
+    ):
+        with pytest.raises(ValueError, match=r"Sentence 2 has half a character of UTF-16 \('\\ud800'\)"):
+            work()
+
+
+def test_one_beam_has_no_scores(translator) -> None:
+    with pytest.raises(ValueError, match="need beam search: set num_beams to 2 or more"):
+        translate_n_best(*translator, ["one"], 1, num_beams=1)

@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "metric": set(),
     "visualization": set(),
     "modeling_vaswani": {"configuration_vaswani", "decoding_vaswani", "generation_vaswani", "pipeline_vaswani"},
-    "data": {"pocket_corpus", "recipe"},
+    "data": {"files", "pocket_corpus", "recipe"},
+    "loading": {"files", "generation_vaswani", "tokenizer"},
     "encoding": set(),
     "interruption": set(),
     "streaming": {"batching", "data", "encoding"},
@@ -58,6 +59,7 @@ BELOW_A_FORMAT = {
     "generation_vaswani",
     "evaluation",
     "files",
+    "loading",
     "tokenizer",
 }
 PARTS = {

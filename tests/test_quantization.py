@@ -52,3 +52,10 @@ def test_the_search_is_the_fast_one(models, monkeypatch, beams) -> None:
 def test_what_it_is_not_for(models) -> None:
     with pytest.raises(ValueError, match="for float32 on a CPU, but this is torch.bfloat16 on cpu"):
         to_int8(VaswaniForConditionalGeneration(models[0].config).to(torch.bfloat16))
+
+
+def test_it_says_that_it_cannot_be_saved(models, tmp_path) -> None:
+    with pytest.raises(ValueError, match="with weights of 8 bits cannot be saved: save the model that it was made of"):
+        models[1].save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+    models[0].save_pretrained(tmp_path / "whole")

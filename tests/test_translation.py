@@ -119,7 +119,11 @@ def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
     assert found[0] == found[1] and found[0].count("\n") == 2502
     (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")
     failed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert failed.returncode and failed.stderr.count("Line 2 of") == 1 and "[rank1]" not in failed.stderr
+    assert (
+        failed.returncode
+        and failed.stderr.count("long.txt, line 2, is not UTF-8") == 1
+        and "[rank1]" not in failed.stderr
+    )
     model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
     assert found[0].splitlines()[:40] == translate_corpus(model, tokenizer, text.splitlines()[:40])
 

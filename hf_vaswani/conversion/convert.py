@@ -1,7 +1,6 @@
 """One verb for all formats: recognises a model, writes it in another format, and compares both sides."""
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,14 +9,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
 
 from ..evaluation import translate_corpus
 from ..files import written_whole
+from ..loading import check_finite, check_settings, load_translator, quiet
 from ..modeling_vaswani import VaswaniForConditionalGeneration
-from ..tokenizer import load_tokenizer
-from .search import check_settings, rules_left_behind, start_token_id
+from .search import rules_left_behind, start_token_id
 from .sides import Foreign, model_type
 
 logger = logging.getLogger(__name__)
@@ -107,20 +104,21 @@ def convert(
         module.check_quantization(quantization)
     if kind in ("vaswani", "marian"):
         check_settings(source)
-    with _quiet(), _said_in_one_sentence(source), TemporaryDirectory() as between:
+    with quiet(), _said_in_one_sentence(source), TemporaryDirectory() as between:
         # Read before anything is written, so that what is wrong with the source is not laid to the destination.
         if kind == "vaswani":
             came, ours = None, source
+            model, tokenizer = load_translator(source, torch.float32)
         else:
             came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
-        _check_finite(_load(source)[0] if came is None else came.model, source)
+            check_finite(came.model, source)
         with written_whole(destination) as folder:
             if came is not None:
                 ours = folder if to == "vaswani" else ours
                 came.model.save_pretrained(ours)
                 came.tokenizer.save_pretrained(ours)
-            # What was written is compared, and not what was in memory.
-            model, tokenizer = _load(ours)
+                # What was written is compared, and not what was in memory.
+                model, tokenizer = load_translator(ours, torch.float32)
             lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
             if module is not None:
                 foreign = {
@@ -137,6 +135,10 @@ def convert(
 
 def _check_destination(destination: Path, source: Path, force: bool) -> None:
     """Refuses what is there and is not to be replaced, or cannot be."""
+    if destination.name in ("", ".."):
+        raise ValueError(
+            f"{str(destination)!r} has no name of its own, which the new folder needs: name a folder in it."
+        )
     if destination.exists() and not force:
         raise ValueError(f"{destination} exists already; --force replaces it.")
     if source.resolve().is_relative_to(destination.resolve()):
@@ -155,55 +157,6 @@ def _said_in_one_sentence(source: Path) -> Iterator[None]:
     except Exception as error:
         logger.debug("Where it happened:", exc_info=True)
         raise ValueError(f"{source} cannot be converted: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars of libraries, and their warnings of what is refused here in one sentence."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
-
-
-def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, Any]:
-    """A model in float32, every weight of which was in the folder, and its tokenizer."""
-    try:
-        model, report = VaswaniForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"The model in {folder} cannot be loaded: {error}") from error
-    for name, here, there in sorted(report["mismatched_keys"]):
-        raise ValueError(f"{name} has the shape {tuple(here)} in {folder}, but {tuple(there)} by its config.json.")
-    for kind in ("missing_keys", "unexpected_keys"):
-        if report[kind]:
-            names = sorted(map(str, report[kind]))
-            raise ValueError(
-                f"The weights in {folder} are not those of its config.json: {kind.replace('_', ' ')} {names[0]}"
-                + (f" and {len(names) - 1} more." if names[1:] else ".")
-            )
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"There is no tokenizer.json in {folder}.")
-    try:
-        tokenizer = load_tokenizer(str(folder))
-    # tokenizers' own errors are of no narrower class.
-    except Exception as error:
-        raise ValueError(f"The tokenizer in {folder} cannot be loaded: {error}") from error
-    return model.eval(), tokenizer
-
-
-def _check_finite(model: VaswaniForConditionalGeneration, source: Path) -> None:
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise ValueError(f"The weights in {source} have values in {name} that are not finite.")
 
 
 def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Foreign, sentence: str) -> list[str]:

@@ -10,20 +10,19 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
 from ..configuration_vaswani import VaswaniConfig
 from ..files import read_json
+from ..loading import IDS, load_model
 from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..tokenizer import load_tokenizer
 from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
-from .sides import IDS, Converted, Foreign, model_type
+from .sides import Converted, Foreign, model_type
 
 LAYER_NORM_EPS = 1e-5
 # Longest translation of what is saved without a limit of its own, as OPUS-MT's.
@@ -134,31 +133,9 @@ def _check_switches(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _read_model(path: Path) -> MarianMTModel:
-    """The model of a folder, every weight of which was in the folder."""
-    try:
-        # In float32 both sides compute the same; in float16 each rounds in its own way.
-        model, report = MarianMTModel.from_pretrained(
-            path,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            weights_only=True,
-            local_files_only=True,
-        )
-    except UnpicklingError as error:
-        raise ValueError(
-            f"The weights in {path} are a pickle that is not whole, or that has more in it than weights, which cannot "
-            "be read without running code of the file; model.safetensors is read."
-        ) from error
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read as a MarianMTModel: {str(error).splitlines()[0]}") from error
-    for name, here, there in sorted(report["mismatched_keys"]):
-        raise ValueError(f"{name} has the shape {tuple(here)} in {path}, but {tuple(there)} by its config.json.")
-    for name in sorted(report["missing_keys"]):
-        raise ValueError(f"The weights in {path} have no {name}.")
-    for name in sorted(report["unexpected_keys"]):
-        raise ValueError(f"The weights in {path} have {name}, which no MarianMTModel of its config.json has.")
-    model.eval()
+    """Loads the model of a folder, every weight of which was in the folder."""
+    # In float32 both sides compute the same; in float16 each rounds in its own way.
+    model = load_model(path, torch.float32)
     for stack in (model.model.encoder, model.model.decoder):
         table = stack.embed_positions.weight.float()
         expected = sinusoids(torch.arange(len(table)), table.shape[1], "concatenated")

@@ -1,14 +1,9 @@
 """What a generation config says, for engines that have a search of their own."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
-
-from ..files import read_json
-from ..generation_vaswani import CHOICES
-from .sides import IDS
 
 # What `generate()` does where nothing limits a translation.
 DEFAULT_LENGTH = 20
@@ -23,62 +18,6 @@ RULES: dict[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (None,),
     "begin_suppress_tokens": (None, []),
 }
-# Numbers, by the least that each may be.
-COUNTS = {"num_beams": 1, "max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0}
-NUMBERS = ("length_penalty", "repetition_penalty")
-# How deep ids lie in lists.
-DEPTHS = {"suppress_tokens": 1, "begin_suppress_tokens": 1, "bad_words_ids": 2}
-
-
-def check_settings(folder: Path) -> None:
-    """
-    Refuses values in `config.json` and `generation_config.json` that transformers takes and cannot use.
-
-    Args:
-        folder (`Path`): has one of the two, or both.
-
-    Raises:
-        ValueError: with the file, the name and the value.
-    """
-    size: Any = None
-    for path in (folder / "config.json", folder / "generation_config.json"):
-        settings = read_json(path) if path.exists() else {}
-        size = size or settings.get("decoder_vocab_size") or settings.get("vocab_size")
-        for name, value in settings.items():
-            if value is None:
-                continue
-            expected = _expected(name, value)
-            if expected:
-                raise ValueError(f"{path} has {name} {value!r}, but it must be {expected}.")
-            for id_ in _flat(value) if name in (*IDS, *DEPTHS) else ():
-                if isinstance(size, int) and id_ >= size:
-                    raise ValueError(f"{path} has the id {id_} as {name}, but the vocabulary has {size} entries.")
-
-
-def _expected(name: str, value: Any) -> str | None:
-    """What a value should be that it is not."""
-    if name in COUNTS and not _is_count(value, COUNTS[name]):
-        return f"a whole number of at least {COUNTS[name]}"
-    if name in NUMBERS and type(value) not in (int, float):
-        return "a number"
-    if name in CHOICES and value not in CHOICES[name]:
-        return " or ".join(map(repr, CHOICES[name]))
-    if name in IDS and not all(_is_count(id_) for id_ in _flat(value)):
-        return "an id, a whole number of at least 0"
-    if name in DEPTHS:
-        lists = value if DEPTHS[name] == 2 else [value]
-        if not isinstance(lists, list) or not all(isinstance(ids, list) and all(map(_is_count, ids)) for ids in lists):
-            return f"a list of {'lists of ' if DEPTHS[name] == 2 else ''}ids"
-    return None
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
-
-
-def _flat(value: Any) -> list[Any]:
-    """An id, or all ids of lists."""
-    return [id_ for each in value for id_ in _flat(each)] if isinstance(value, list) else [value]
 
 
 def fixed_limit(generation_config: GenerationConfig) -> int | None:

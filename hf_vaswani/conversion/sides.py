@@ -13,8 +13,6 @@ from ..modeling_vaswani import VaswaniForConditionalGeneration
 # Logits of shape (batch, target, vocab_size) of source ids, their mask and decoder ids, each (batch, length).
 Logits = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Translate = Callable[[Sequence[str]], list[str]]
-# The ids that transformers' configs and generation configs have.
-IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass
