@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .modeling_vaswani import VaswaniForConditionalGeneration
+from .tokenizer import language_tags
 
 
 def translate_corpus(
@@ -95,7 +96,10 @@ def _generate(
 ) -> Generator[tuple[list[int], Any], None, None]:
     """The places of the sentences of a batch, which are of like length and not empty, and what comes out of it."""
     ids = _encode(tokenizer, sentences)
-    order = sorted((i for i, text in enumerate(sentences) if text.strip()), key=lambda i: len(ids[i]), reverse=True)
+    # The tag of a language has no more to translate behind it than an empty line.
+    tags = set(language_tags(tokenizer).values())
+    spoken = (i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags)
+    order = sorted(spoken, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
         while order:

@@ -4,20 +4,21 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
+from huggingface_hub import hf_hub_download, is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from .files import read_json
-from .generation_vaswani import CHOICES
+from .generation_vaswani import CHOICES, LARGEST_ALPHA
 from .tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ COUNTS = {
 }
 NUMBERS = ("length_penalty", "repetition_penalty", "temperature", "top_p")
 FLAGS = ("do_sample", "use_cache", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Beyond these a search would not end, and a length penalty would overflow.
-HIGHEST_COUNT, STRONGEST_PENALTY = 1_000_000, 100
+# Beyond this a search would not end.
+HIGHEST_COUNT = 1_000_000
 # How deep ids lie in lists.
 DEPTHS = {"suppress_tokens": 1, "begin_suppress_tokens": 1, "bad_words_ids": 2}
 # Sizes of which there are at least as many weights, and numbers of layers, each of which has a tensor.
@@ -51,6 +52,8 @@ SIZES = (
     *("encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"),
 )
 LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
+# The types that weights are stored in, by safetensors' names.
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 # Characters of a value, or of a library's message, that are shown.
 SHOWN, SAID = 80, 300
 
@@ -115,7 +118,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
                 "read without running its code; model.safetensors is read."
             ) from error
         except Exception:
-            _read_shapes(folder)
+            _read_tensors(folder)
             raise
     _check_report(report, name)
     check_finite(model, name)
@@ -255,8 +258,8 @@ def _expected(name: str, value: Any) -> str | None:
         return f"a whole number from {COUNTS[name]} to {HIGHEST_COUNT}"
     if name in NUMBERS and type(value) not in (int, float):
         return "a number"
-    if name == "length_penalty" and abs(value) > STRONGEST_PENALTY:
-        return f"from -{STRONGEST_PENALTY} to {STRONGEST_PENALTY}"
+    if name == "length_penalty" and abs(value) > LARGEST_ALPHA:
+        return f"from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
     if name in FLAGS and type(value) is not bool:
         return "true or false"
     if name == "early_stopping" and not (type(value) is bool or value == "never"):
@@ -305,14 +308,18 @@ def _folder(name: str | Path, *files: str) -> Path:
     """The folder of a model; for the id of a repository, the one in the Hub's cache that has these small files."""
     if Path(name).is_dir():
         return Path(name)
-    try:
+    with _refused(f"The model {str(name)!r} cannot be loaded", name):
         folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
-    except (OSError, ValueError) as error:
-        raise ValueError(f"The model {str(name)!r} cannot be loaded: {error}") from error
-    for file in files or SETTINGS[1:]:
-        # What a repository does not have is not needed.
-        with suppress(OSError, ValueError):
-            hf_hub_download(str(name), file)
+        for file in files or SETTINGS[1:]:
+            try:
+                hf_hub_download(str(name), file)
+            except LocalEntryNotFoundError:
+                # Without a network only the cache is asked; with one, nobody knows what the Hub has.
+                if not is_offline_mode():
+                    raise
+            except EntryNotFoundError:
+                # What a repository does not have is not needed.
+                continue
     return folder
 
 
@@ -335,9 +342,9 @@ def _refused(what: str, name: str | Path) -> Iterator[None]:
         raise ValueError(f"{what}: {kind}{text[:SAID] if text else type(error).__name__}") from error
 
 
-def _read_shapes(folder: Path) -> dict[str, list[int]]:
+def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """
-    The shapes of the tensors in a folder, as the beginnings of its safetensors files say; empty where it has none.
+    Types and shapes of the tensors in a folder, as the beginnings of its safetensors files say; empty without one.
 
     Raises:
         ValueError: a file is damaged; the message names it.
@@ -349,24 +356,30 @@ def _read_shapes(folder: Path) -> dict[str, list[int]]:
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
             raise ValueError(f"{index} has no weight_map from names of tensors to files.")
         paths = [folder / file for file in sorted(set(files.values()))]
-    shapes: dict[str, list[int]] = {}
+    found: dict[str, tuple[str, list[int]]] = {}
     for path in paths:
         if not path.exists():
             continue
         try:
             with safe_open(path, "pt") as file:
-                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_slice(name)
+                    found[name] = (tensor.get_dtype(), tensor.get_shape())
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    return shapes
+    return found
 
 
 def _check_sizes(folder: Path) -> None:
-    """Refuses sizes of a config that its weights do not have, before a model of that size is made."""
-    shapes = _read_shapes(folder)
-    weights = sum(math.prod(shape) for shape in shapes.values())
-    for names, most, what in ((SIZES, weights, "weights"), (LAYERS, len(shapes), "tensors")):
-        for name, value in _read(folder / SETTINGS[0]).items() if shapes else ():
+    """Refuses weights that are no floating-point numbers, and sizes of a config that they do not have."""
+    tensors, config = _read_tensors(folder), _read(folder / SETTINGS[0])
+    for name, (dtype, _) in tensors.items():
+        if dtype not in FLOATS and "quantization_config" not in config:
+            raise ValueError(f"The weights in {folder} have {name} as {dtype}, which is no type of weights.")
+    # Before a model of such a size is made.
+    weights = sum(math.prod(shape) for _, shape in tensors.values())
+    for names, most, what in ((SIZES, weights, "weights"), (LAYERS, len(tensors), "tensors")):
+        for name, value in config.items() if tensors else ():
             if name in names and type(value) is int and value > most:
                 raise ValueError(
                     f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but beside it are only {most} {what}."

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import logging
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
@@ -15,6 +16,9 @@ from .files import decode_lines, read_lines
 PAIRS_AT_A_TIME = 1024
 # Bytes; what has no end of a line for so long is no text.
 LONGEST_LINE = 2**28
+
+# Beyond this a beam search fills the memory and finds nothing more.
+MOST = {"num_beams": 1000, "n_best": 1000}
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -111,11 +115,12 @@ def _translate(options: argparse.Namespace) -> None:
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
-    """Raises a `ValueError` for the first of these options that is given and below 1."""
+    """Raises a `ValueError` for the first of these options that is given and below 1, or above what is of use."""
     for name in names:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, but it is {value}.")
+        value, most = getattr(options, name), MOST.get(name, math.inf)
+        if value is not None and not 1 <= value <= most:
+            expected = "at least 1" if most == math.inf else f"from 1 to {most}"
+            raise ValueError(f"--{name.replace('_', '-')} must be {expected}, but it is {value}.")
 
 
 def tell_cut(were_cut: int, longest: int) -> None:
@@ -193,7 +198,7 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
 
     from .files import check_weights
     from .loading import load_translator
-    from .tokenizer import find_language_tag, language_tags
+    from .tokenizer import language_tags
 
     for name in names:
         folder = Path(name)
@@ -209,11 +214,30 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
     for name, (_, other) in zip(names, loaded, strict=True):
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
-    front = "" if target_language is None else f"{find_language_tag(tokenizer, target_language)} "
+    front = _front(models[0], tokenizer, target_language)
     if torch.accelerator.is_available():
         models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # A model for several directions would take any, without one.
     return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
+
+
+def _front(model: Any, tokenizer: Any, target_language: str | None) -> str:
+    """
+    The tag of the target language and a space, or nothing where a model needs none.
+
+    Raises:
+        ValueError: the model does not translate into this language.
+    """
+    from .tokenizer import find_language_tag, language_tags
+
+    if target_language is None:
+        return ""
+    targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
+    if targets and target_language not in targets:
+        raise ValueError(f"The model translates into {', '.join(targets)}, and not into {target_language!r}.")
+    if targets and not language_tags(tokenizer):
+        return ""
+    return f"{find_language_tag(tokenizer, target_language)} "
 
 
 def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
@@ -224,7 +248,7 @@ def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]
                 f"Line {number} of {name} does not say into which language: give --target-language, or put one of "
                 f"{', '.join(tags)} in front."
             )
-        yield front + line if line.strip() else line
+        yield front + line if line.strip() and not (front and line.startswith(front.strip())) else line
 
 
 def text_of(path: Path) -> Iterator[str]:

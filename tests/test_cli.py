@@ -97,8 +97,11 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     seen = []
     monkeypatch.setattr(translation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
-    code, _, error = translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)
-    assert (code, seen) == (2, []) and "no tag for the target language 'de'" in error
+    # The model knows its one language, and needs no tag for it.
+    code, _, error = translate(monkeypatch, capsys, b"one\n", *arguments[:3], "fr")
+    assert (code, seen) == (2, []) and "The model translates into de, and not into 'fr'" in error
+    assert translate(monkeypatch, capsys, b"one\n", *arguments)[0] == 0
+    assert seen.pop() == "one"
     from hf_vaswani import loading, tokenizer
 
     load = loading.load_translator
@@ -113,6 +116,8 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     assert seen == ["<2de> one", "", "<2de> two"]
     assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments[:2])[0] == 0
     assert seen[3:] == ["<2de> one"]
+    assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments)[0] == 0
+    assert seen[4:] == ["<2de> one"]
     code, _, error = translate(monkeypatch, capsys, b"<2de> one\ntwo\n", *arguments[:2])
     assert code == 2 and "Line 2 of the input does not say into which language" in error and "<2de>" in error
 
@@ -323,7 +328,8 @@ def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--n-best", "0"], "--n-best must be at least 1"),
+        (["--n-best", "0"], "--n-best must be from 1 to 1000, but it is 0"),
+        (["--num-beams", "99999"], "--num-beams must be from 1 to 1000, but it is 99999"),
         (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam of at least 3, but --num-beams is 2"),
         (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam of at least 2, but --num-beams is 1"),
         (["--format", "tsv"], "--format is of --n-best"),
@@ -637,7 +643,7 @@ def test_evaluate_reads_tables_and_datasets(tiny_run, tmp_path, capsys) -> None:
         (["text.en", "short.de"], [], "must have the same number of lines, but"),
         (["text.en", "text.de"], ["--columns", "en", "de"], "--columns are those of one file"),
         (["text.en", "text.de"], ["--tokenize", "14b"], "sacreBLEU has no tokenizer '14b'"),
-        (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be at least 1"),
+        (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be from 1 to 1000, but it is 0"),
         (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),
         (["empty.en", "empty.de"], [], "There is no text in"),
     ],

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani.evaluation import log_probabilities, translate_corpus, translate_n_best
-from hf_vaswani.tokenizer import load_tokenizer
+from hf_vaswani.tokenizer import add_language_tags, load_tokenizer
 
 
 def test_a_corpus_is_translated_in_order_whatever_the_batches(tiny_run) -> None:
@@ -96,3 +96,13 @@ def test_half_a_character_is_refused_with_its_sentence(translator) -> None:
 def test_one_beam_has_no_scores(translator) -> None:
     with pytest.raises(ValueError, match="need beam search: set num_beams to 2 or more"):
         translate_n_best(*translator, ["one"], 1, num_beams=1)
+
+
+def test_a_tag_alone_has_nothing_to_translate(translator) -> None:
+    model, tokenizer = translator
+    add_language_tags(tokenizer, ["de"])
+    model.resize_token_embeddings(len(tokenizer))
+    # It would say something whatever it reads.
+    settings = {"min_new_tokens": 3, "max_new_tokens": 5}
+    assert translate_corpus(model, tokenizer, ["", "<2de>", " <2de> ", "<2de> one"], **settings)[:3] == ["", "", ""]
+    assert translate_n_best(model, tokenizer, ["<2de>"], 2, num_beams=2, **settings) == [[(0.0, ""), (0.0, "")]]

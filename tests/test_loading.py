@@ -114,6 +114,7 @@ DAMAGES = [
     ),
     ("model.safetensors", with_weights(lambda weights: weights.pop(FC1)), f"1 tensor is missing, {FC1}"),
     ("model.safetensors", with_weights(lambda weights: weights.update(x=torch.ones(1))), "1 tensor is too many, x"),
+    ("model.safetensors", with_weights(lambda weights: weights.update({FC1: weights[FC1].int()})), f"{FC1} as I32"),
     (
         "model.safetensors",
         with_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})),
