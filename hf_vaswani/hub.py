@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from .card import card_files
@@ -29,6 +29,8 @@ from .recipe import HubRecipe
 
 logger = logging.getLogger(__name__)
 
+# Seconds without a byte after which the Hub counts as lost. By itself its client waits for ever.
+ANSWER_SECONDS = 120
 # Checkpoints that are to be published, or could not be.
 UNPUBLISHED = "unpublished"
 LEFT_BY_AN_EARLIER_PUSH = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|\w+_vaswani\.py")
@@ -166,6 +168,8 @@ def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes
 @contextlib.contextmanager
 def _in_one_sentence(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
     """Whatever goes wrong between here and the Hub, as a [`PublishingError`] that says what to do."""
+    client = get_session()
+    before, client.timeout = client.timeout, ANSWER_SECONDS
     try:
         yield
     except PublishingError:
@@ -175,6 +179,8 @@ def _in_one_sentence(folder: Path, repo_id: str, revision: str) -> Iterator[None
         sentence = f"{folder} could not be published: {_advice(error, repo_id, revision)}"
         token = get_token()
         raise PublishingError(sentence.replace(token, "(the token)") if token else sentence) from None
+    finally:
+        client.timeout = before
 
 
 def _advice(error: Exception, repo_id: str, revision: str) -> str:

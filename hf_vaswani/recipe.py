@@ -367,7 +367,8 @@ class _Loader(yaml.SafeLoader):
 def _check_yaml(text: str, where: str) -> None:
     """
     Refuses YAML that readers stumble over, before one of them sees it: nested deeper than a recipe is, aliases that
-    multiply or refer to themselves, numbers of hundreds of digits, and types by name, as !!timestamp.
+    multiply or refer to themselves, numbers of hundreds of digits, halves of characters, and types by name, as
+    !!timestamp.
     """
     # For each collection that is open: whether it has an anchor, so that an alias could stand for it.
     opened: list[bool] = []
@@ -384,6 +385,8 @@ def _check_yaml(text: str, where: str) -> None:
             raise ValueError(f"{where} has the alias *{event.anchor} {line} inside a value that has an anchor itself.")
         elif isinstance(event, yaml.ScalarEvent) and LONG_NUMBER.fullmatch(event.value):
             raise ValueError(f"{where} has a number of {len(event.value)} digits {line}: {shown(event.value)}.")
+        elif isinstance(event, yaml.ScalarEvent) and re.search("[\ud800-\udfff]", event.value):
+            raise ValueError(f"{where} has half a character of UTF-16 {line}: {shown(event.value)}.")
         if len(opened) > MOST_LEVELS or count > MOST_ENTRIES:
             raise ValueError(
                 f"{where} has more than {MOST_LEVELS} levels or {MOST_ENTRIES:,} entries {line}, which is no recipe."

@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import hub as publishing
 from hf_vaswani.checkpoints import digests
 from hf_vaswani.cli import main
 from hf_vaswani.hub import push_waiting
@@ -530,6 +531,17 @@ def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) ->
         assert load(hub, home, first, how, HF_HUB_OFFLINE="1") == found[label]
         assert hub.log == []
     assert found["with"]["texts"] == found["without"]["texts"]
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(hub, push, monkeypatch) -> None:
+    monkeypatch.setattr(publishing, "ANSWER_SECONDS", 0.5)
+    hub.fault(*COMMIT, delay=20, times=None)
+    began = time.monotonic()
+    code, said = push()
+    assert code == 2 and "failed, or could not be reached" in said and said.count("\n") == 1
+    assert time.monotonic() - began < 19
+    hub.clear_faults()
+    assert push()[0] == 0
 
 
 @pytest.mark.parametrize("status", [500, 401, 403])

@@ -230,6 +230,7 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("".join(" " * i + "a:\n" for i in range(900)), ["mine.yaml", "20 levels", "line 21"]),
         (f"more_data: {[5] * 20_000}\n", ["10,000 entries"]),
         ("seed: !!timestamp x\n", ["mine.yaml", "'!!timestamp'", "line 1"]),
+        ('seed: 1\ndata: {dataset: "\\ud84c\\udcb6"}\n', ["mine.yaml", "half a character", "line 2"]),
         ("\nseed: !!int ''\n", ["'!!int'", "line 2"]),
         ("training: {compile: !!bool maybe}\n", ["'!!bool'", "line 1"]),
         ("seed: 2001-99-99\n", ["seed", "a whole number", "2001-99-99"]),
