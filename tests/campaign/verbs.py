@@ -122,3 +122,23 @@ def verb_with_small_files(arguments: list[str], most: int) -> int:
         os.close(number)
         pump.wait()
     return code
+
+
+def connect(settings: dict[str, str]) -> None:
+    """Gives the Hub's client, which was imported long ago, the settings of `HubServer.environment`."""
+    import huggingface_hub.constants
+
+    os.environ.update(settings)
+    files = settings["HF_ENDPOINT"] + "/{repo_id}/resolve/{revision}/{filename}"
+    constants = {"ENDPOINT": settings["HF_ENDPOINT"], "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_OFFLINE": False}
+    constants |= {"HF_HUB_CACHE": settings["HF_HOME"], "HF_HUB_DISABLE_XET": True, "HF_HUB_DISABLE_TELEMETRY": True}
+    constants |= {"DEFAULT_ETAG_TIMEOUT": 2, "DEFAULT_REQUEST_TIMEOUT": 2, "HF_HUB_ETAG_TIMEOUT": 2}
+    constants |= {"HF_HUB_DOWNLOAD_TIMEOUT": 2}
+    for name, value in constants.items():
+        setattr(huggingface_hub.constants, name, value)
+
+
+def publish(arguments: list[str], settings: dict[str, str]) -> int:
+    """`hf-vaswani push` to the Hub of these settings."""
+    connect(settings)
+    return verb(["push", *arguments])
