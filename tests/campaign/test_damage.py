@@ -16,7 +16,7 @@ from tests.hub_server import Access, HubServer
 
 from .judge import Campaign, broken_by, run
 from .runs import difference, half_written, recipe, result, sha, train
-from .verbs import Fault, publish, verb
+from .verbs import Fault, on_the_hub, verb
 
 WAYS = ["truncated", "flipped", "emptied", "deleted"]
 Attack = tuple[str, str]
@@ -114,7 +114,7 @@ def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
             folder = copied(whole, tmp_path / "run")
             attack = f"push, {name}: {damage(folder / name, way, campaign)}"
             settings = hub.environment(tmp_path / "home", "hf_write")
-            end = run(tmp_path / "out", publish, [str(folder), "--repo-id", f"alice/m{number}"], settings)
+            end = run(tmp_path / "out", on_the_hub, ["push", str(folder), "--repo-id", f"alice/m{number}"], settings)
             how = broken_by(end)
             if how is None and end.code == 0:
                 there = hub.files(f"alice/m{number}")
