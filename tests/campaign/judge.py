@@ -21,8 +21,18 @@ T = TypeVar("T")
 
 # Everything is imported once, and each child is forked from there: a start takes a tenth of a second instead of five.
 FORKED = multiprocessing.get_context("forkserver")
-PRELOADED = ["hf_vaswani.cli", "hf_vaswani.training", "hf_vaswani.metric", "hf_vaswani.hub", "hf_vaswani.visualization"]
-PRELOADED += ["tests.campaign.verbs"]
+PRELOADED = [
+    "hf_vaswani.cli",
+    "hf_vaswani.training",
+    "hf_vaswani.metric",
+    "hf_vaswani.hub",
+    "hf_vaswani.visualization",
+]
+PRELOADED += ["tests.campaign.verbs", "tests.campaign.warm"]
+
+# A full campaign is asked for by its seed; without one, a small one with the seed 1 is a part of the tests.
+SEED = int(os.environ.get("CAMPAIGN_SEED") or 1)
+FULL = bool(os.environ.get("CAMPAIGN_SEED"))
 
 # Seconds after which a command hangs: none takes a tenth of this on a free machine.
 LIMIT = 60
@@ -119,14 +129,12 @@ def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
 class Campaign:
     """The attacks of one test: drawn by the seed, bounded in number and time, and counted."""
 
-    seed: int
-    full: bool
     attacks: int = 0
     broken: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.random = random.Random(SEED)
 
     @property
     def seconds(self) -> float:
@@ -145,10 +153,10 @@ class Campaign:
             seconds (`float`): a full campaign begins no attack after this many, a small one after a tenth of it.
             by (`Callable`, *optional*): the group of an attack; the groups take turns.
         """
-        until = time.monotonic() + (seconds if self.full else seconds / 10)
+        until = time.monotonic() + (seconds if FULL else seconds / 10)
         shuffled = self.random.sample(attacks, len(attacks))
         groups = {group: iter([each for each in shuffled if by(each) == group]) for group in map(by, shuffled)}
-        left = len(shuffled) if self.full else few
+        left = len(shuffled) if FULL else few
         while groups:
             for group in list(groups):
                 attack = next(groups[group], None)

@@ -44,7 +44,13 @@ def train(arguments: list[str], folder: Path, fault: Fault | None = None, proces
     world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        Child(beside / str(rank), verb, command, None if rank else fault, world | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        Child(
+            beside / str(rank),
+            verb,
+            command,
+            None if rank else fault,
+            world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
         for rank in range(processes)
     ]
     first = ranks[0].end()

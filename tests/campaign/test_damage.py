@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.hub_server import Access, HubServer
 
-from .judge import Campaign, broken_by, run
+from .judge import FULL, Campaign, broken_by, run
 from .runs import difference, half_written, recipe, result, sha, train
 from .verbs import Fault, on_the_hub, verb
 
@@ -49,7 +49,7 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
-@pytest.fixture(scope="module", params=["plain", "moving average"])
+@pytest.fixture(scope="module", params=["plain", "moving average"] if FULL else ["moving average"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Path]:
     """The command line of a run; the finished run; the same run, killed after two of its three checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
@@ -70,7 +70,7 @@ def lasting(folder: Path, attacked: str) -> dict[str, Any]:
 def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, state) -> None:
     arguments, whole, half = runs
     before = half if state == "half" else whole
-    for name, way in campaign.drawn(attacks_on(before), 2, 75, by=lambda attack: attack[0]):
+    for name, way in campaign.drawn(attacks_on(before), 2, 57, by=lambda attack: attack[0]):
         folder = copied(before, tmp_path / "run")
         attack = f"{state} run, {name}: {damage(folder / name, way, campaign)}"
         end = train(arguments, folder)
@@ -85,7 +85,7 @@ def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
     command = ["average", str(tmp_path / "run"), "--last", "2", "--output", str(tmp_path / "mean")]
     right = sha(whole / "model" / "model.safetensors")
     attacks = [(name, way) for name, way in attacks_on(whole) if not name.startswith("model/")]
-    for name, way in campaign.drawn(attacks, 1, 15, by=lambda attack: attack[0]):
+    for name, way in campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0]):
         folder = copied(whole, tmp_path / "run")
         attack = f"average, {name}: {damage(folder / name, way, campaign)}"
         shutil.rmtree(tmp_path / "mean", ignore_errors=True)
@@ -107,10 +107,12 @@ def _equal(one: Path, two: Path) -> bool:
 
 def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
     _, whole, _ = runs
-    right = {path.name: path.read_bytes() for path in (whole / "model").iterdir() if path.suffix not in (".md", ".png")}
+    right = {
+        path.name: path.read_bytes() for path in (whole / "model").iterdir() if path.suffix not in (".md", ".png")
+    }
     attacks = [each for each in attacks_on(whole) if "checkpoint-" not in each[0]]
     with HubServer(tokens={"hf_write": Access("alice", "write")}) as hub:
-        for number, (name, way) in enumerate(campaign.drawn(attacks, 1, 15, by=lambda attack: attack[0])):
+        for number, (name, way) in enumerate(campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0])):
             folder = copied(whole, tmp_path / "run")
             attack = f"push, {name}: {damage(folder / name, way, campaign)}"
             settings = hub.environment(tmp_path / "home", "hf_write")
@@ -120,9 +122,9 @@ def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
                 there = hub.files(f"alice/m{number}")
                 wrong = [file for file in right if there.get(file) != right[file]]
                 how = f"another {', '.join(wrong)} on the Hub" if wrong else None
-            elif how is None and set(hub.files(f"alice/m{number}") if f"alice/m{number}" in hub.repositories else ()) - {
-                ".gitattributes"
-            }:
+            elif how is None and set(
+                hub.files(f"alice/m{number}") if f"alice/m{number}" in hub.repositories else ()
+            ) - {".gitattributes"}:
                 how = "files on the Hub in spite of the refusal"
             campaign.note(attack, how)
 
@@ -135,7 +137,7 @@ def test_a_damaged_model_translates_alike_or_is_refused(campaign, tmp_path, runs
     right = run(tmp_path / "out", verb, command)
     assert right.code == 0
     attacks = [each for each in attacks_on(whole / "model") if each != ("generation_config.json", "deleted")]
-    for name, way in campaign.drawn(attacks, 2, 20, by=lambda attack: attack[0]):
+    for name, way in campaign.drawn(attacks, 2, 15, by=lambda attack: attack[0]):
         folder = copied(whole / "model", tmp_path / "model")
         attack = f"translate, {name}: {damage(folder / name, way, campaign)}"
         end = run(tmp_path / "out", verb, command)

@@ -41,7 +41,7 @@ def test_a_training_goes_on_when_there_is_room_again(campaign, tmp_path, finishe
     right = result(whole) | traces(whole)
     attacks = [("the write", at) for at in range(1, len(writes) + 1)]
     attacks += [("files of bytes", most) for most in sizes(whole, campaign, len(writes))]
-    for number, (what, at) in enumerate(campaign.drawn(attacks, 3, 110, by=lambda attack: attack[0])):
+    for number, (what, at) in enumerate(campaign.drawn(attacks, 3, 90, by=lambda attack: attack[0])):
         folder = tmp_path / f"run-{number}"
         if what == "the write":
             attack = f"full at write {at}, {writes[at - 1]}"
@@ -78,7 +78,7 @@ def test_a_model_is_written_whole_or_not_at_all(campaign, tmp_path, finished, na
     writes, right = (tmp_path / "log").read_text().splitlines(), {path.name: sha(path) for path in folder.iterdir()}
     attacks = [("the write", at) for at in range(1, len(writes) + 1)]
     attacks += [("files of bytes", most) for most in sizes(folder, campaign, 20)]
-    for number, (what, at) in enumerate(campaign.drawn(attacks, 1, 25, by=lambda attack: attack[0])):
+    for number, (what, at) in enumerate(campaign.drawn(attacks, 1, 20, by=lambda attack: attack[0])):
         place = tmp_path / f"place-{number}"
         place.mkdir()
         line = [*command, str(place / "model")]
@@ -101,7 +101,7 @@ def test_translations_are_kept_line_by_line(campaign, tmp_path, finished) -> Non
     command = ["translate", "--model", str(whole / "model"), str(tmp_path / "text.en"), "--output"]
     assert run(tmp_path / "o", verb, [*command, str(tmp_path / "right")]).code == 0
     right = (tmp_path / "right").read_bytes()
-    for most in campaign.drawn(range(len(right)), 2, 20):
+    for most in campaign.drawn(range(len(right)), 2, 15):
         output, attack = tmp_path / f"output-{most}", f"translate: full after {most} bytes"
         end = run(tmp_path / "o", verb_with_small_files, [*command, str(output)], most)
         if campaign.note(attack, refusal(end, output)):

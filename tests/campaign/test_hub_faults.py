@@ -69,7 +69,7 @@ def test_a_push_that_fails_leaves_the_old_state_or_the_new(campaign, tmp_path, f
         assert call(hub, tmp_path, *command).code == 0
         new, asked = hub.files(NAME), requests(hub)
     assert len(asked) >= 6
-    for request, way, times in campaign.drawn(attacks_on(asked), 4, 75, by=lambda attack: attack[0]):
+    for request, way, times in campaign.drawn(attacks_on(asked), 3, 60, by=lambda attack: attack[0]):
         attack = f"push, {' '.join(request)}: {way}, {'once' if times else 'for good'}"
         with HubServer({TOKEN: Access("alice", "write")}) as hub:
             hub.commit(NAME, old_state(finished))
@@ -101,7 +101,7 @@ def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_pa
     assert right.code == 0, right.err
     # Who is told that there is no generation_config.json has no reason to doubt it: a model need not have one.
     attacks = [each for each in attacks_on(asked) if not (each[1] == "404" and "generation_config" in each[0][1])]
-    for request, way, times in campaign.drawn(attacks, 4, 75, by=lambda attack: attack[0]):
+    for request, way, times in campaign.drawn(attacks, 3, 60, by=lambda attack: attack[0]):
         attack = f"translate, {' '.join(request)}: {way}, {'once' if times else 'for good'}"
         with HubServer({TOKEN: Access("alice", "write")}) as hub:
             hub.commit(NAME, model)

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from .judge import broken_by
+from .judge import FULL, broken_by
 from .runs import KINDS, difference, half_written, recipe, result, traces, train
 from .verbs import Fault
 
@@ -18,12 +18,13 @@ CODES = {"term": 128 + signal.SIGTERM, "interrupt": 128 + signal.SIGINT}
 
 
 def stage(access: str) -> str:
-    """`open /.checkpoint-4.writing/config.json` -> `.checkpoint-4.writing`; what has no folder is of a removed tree."""
+    """The part of a run: `open /.checkpoint-4.writing/config.json` -> `.checkpoint-4.writing`."""
     found = re.search(r" /([^/]+)", access)
+    # In a tree that is removed, files have no folder.
     return found[1] if found else "removal"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS if FULL else ["moving average", "two processes"])
 def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
     processes = 2 if kind == "two processes" else 1
     arguments, whole = recipe(tmp_path, kind), tmp_path / "whole"
@@ -32,7 +33,7 @@ def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
     right = result(whole) | traces(whole)
     accesses = (tmp_path / "log").read_text().splitlines()
     assert len(accesses) > 100
-    for at in campaign.drawn(range(len(accesses)), 1, 75, by=lambda at: stage(accesses[at])):
+    for at in campaign.drawn(range(len(accesses)), 1, 65, by=lambda at: stage(accesses[at])):
         folder = tmp_path / f"run-{at}"
         how = campaign.random.choice(["kill", "kill", "term", "interrupt"]) if processes == 1 else "kill"
         attack = f"{kind}: {how} at access {at + 1}, {accesses[at]}"
