@@ -1,5 +1,6 @@
 """Small runs to attack, and all that counts of how one ends."""
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -72,8 +73,10 @@ def result(folder: Path) -> dict[str, Any]:
         path.name: sha(path) for path in (folder / "model").glob("*") if path.suffix not in (".md", ".png")
     }
     found["test_translations.txt"] = sha(folder / "test_translations.txt")
-    test = folder / "test.json"
-    found["test.json"] = json.loads(test.read_text("utf-8")) | {"seconds": 0, "model": ""} if test.is_file() else None
+    with contextlib.suppress(OSError, ValueError):
+        # The digest is of all of it, of what it took and of the folder's name as well.
+        told = json.loads((folder / "test.json").read_text("utf-8")) | {"seconds": 0, "model": "", "digest": ""}
+        found["test.json"] = told
     return found
 
 

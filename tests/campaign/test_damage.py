@@ -1,13 +1,11 @@
 """Every file of a run truncated, with one bit flipped, emptied or deleted: right weights all the same, or a sentence.
 
 Nothing in a model's folder alone tells that a bit of a weight was another one once, and a folder may lack its
-`generation_config.json`; `translate` is spared these two. What belongs to a run has digests, and is spared nothing,
-but for `test.json`, which has none of itself: a score that was changed in there stays changed, and no weights do.
+`generation_config.json`; `translate` is spared these two. What belongs to a run has digests, and is spared nothing.
 """
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -61,11 +59,6 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return arguments, whole, half
 
 
-def lasting(folder: Path, attacked: str) -> dict[str, Any]:
-    """The result of a run, but for the numbers in a `test.json` that was attacked itself."""
-    return result(folder) | ({"test.json": None} if attacked == "test.json" else {})
-
-
 @pytest.mark.parametrize("state", ["half", "whole"])
 def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, state) -> None:
     arguments, whole, half = runs
@@ -76,7 +69,7 @@ def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, s
         end = train(arguments, folder)
         how = broken_by(end) or half_written(folder)
         if how is None and end.code == 0:
-            how = difference(lasting(whole, name), lasting(folder, name))
+            how = difference(result(whole), result(folder))
         campaign.note(attack, how)
 
 

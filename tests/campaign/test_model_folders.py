@@ -47,7 +47,7 @@ def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     if value is ... and len(place) == 1:
         del copy[place[0]]
     else:
-        copy[place[0]] = changed(content[place[0]], place[1:], value)
+        copy[place[0]] = changed(content[place[0]], place[1:], value) if place[1:] else value
     return copy
 
 

@@ -87,8 +87,12 @@ class _Armed:
                 return function(*arguments, **settings)
             if self.reached(name, path):
                 # Fails in the writer's own words, in the middle of the file.
-                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-                return function(*arguments, **settings)
+                unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+                try:
+                    return function(*arguments, **settings)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
             found = function(*arguments, **settings)
             if writes and self.fault.kind == "kill":
                 if self.count + 1 == self.fault.at:
