@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hf_vaswani.data import load_pairs
 from hf_vaswani.recipe import Recipe, load_recipe
 
+from . import warm as warm  # reads the recipe's docstrings once
 from .judge import FULL, LIMIT, LONGEST_SENTENCE, SEED, Campaign
 
 KEYS = sorted(Recipe().flat())
@@ -61,6 +62,10 @@ def in_time() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+class OutOfTime(BaseException):
+    """Goes through hypothesis, which takes other errors for findings."""
+
+
 def shortened(text: str) -> str:
     return text if len(text) < 300 else f"{text[:200]} ... {text[-80:]}"
 
@@ -75,28 +80,27 @@ def attack(
         max_examples=20_000 if FULL else few,
         deadline=None,
         database=None,
-        # To make an example smaller may take minutes.
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
     def once(example: Any) -> None:
-        # Out of time, the rest is empty, unless what was found is looked at once more.
-        if campaign.seconds > (seconds if FULL else 4) and not campaign.broken:
-            return
+        if campaign.seconds > (seconds if FULL else 4):
+            raise OutOfTime
         campaign.attacks += 1
         try:
             with in_time():
                 check(example)
+        # What a check finds is kept here, and not by hypothesis, which would take minutes to make the example smaller.
         except Exception as error:
-            # Of one place in the code, one example.
             *_, place = traceback.extract_tb(error.__traceback__)
             where = f"{type(error).__name__} at {Path(place.filename).name}:{place.name}"
+            # Of one place in the code, one example.
             if not any(each.startswith(where) for each in campaign.broken):
                 campaign.broken.append(f"{where}: {shortened(str(error))}, by {shortened(repr(example))}")
-            raise
 
-    once()
+    with contextlib.suppress(OutOfTime):
+        once()
 
 
 @contextlib.contextmanager
