@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-portable test-portable-default test-oldest lint format
+.PHONY: quickstart test test-portable test-portable-default test-oldest campaign lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -28,6 +28,15 @@ test-portable-default: .venv/installed  ## the first part of it: without any of 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
 	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/test_pipeline.py tests/test_remote_code.py tests/test_decoding.py
+
+# What `make test` has a small share of: 15 minutes at most on two cores. SEED draws the attacks, and is printed.
+ifndef SEED
+SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
+endif
+
+campaign: .venv/installed  ## attack everything that is written or read; docs/reliability.md says how and why
+	@echo "make campaign SEED=$(SEED)"
+	CAMPAIGN_SEED=$(SEED) $(PYTEST) tests/campaign
 
 lint: .venv/installed  ## check format, style and types
 	$(BIN)/ruff format --check .

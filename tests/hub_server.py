@@ -47,6 +47,8 @@ class Fault:
         delay (`float`, *optional*, defaults to 0): Seconds to wait before anything else.
         cut (`int`, *optional*): Drop the connection after this many bytes of the request's body.
         lose_answer (`bool`, *optional*, defaults to `False`): Do what is asked for, then drop the connection.
+        cut_answer (`int`, *optional*): Do what is asked for, then drop the connection after this many bytes of the
+            answer's body.
         status (`int`, *optional*): Answered instead of what was asked for, which is not done.
         message (`str`, *optional*): The error that comes with it, in JSON, or as it is where `headers` have a type.
         headers (`dict[str, str]`, *optional*): What else comes with it.
@@ -58,6 +60,7 @@ class Fault:
     delay: float = 0
     cut: int | None = None
     lose_answer: bool = False
+    cut_answer: int | None = None
     status: int | None = None
     message: str = ""
     headers: dict[str, str] = field(default_factory=dict)
@@ -581,7 +584,9 @@ class Handler(BaseHTTPRequestHandler):
         for name, text in (headers | reply.headers | {"Content-Length": str(len(body))}).items():
             self.send_header(name, text)
         self.end_headers()
-        self.wfile.write(body if self.command != "HEAD" else b"")
+        self.wfile.write(body[: fault.cut_answer if fault is not None else None] if self.command != "HEAD" else b"")
+        if fault is not None and fault.cut_answer is not None:
+            self.close_connection = True
 
     def drop(self) -> None:
         self.server.hub.log.append((self.command, unquote(urlsplit(self.path).path), 0))

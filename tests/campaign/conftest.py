@@ -1,0 +1,64 @@
+"""Counts the attacks of every test, and prints the table of docs/reliability.md."""
+
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .judge import SEED, Campaign
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[Campaign]:
+    """What a test counts its attacks with; those that broke the rule end it in red, all of them together."""
+    made = Campaign()
+    yield made
+    counts = {"attacks": made.attacks, "broken": len(made.broken), "seconds": round(made.seconds)}
+    record_property("campaign", counts)
+    if made.broken:
+        attacks = "\n\n".join(made.broken)
+        pytest.fail(f"{len(made.broken)} attacks of seed {SEED} broke the rule:\n\n{attacks}", pytrace=False)
+    assert made.attacks, "Nothing was attacked."
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints the table of docs/reliability.md."""
+    reports = [report for some in terminalreporter.stats.values() for report in some if hasattr(report, "when")]
+    rows = {
+        report.nodeid: value
+        for report in reports
+        if report.when == "teardown"
+        for name, value in report.user_properties
+        if name == "campaign"
+    }
+    if not rows:
+        return
+    terminalreporter.section("campaign")
+    lines = [f"Seed {SEED}, on {_processor()} ({os.cpu_count()} cores):", ""]
+    lines += ["| Part | Attacks | Broke the rule | Seconds |", "|---|---:|---:|---:|"]
+    totals = {"attacks": 0, "broken": 0, "seconds": 0}
+    for name, row in sorted(rows.items()):
+        lines.append(f"| {_title(name)} | {row['attacks']} | {row['broken']} | {row['seconds']} |")
+        totals = {key: total + row[key] for key, total in totals.items()}
+    lines.append(f"| together | {totals['attacks']} | {totals['broken']} | {totals['seconds']} |")
+    for line in lines:
+        terminalreporter.write_line(line)
+
+
+def _title(nodeid: str) -> str:
+    """`.../test_kills.py::test_killed_it_ends_alike[ema]` -> `kills: killed it ends alike, ema`."""
+    file, _, test = nodeid.rpartition("::")
+    name, _, case = test.removeprefix("test_").partition("[")
+    part = Path(file).stem.removeprefix("test_").replace("_", " ")
+    return f"{part}: {name.replace('_', ' ')}" + (f", {case.removesuffix(']')}" if case else "")
+
+
+def _processor() -> str:
+    """The processor's name, as far as the machine tells it."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text() if info.is_file() else "", re.MULTILINE)
+    return names[0] if names else platform.processor() or platform.machine()

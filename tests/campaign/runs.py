@@ -1,0 +1,101 @@
+"""Small runs to attack, and all that counts of how one ends."""
+
+import contextlib
+import hashlib
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import tiny_recipe
+
+from .judge import Child, End, run
+from .verbs import Fault, verb
+
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "accumulation, workers": {"accumulation_steps": 2, "data_workers": 2},
+    "moving average": {"ema_decay": 0.9},
+    "muon": {"optimizer": "muon", "schedule": "constant", "peak_learning_rate": 0.01},
+    "stream": {},
+    "two processes": {"ema_decay": 0.9},
+}
+# Three checkpoints, the first of which goes, two validations, an average of two.
+STEPS = {"max_steps": 6, "save_every": 2, "keep_last": 2, "average_last": 2, "validate_every": 4, "log_every": 1}
+
+
+def recipe(folder: Path, kind: str) -> list[str]:
+    """The command line of a kind's recipe, but for `--run_dir`; its text lies in `folder`."""
+    arguments = ["train", *tiny_recipe(folder, **STEPS, **KINDS[kind])]
+    return [*arguments, "--data.streaming=true", "--data.stream_window=50"] if kind == "stream" else arguments
+
+
+def train(arguments: list[str], folder: Path, fault: Fault | None = None, processes: int = 1) -> End:
+    """
+    The end of a training in `folder`: of several processes that of the first, which has the fault. When it is killed,
+    the others are killed with it; when it ends otherwise, they have to end as well.
+    """
+    command = [*arguments, "--run_dir", str(folder)]
+    beside = folder.parent / f"{folder.name}-outputs"
+    if processes == 1:
+        return run(beside, verb, command, fault)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        Child(
+            beside / str(rank),
+            verb,
+            command,
+            None if rank else fault,
+            world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(processes)
+    ]
+    first = ranks[0].end()
+    if first.code is not None and first.code < 0:
+        for other in ranks[1:]:
+            other.kill()
+    ends = [first, *(other.end(30) for other in ranks[1:])]
+    return next((end for end in ends if end.code is None), first)
+
+
+def sha(path: Path) -> str | None:
+    """Digest of a file, `None` where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """The result of a run: weights and the other files of the model, translations, scores."""
+    found: dict[str, Any] = {
+        path.name: sha(path) for path in (folder / "model").glob("*") if path.suffix not in (".md", ".png")
+    }
+    found["test_translations.txt"] = sha(folder / "test_translations.txt")
+    with contextlib.suppress(OSError, ValueError):
+        # The digest is of all of it, of what it took and of the folder's name as well.
+        told = json.loads((folder / "test.json").read_text("utf-8")) | {"seconds": 0, "model": "", "digest": ""}
+        found["test.json"] = told
+    return found
+
+
+def traces(folder: Path) -> dict[str, Any]:
+    """What else a run leaves: its logs, and the names of all files."""
+    found: dict[str, Any] = {name: (folder / name).read_text() for name in ("training.jsonl", "validations.jsonl")}
+    return found | {"names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))}
+
+
+def difference(one: dict[str, Any], two: dict[str, Any]) -> str | None:
+    """What differs in two of these, as a sentence."""
+    different = [name for name in sorted(one | two) if one.get(name) != two.get(name)]
+    if different == ["names"]:
+        different = sorted(set(one["names"]) ^ set(two["names"]))
+    return f"another {', '.join(different)}" if different else None
+
+
+def half_written(folder: Path) -> str | None:
+    """What a refused or finished command must not leave behind."""
+    left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name.endswith((".writing", ".old"))]
+    left += [path.name for path in folder.glob("checkpoint-*") if not (path / "progress.json").is_file()]
+    return f"left {', '.join(sorted(left)[:5])}" if left else None

@@ -1,0 +1,140 @@
+"""Every file of a run truncated, with one bit flipped, emptied or deleted: right weights all the same, or a sentence.
+
+Nothing in a model's folder alone tells that a bit of a weight was another one once, and a folder may lack its
+`generation_config.json`; `translate` is spared these two. What belongs to a run has digests, and is spared nothing.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.hub_server import Access, HubServer
+
+from .judge import FULL, Campaign, broken_by, run
+from .runs import difference, half_written, recipe, result, sha, train
+from .verbs import Fault, on_the_hub, verb
+
+WAYS = ["truncated", "flipped", "emptied", "deleted"]
+Attack = tuple[str, str]
+
+
+def damage(path: Path, way: str, campaign: Campaign) -> str:
+    """Damages a file, and says where."""
+    content, random = path.read_bytes(), campaign.random
+    if way == "deleted":
+        path.unlink()
+    elif way == "emptied" or not content:
+        path.write_bytes(b"")
+    elif way == "truncated":
+        path.write_bytes(content[: random.randrange(len(content))])
+    else:
+        place, bit = random.randrange(len(content)), random.randrange(8)
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        return f"bit {bit} of byte {place:,} flipped"
+    return f"{way} to {path.stat().st_size:,} bytes" if path.exists() else way
+
+
+def attacks_on(folder: Path) -> list[Attack]:
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [(name, way) for name in files for way in WAYS]
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(folder, to)
+    return to
+
+
+@pytest.fixture(scope="module", params=["plain", "moving average"] if FULL else ["moving average"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Path]:
+    """The command line of a run; the finished run; the same run, killed after two of its three checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    arguments, whole, half = recipe(folder, request.param), folder / "whole", folder / "half"
+    assert train(arguments, whole, Fault("kill", whole, log=folder / "log")).code == 0
+    accesses = (folder / "log").read_text().splitlines()
+    third = accesses.index("os.mkdir /.checkpoint-6.writing")
+    assert train(arguments, half, Fault("kill", half, third + 1)).code == -9
+    return arguments, whole, half
+
+
+@pytest.mark.parametrize("state", ["half", "whole"])
+def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, state) -> None:
+    arguments, whole, half = runs
+    before = half if state == "half" else whole
+    for name, way in campaign.drawn(attacks_on(before), 2, 57, by=lambda attack: attack[0]):
+        folder = copied(before, tmp_path / "run")
+        attack = f"{state} run, {name}: {damage(folder / name, way, campaign)}"
+        end = train(arguments, folder)
+        how = broken_by(end) or half_written(folder)
+        if how is None and end.code == 0:
+            how = difference(result(whole), result(folder))
+        campaign.note(attack, how)
+
+
+def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
+    _, whole, _ = runs
+    command = ["average", str(tmp_path / "run"), "--last", "2", "--output", str(tmp_path / "mean")]
+    right = sha(whole / "model" / "model.safetensors")
+    attacks = [(name, way) for name, way in attacks_on(whole) if not name.startswith("model/")]
+    for name, way in campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0]):
+        folder = copied(whole, tmp_path / "run")
+        attack = f"average, {name}: {damage(folder / name, way, campaign)}"
+        shutil.rmtree(tmp_path / "mean", ignore_errors=True)
+        end = run(tmp_path / "out", verb, command)
+        how = broken_by(end)
+        if how is None and end.code == 0:
+            same = sha(tmp_path / "mean" / "model.safetensors") == right or _equal(tmp_path / "mean", whole / "model")
+            how = None if same else "another mean, and no word"
+        elif how is None and (tmp_path / "mean").exists():
+            how = "a folder in spite of the refusal"
+        campaign.note(attack, how)
+
+
+def _equal(one: Path, two: Path) -> bool:
+    """Whether two models have the same weights; the order in their files may be another."""
+    first, second = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    return all((first[name] == second[name]).all() for name in first.keys() & second.keys())
+
+
+def test_what_is_published_is_what_was_scored(campaign, tmp_path, runs) -> None:
+    _, whole, _ = runs
+    right = {
+        path.name: path.read_bytes() for path in (whole / "model").iterdir() if path.suffix not in (".md", ".png")
+    }
+    attacks = [each for each in attacks_on(whole) if "checkpoint-" not in each[0]]
+    with HubServer(tokens={"hf_write": Access("alice", "write")}) as hub:
+        for number, (name, way) in enumerate(campaign.drawn(attacks, 1, 12, by=lambda attack: attack[0])):
+            folder = copied(whole, tmp_path / "run")
+            attack = f"push, {name}: {damage(folder / name, way, campaign)}"
+            settings = hub.environment(tmp_path / "home", "hf_write")
+            end = run(tmp_path / "out", on_the_hub, ["push", str(folder), "--repo-id", f"alice/m{number}"], settings)
+            how = broken_by(end)
+            if how is None and end.code == 0:
+                there = hub.files(f"alice/m{number}")
+                wrong = [file for file in right if there.get(file) != right[file]]
+                how = f"another {', '.join(wrong)} on the Hub" if wrong else None
+            elif how is None and set(
+                hub.files(f"alice/m{number}") if f"alice/m{number}" in hub.repositories else ()
+            ) - {".gitattributes"}:
+                how = "files on the Hub in spite of the refusal"
+            campaign.note(attack, how)
+
+
+def test_a_damaged_model_translates_alike_or_is_refused(campaign, tmp_path, runs) -> None:
+    _, whole, _ = runs
+    text = whole.parent / "text.en"
+    command = ["translate", "--model", str(tmp_path / "model"), str(text)]
+    copied(whole / "model", tmp_path / "model")
+    right = run(tmp_path / "out", verb, command)
+    assert right.code == 0
+    attacks = [each for each in attacks_on(whole / "model") if each != ("generation_config.json", "deleted")]
+    for name, way in campaign.drawn(attacks, 2, 15, by=lambda attack: attack[0]):
+        folder = copied(whole / "model", tmp_path / "model")
+        attack = f"translate, {name}: {damage(folder / name, way, campaign)}"
+        end = run(tmp_path / "out", verb, command)
+        how = broken_by(end)
+        if how is None and end.code == 0 and way != "flipped" and end.out != right.out:
+            how = "another text, and no word"
+        campaign.note(attack, how)

@@ -1,0 +1,115 @@
+"""On a disk that is full from the n-th write on, a command says so, leaves nothing half-written, and goes on later.
+
+Two disks are tried: one on which the n-th file cannot be begun, and one on which files end in the middle.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from .judge import Campaign, End, broken_by, run
+from .runs import difference, half_written, recipe, result, sha, traces, train
+from .verbs import Fault, verb, verb_with_small_files
+
+
+def refusal(end: End, named: Path) -> str | None:
+    """How an end broke the rule, a good end left aside: the sentence has to name the file or its folder."""
+    how = broken_by(end)
+    if how is None and end.code == 2 and str(named) not in end.sentence:
+        return f"names no file: {end.sentence}"
+    return how
+
+
+@pytest.fixture
+def finished(tmp_path) -> tuple[list[str], Path, list[str]]:
+    """The command line of a run, its folder, and its attempts to write."""
+    # The layers of another epsilon cannot be Marian's.
+    arguments = [*recipe(tmp_path, "moving average"), "--model.layer_norm_eps=1e-5"]
+    whole = tmp_path / "whole"
+    assert train(arguments, whole, Fault("full", whole, log=tmp_path / "log")).code == 0
+    return arguments, whole, (tmp_path / "log").read_text().splitlines()
+
+
+def sizes(folder: Path, campaign: Campaign, count: int) -> list[int]:
+    """Numbers of bytes that some files of a folder have more of."""
+    found = sorted({path.stat().st_size for path in folder.rglob("*") if path.is_file()})
+    return [campaign.random.randrange(1, campaign.random.choice(found)) for _ in range(count)]
+
+
+def test_a_training_goes_on_when_there_is_room_again(campaign, tmp_path, finished) -> None:
+    arguments, whole, writes = finished
+    right = result(whole) | traces(whole)
+    attacks = [("the write", at) for at in range(1, len(writes) + 1)]
+    attacks += [("files of bytes", most) for most in sizes(whole, campaign, len(writes))]
+    for number, (what, at) in enumerate(campaign.drawn(attacks, 3, 90, by=lambda attack: attack[0])):
+        folder = tmp_path / f"run-{number}"
+        if what == "the write":
+            attack = f"full at write {at}, {writes[at - 1]}"
+            end = train(arguments, folder, Fault("full", folder, at))
+        else:
+            attack = f"no file with more than {at} bytes"
+            command = [*arguments, "--run_dir", str(folder)]
+            end = run(tmp_path / f"out-{number}", verb_with_small_files, command, at)
+        if campaign.note(attack, refusal(end, tmp_path)):
+            continue
+        if folder.exists() and campaign.note(attack, half_written(folder)):
+            continue
+        again = train(arguments, folder)
+        campaign.note(
+            f"{attack}; then with room", broken_by(again, ()) or difference(right, result(folder) | traces(folder))
+        )
+
+
+@pytest.mark.parametrize("name", ["average", "convert to marian", "convert to vaswani"])
+def test_a_model_is_written_whole_or_not_at_all(campaign, tmp_path, finished, name) -> None:
+    _, whole, _ = finished
+    place = tmp_path / "place"
+    place.mkdir()
+    commands = {
+        "average": ["average", str(whole), "--last", "2", "--output"],
+        "convert to marian": ["convert", str(whole / "model"), "--to", "marian"],
+        "convert to vaswani": ["convert", str(tmp_path / "marian"), "--to", "vaswani"],
+    }
+    if name == "convert to vaswani":
+        assert run(tmp_path / "o", verb, [*commands["convert to marian"], str(tmp_path / "marian")]).code == 0
+    command, folder = commands[name], place / "model"
+    end = run(tmp_path / "o", verb, [*command, str(folder)], Fault("full", place, log=tmp_path / "log"))
+    assert end.code == 0, end.err
+    writes, right = (tmp_path / "log").read_text().splitlines(), {path.name: sha(path) for path in folder.iterdir()}
+    attacks = [("the write", at) for at in range(1, len(writes) + 1)]
+    attacks += [("files of bytes", most) for most in sizes(folder, campaign, 20)]
+    for number, (what, at) in enumerate(campaign.drawn(attacks, 1, 20, by=lambda attack: attack[0])):
+        place = tmp_path / f"place-{number}"
+        place.mkdir()
+        line = [*command, str(place / "model")]
+        if what == "the write":
+            attack = f"{name}: full at write {at}, {writes[at - 1]}"
+            end = run(tmp_path / "o", verb, line, Fault("full", place, at))
+        else:
+            attack = f"{name}: no file with more than {at} bytes"
+            end = run(tmp_path / "o", verb_with_small_files, line, at)
+        if campaign.note(attack, refusal(end, tmp_path)):
+            continue
+        if end.code == 0:
+            campaign.note(attack, difference(right, {path.name: sha(path) for path in (place / "model").iterdir()}))
+        elif campaign.note(attack, half_written(place) or ("left something" if any(place.iterdir()) else None)):
+            continue
+
+
+def test_translations_are_kept_line_by_line(campaign, tmp_path, finished) -> None:
+    _, whole, _ = finished
+    command = ["translate", "--model", str(whole / "model"), str(tmp_path / "text.en"), "--output"]
+    assert run(tmp_path / "o", verb, [*command, str(tmp_path / "right")]).code == 0
+    right = (tmp_path / "right").read_bytes()
+    for most in campaign.drawn(range(len(right)), 2, 15):
+        output, attack = tmp_path / f"output-{most}", f"translate: full after {most} bytes"
+        end = run(tmp_path / "o", verb_with_small_files, [*command, str(output)], most)
+        if campaign.note(attack, refusal(end, output)):
+            continue
+        end = run(tmp_path / "o", verb, [*command, str(output), "--resume"])
+        campaign.note(
+            attack, broken_by(end, ()) or (None if output.read_bytes() == right else "completed to another text")
+        )
+    end = run(tmp_path / "o", verb, [*command, "/dev/full"])
+    how = refusal(end, Path("/dev/full")) or (None if end.code else "exit code 0")
+    campaign.note("translate --output /dev/full", how)

@@ -1,0 +1,113 @@
+"""Every request to the Hub failing in every way: what is there is the old state or the new one, and who asks is told.
+
+The requests are those of an undisturbed push and of an undisturbed download, each failing once and for good.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.hub_server import Access, HubServer
+
+from .judge import End, broken_by, run
+from .runs import recipe, train
+from .verbs import on_the_hub
+
+TOKEN, NAME = "hf_write", "alice/m"
+WAYS = {str(status): {"status": status, "message": "A message."} for status in (500, 503, 401, 403, 404, 409, 429)} | {
+    "no connection": {"cut": 0},
+    "answer lost": {"lose_answer": True},
+    "answer cut": {"cut_answer": 10},
+    "garbage": {"status": 200, "message": '{"a": [', "headers": {"Content-Type": "application/json"}},
+    "another page": {"status": 200, "message": "<html>Log in!</html>", "headers": {"Content-Type": "text/html"}},
+    "other JSON": {"status": 200, "message": "[]", "headers": {"Content-Type": "application/json"}},
+    "slow": {"delay": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("run")
+    assert train(recipe(folder, "plain"), folder / "run").code == 0
+    return folder / "run"
+
+
+def old_state(run_dir: Path) -> dict[str, bytes]:
+    """What an earlier push has left: another model of the same kind, with code that is not of this one."""
+    config = json.loads((run_dir / "model" / "config.json").read_text()) | {"d_ff": 48}
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": b"old", "older_vaswani.py": b"old"}
+
+
+def call(hub: HubServer, folder: Path, *arguments: str) -> End:
+    """A command with that Hub, and with a cache that is empty."""
+    shutil.rmtree(folder / "home", ignore_errors=True)
+    return run(folder / "out", on_the_hub, list(arguments), hub.environment(folder / "home", TOKEN))
+
+
+def requests(hub: HubServer) -> list[tuple[str, str]]:
+    """The requests of a log, the commits' own digests shortened to what is the same in another Hub."""
+    commits = [commit for repository in hub.repositories.values() for commit in repository.commits]
+    found = []
+    for method, path, _ in hub.log:
+        for commit in commits:
+            path = path.split(commit)[-1] or path.split(commit)[0]
+        found.append((method, path))
+    return list(dict.fromkeys(found))
+
+
+def attacks_on(asked: list[tuple[str, str]]) -> list[tuple[tuple[str, str], str, int | None]]:
+    return [(request, way, times) for request in asked for way in WAYS for times in (1, None)]
+
+
+def test_a_push_that_fails_leaves_the_old_state_or_the_new(campaign, tmp_path, finished) -> None:
+    command = ["push", str(finished), "--repo-id", NAME]
+    with HubServer({TOKEN: Access("alice", "write")}) as hub:
+        hub.commit(NAME, old_state(finished))
+        assert call(hub, tmp_path, *command).code == 0
+        new, asked = hub.files(NAME), requests(hub)
+    assert len(asked) >= 6
+    for request, way, times in campaign.drawn(attacks_on(asked), 3, 60, by=lambda attack: attack[0]):
+        attack = f"push, {' '.join(request)}: {way}, {'once' if times else 'for good'}"
+        with HubServer({TOKEN: Access("alice", "write")}) as hub:
+            hub.commit(NAME, old_state(finished))
+            old = hub.files(NAME)
+            hub.fault(*request, times=times, **WAYS[way])
+            end = call(hub, tmp_path, *command)
+            there = hub.files(NAME)
+            how = broken_by(end)
+            if how is None and end.code == 0 and there != new:
+                how = "said to be published, but it is not"
+            if how is None and there not in (old, new):
+                how = f"a mixture of the old state and the new: {sorted(there)}"
+            if campaign.note(attack, how):
+                continue
+            hub.clear_faults()
+            end = call(hub, tmp_path, *command)
+            how = broken_by(end, ()) or (None if hub.files(NAME) == new else "published something else")
+            campaign.note(f"{attack}; then again", how)
+
+
+def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_path, finished) -> None:
+    text = finished.parent / "text.en"
+    model = {path.name: path.read_bytes() for path in (finished / "model").iterdir()}
+    command = ["translate", "--model", NAME, str(text)]
+    with HubServer({TOKEN: Access("alice", "write")}) as hub:
+        hub.commit(NAME, model)
+        right = call(hub, tmp_path, *command)
+        asked = requests(hub)
+    assert right.code == 0, right.err
+    # Who is told that there is no generation_config.json has no reason to doubt it: a model need not have one.
+    attacks = [each for each in attacks_on(asked) if not (each[1] == "404" and "generation_config" in each[0][1])]
+    for request, way, times in campaign.drawn(attacks, 3, 60, by=lambda attack: attack[0]):
+        attack = f"translate, {' '.join(request)}: {way}, {'once' if times else 'for good'}"
+        with HubServer({TOKEN: Access("alice", "write")}) as hub:
+            hub.commit(NAME, model)
+            hub.fault(*request, times=times, **WAYS[way])
+            end = call(hub, tmp_path, *command)
+        how = broken_by(end)
+        if how is None and end.code == 0 and end.out != right.out:
+            how = "another text, and no word"
+        campaign.note(attack, how)

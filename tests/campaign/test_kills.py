@@ -1,0 +1,53 @@
+"""Killed or asked to stop at any access to its folder, a run ends with the same bits when the command is repeated.
+
+What a killed process leaves is what lies on the disk, so that there are as many places to be killed at as there are
+accesses to the disk: all of them are listed by an undisturbed run, from the recipe's first byte to the card's last,
+and drawn so that every part of the run has its turn.
+"""
+
+import re
+import signal
+
+import pytest
+
+from .judge import FULL, broken_by
+from .runs import KINDS, difference, half_written, recipe, result, traces, train
+from .verbs import Fault
+
+CODES = {"term": 128 + signal.SIGTERM, "interrupt": 128 + signal.SIGINT}
+
+
+def stage(access: str) -> str:
+    """The part of a run: `open /.checkpoint-4.writing/config.json` -> `.checkpoint-4.writing`."""
+    found = re.search(r" /([^/]+)", access)
+    # In a tree that is removed, files have no folder.
+    return found[1] if found else "removal"
+
+
+@pytest.mark.parametrize("kind", KINDS if FULL else ["moving average", "two processes"])
+def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
+    processes = 2 if kind == "two processes" else 1
+    arguments, whole = recipe(tmp_path, kind), tmp_path / "whole"
+    log = Fault("kill", whole, log=tmp_path / "log")
+    assert train(arguments, whole, log, processes).code == 0
+    right = result(whole) | traces(whole)
+    accesses = (tmp_path / "log").read_text().splitlines()
+    assert len(accesses) > 100
+    for at in campaign.drawn(range(len(accesses)), 1, 65, by=lambda at: stage(accesses[at])):
+        folder = tmp_path / f"run-{at}"
+        how = campaign.random.choice(["kill", "kill", "term", "interrupt"]) if processes == 1 else "kill"
+        attack = f"{kind}: {how} at access {at + 1}, {accesses[at]}"
+        end = train(arguments, folder, Fault(how, folder, at + 1), processes)
+        if how == "kill" and end.code != -signal.SIGKILL:
+            campaign.note(attack, broken_by(end) or f"not reached, exit code {end.code}")
+            continue
+        if how != "kill" and campaign.note(attack, broken_by(end, [CODES[how]])):
+            continue
+        if campaign.random.random() < 0.3:
+            # Once more, while it finds out what happened.
+            again = 1 + campaign.random.randrange(40)
+            attack += f", kill at access {again} of the next start"
+            train(arguments, folder, Fault("kill", folder, again), processes)
+        end = train(arguments, folder, processes=processes)
+        how_it_ended = broken_by(end, ()) or half_written(folder) or difference(right, result(folder) | traces(folder))
+        campaign.note(attack, how_it_ended)

@@ -1,0 +1,119 @@
+"""Models with other values, or other tensors, in their files: translated with, or refused in one sentence."""
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .judge import broken_by, run
+from .runs import recipe, train
+from .verbs import verb
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 2**31, 2**63, 10**30, 1e308, float("nan"), float("inf"), -0.5, "", "x", "3",
+    [], [1], [[]], {}, {"a": 1}, "x" * 5000, "\ud800",
+]  # fmt: skip
+JSON_FILES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+HEADERS = ["missing tensor", "extra tensor", "renamed tensor", "other shape", "other type", "nan", "inf", "header"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model, and beside it a text."""
+    folder = tmp_path_factory.mktemp("run")
+    assert train(recipe(folder, "plain"), folder / "run").code == 0
+    (folder / "text").write_text("one two\n\nthree\n")
+    return folder / "run" / "model"
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where the values of some JSON stand; of long lists the first ones."""
+    found = [path]
+    if isinstance(content, dict):
+        found += [place for key in list(content)[:40] for place in places(content[key], (*path, key))]
+    elif isinstance(content, list):
+        found += [place for i in range(min(len(content), 4)) for place in places(content[i], (*path, i))]
+    return found
+
+
+def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy of some JSON with another value at a place; without a value, there is nothing at that place."""
+    if not place:
+        return value
+    copy = content.copy()
+    if value is ... and len(place) == 1:
+        del copy[place[0]]
+    else:
+        copy[place[0]] = changed(content[place[0]], place[1:], value) if place[1:] else value
+    return copy
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_other_values_are_translated_with_or_refused(campaign, tmp_path, model, name) -> None:
+    content = json.loads((model / name).read_text("utf-8"))
+    attacks = [(place, value) for place in places(content) for value in [*VALUES, ...] if place or value is not ...]
+    if name == "config.json":
+        keys = [
+            "num_hidden_layers",
+            "attention_bias",
+            "torch_dtype",
+            "quantization_config",
+            "auto_map",
+            "_name_or_path",
+        ]
+        attacks += [((key,), value) for key in keys for value in VALUES]
+    command = ["translate", "--model", str(tmp_path / "model"), str(model.parent.parent / "text")]
+    for place, value in campaign.drawn(attacks, 3, 20, by=lambda attack: attack[0]):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / name).write_text(json.dumps(changed(content, place, value)), encoding="utf-8")
+        attack = f"{name}, {'.'.join(map(str, place)) or 'all of it'} = {str(value)[:40]!r} ({type(value).__name__})"
+        end = run(tmp_path / "out", verb, command)
+        how = broken_by(end)
+        if how is None and end.code == 0 and end.out.count("\n") != 3:
+            how = f"{end.out.count(chr(10))} lines of three"
+        campaign.note(attack, how)
+
+
+def with_other_tensors(content: bytes, what: str, number: int) -> bytes:
+    """A safetensors file with a change to its `number`-th tensor."""
+    size = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+    name = sorted(set(header) - {"__metadata__"})[number % (len(header) - 1)]
+    entry = header[name]
+    if what == "missing tensor":
+        # Its bytes stay under the name of one that nobody knows.
+        header["model.unknown"] = header.pop(name)
+    elif what == "extra tensor":
+        end = len(data)
+        header["model.extra.weight"] = {"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]}
+        data += bytes(8)
+    elif what == "renamed tensor":
+        header[name[:-1]] = header.pop(name)
+    elif what == "other shape":
+        entry["shape"] = [*entry["shape"][1:], entry["shape"][0], 1]
+    elif what == "other type":
+        entry["dtype"] = "I32"
+    elif what == "header":
+        entry["data_offsets"] = [entry["data_offsets"][0], entry["data_offsets"][1] + 4]
+    else:
+        data[slice(entry["data_offsets"][0], entry["data_offsets"][0] + 4)] = struct.pack("<f", float(what))
+    head = json.dumps(header).encode()
+    return struct.pack("<Q", len(head)) + head + bytes(data)
+
+
+def test_other_tensors_are_refused(campaign, tmp_path, model) -> None:
+    weights = (model / "model.safetensors").read_bytes()
+    command = ["translate", "--model", str(tmp_path / "model"), str(model.parent.parent / "text")]
+    attacks = [(what, number) for what in HEADERS for number in range(20)]
+    for what, number in campaign.drawn(attacks, 8, 15, by=lambda attack: attack[0]):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        shutil.copytree(model, tmp_path / "model")
+        (tmp_path / "model" / "model.safetensors").write_bytes(with_other_tensors(weights, what, number))
+        end = run(tmp_path / "out", verb, command)
+        campaign.note(
+            f"model.safetensors, {what} {number}", broken_by(end) or (None if end.code else "translated, and no word")
+        )

@@ -1,0 +1,58 @@
+"""Real programs stopped by the clock, from before their first import to after their last file."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+from .judge import LIMIT
+from .runs import difference, half_written, recipe, result, traces, train
+
+PROGRAMS = {"train.py": [sys.executable, str(ROOT / "train.py")]}
+PROGRAMS["python -m"] = [sys.executable, "-m", "hf_vaswani.cli", "train"]
+# Tenths of a second; before the first one, Python itself begins.
+MOMENTS = range(2, 120)
+
+
+def test_stopped_at_any_moment_there_is_no_traceback(campaign, tmp_path) -> None:
+    """While it imports, it may end without a word: nothing has happened yet."""
+    arguments, whole = recipe(tmp_path, "plain"), tmp_path / "whole"
+    assert train(arguments, whole).code == 0
+    right = result(whole) | traces(whole)
+    attacks = [
+        (program, number, moment)
+        for program in PROGRAMS
+        for number in (signal.SIGINT, signal.SIGTERM)
+        for moment in MOMENTS
+    ]
+    for program, number, moment in campaign.drawn(attacks, 1, 60, by=lambda attack: attack[:2]):
+        folder = tmp_path / f"{program}-{number}-{moment}"
+        command = [*PROGRAMS[program], *arguments[1:], "--run_dir", str(folder)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        attack = f"{program}: {number.name} after {moment / 10} seconds"
+        try:
+            process.wait(moment / 10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, number)
+        try:
+            _, said = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            _, said = process.communicate()
+            campaign.note(attack, f"hung for {LIMIT} seconds: {said}")
+            continue
+        how = None if process.returncode in (0, 128 + number, -number) else f"exit code {process.returncode}: {said}"
+        if campaign.note(attack, f"a traceback: {said}" if "Traceback" in said else how):
+            continue
+        end = train(arguments, folder)
+        how = difference(right, result(folder) | traces(folder)) or half_written(folder)
+        campaign.note(f"{attack}; then again", how if end.code == 0 else f"exit code {end.code}: {end.sentence}")
