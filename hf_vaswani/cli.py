@@ -103,7 +103,7 @@ class _StandardOutput:
         except OSError as error:
             # Python would try again when it ends, and tell of it.
             _discard(self._stream)
-            self._error = OSError(f"Standard output cannot be written: {error.strerror}.")
+            self._error = OSError(f"Standard output cannot be written: {error.strerror or error}.")
             raise self._error from error
 
 

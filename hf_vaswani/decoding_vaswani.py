@@ -459,6 +459,8 @@ TORCH: dict[str, set[Any]] = {
     "norm": {nn.LayerNorm, nn.Identity},
     "list": {nn.ModuleList},
 }
+# Methods of a model that have no part in what it computes.
+NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
 # They are called, so that any of these will do.
 ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
 FOREIGN = (
@@ -480,12 +482,17 @@ def _is_int8(kind: type) -> bool:
     return (kind.__module__, kind.__name__) == ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
 
 
+def computes(name: str, value: Any) -> bool:
+    """Tells whether an attribute of a class has a part in what its modules compute. torch's compiler sets others."""
+    return callable(value) and (name in ("__call__", "__getattr__", "__getattribute__") or not name.startswith("__"))
+
+
 def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
     """Tells whether a class has the attributes that it had, and has not been given one in the place of a base's."""
     now = vars(kind)
-    if any(now.get(name) is not value for name, value in attributes.items() if callable(value)):
+    if any(now.get(name) is not value for name, value in attributes.items()):
         return False
-    new = (name for name in now.keys() - attributes.keys() if callable(now[name]))
+    new = (name for name in now.keys() - attributes.keys() if computes(name, now[name]))
     return not any(hasattr(base, name) for name in new for base in kind.__bases__)
 
 
@@ -501,7 +508,11 @@ class AsWritten:
         self.names = names
         self.functions = {name: value for name, value in names.items() if callable(value)}
         ours = [value for value in self.functions.values() if getattr(value, "__module__", "") == names["__name__"]]
-        self.classes = {kind: dict(vars(kind)) for kind in (*FOREIGN, *ours) if isinstance(kind, type)}
+        self.classes = {
+            kind: {name: value for name, value in vars(kind).items() if computes(name, value)}
+            for kind in (*FOREIGN, *ours)
+            if isinstance(kind, type)
+        }
         self.attentions = dict(names["ALL_ATTENTION_FUNCTIONS"])
         self.callables: dict[type, set[str]] = {}
 
@@ -559,5 +570,5 @@ class AsWritten:
     def _callables(self, kind: type) -> set[str]:
         """The names that a module of this class finds in its class when it calls them."""
         if kind not in self.callables:
-            self.callables[kind] = {name for name in dir(kind) if callable(getattr(kind, name, None))}
+            self.callables[kind] = {name for name in dir(kind) if callable(getattr(kind, name, None))} - NOT_COMPUTING
         return self.callables[kind]

@@ -359,9 +359,15 @@ class VaswaniGenerationMixin(GenerationMixin):
         fast = for_fast_search(self, generation_config, **kwargs)
         if fast is not None:
             return beam_search(input_ids=input_ids, generation_config=generation_config, **fast)
-        # transformers' beam search makes tensors without saying where.
+        # It tells the scores of the hypotheses only beside those of every token at every step.
+        only_scores = generation_config.return_dict_in_generate and not generation_config.output_scores
+        generation_config.output_scores |= only_scores
+        # It makes tensors without saying where.
         with input_ids.device:
-            return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+            found = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        if only_scores:
+            found.scores = None
+        return found
 
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """transformers' sampling and greedy search; the latter on the incremental decoder where that can be."""

@@ -288,7 +288,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _flat(value: Any) -> list[Any]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed import distributed_c10d
 from transformers import PreTrainedTokenizerBase
 
 from .batching import Updates
@@ -28,6 +27,7 @@ from .configuration_vaswani import VaswaniConfig
 from .corpus import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from .files import write_text, written_whole
 from .modeling_vaswani import VaswaniForConditionalGeneration
+from .processes import meet
 from .recipe import Recipe, TrainingRecipe
 from .tokenizer import load_tokenizer
 
@@ -47,9 +47,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long processes wait for each other: at the start; and while one of them reads a large text, learns its vocabulary
-# and makes the ids.
-MEETING = timedelta(minutes=10)
+# How long processes wait for each other while one of them reads a large text, learns its vocabulary and makes the ids.
 WORK = timedelta(hours=12)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
@@ -101,16 +99,19 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
     if precision == "fp16" and not torch.accelerator.is_available():
         raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
     trackers = recipe.training.trackers
-    accelerator = _meet(
+    accelerator = meet(
         launched,
-        cpu=on_cpu,
-        mixed_precision=recipe.training.mixed_precision,
-        log_with=trackers or None,
-        # One graph for all lengths: compiled for each of them, it would never stop compiling.
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
-        project_config=ProjectConfiguration(project_dir=recipe.run_dir),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=MEETING)],
-        step_scheduler_with_optimizer=False,
+        lambda timeout: Accelerator(
+            cpu=on_cpu,
+            mixed_precision=recipe.training.mixed_precision,
+            log_with=trackers or None,
+            # One graph for all lengths: compiled for each of them, it would never stop compiling.
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
+            project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+            step_scheduler_with_optimizer=False,
+        ),
+        WORK,
     )
     if accelerator.num_processes != launched:
         raise ValueError(
@@ -130,26 +131,6 @@ def build_accelerator(recipe: Recipe) -> Accelerator:
         share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         torch.set_num_threads(recipe.training.cpu_threads or share)
         keep_freed_memory()
-    return accelerator
-
-
-def _meet(launched: int, **settings: Any) -> Accelerator:
-    """Builds the accelerator. A process that never comes is waited for less long than one that works."""
-    if launched == 1:
-        return Accelerator(**settings)
-    try:
-        accelerator = Accelerator(**settings)
-        accelerator.wait_for_everyone()
-    # gloo has no error class of its own.
-    except RuntimeError as error:
-        if not re.search(r"[Tt]ime[d ]*out|[Cc]onnect|store|rendezvous", str(error)):
-            raise
-        raise OSError(
-            f"The {launched} processes of this training did not all meet within {MEETING.seconds // 60} minutes: "
-            f"{str(error).splitlines()[0]} Start all of them again."
-        ) from error
-    distributed_c10d._set_pg_timeout(WORK)
-    distributed_c10d._get_default_store().set_timeout(WORK)
     return accelerator
 
 

@@ -99,10 +99,7 @@ def _write(output: Path, text: str) -> None:
         with OutputFile(output) as file:
             file.write(text)
         return
-    try:
-        write_text(output, text)
-    except OSError as error:
-        raise OSError(f"{output} cannot be written: {error.strerror}.") from error
+    write_text(output, text)
 
 
 def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from transformers import PreTrainedTokenizerBase
 
 from .evaluation import translate_corpus, translate_n_best
+from .processes import meet
 from .sentences_vaswani import sentence_spans
 from .tokenizer import language_tags
 
@@ -105,7 +106,12 @@ class Processes:
 
             # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
             # for the first one, which waits for whoever writes what it reads.
-            state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
+            on_cpu = not torch.accelerator.is_available()
+            state = meet(
+                int(os.environ["WORLD_SIZE"]),
+                lambda timeout: PartialState(cpu=on_cpu, timeout=timeout),
+                timedelta(days=7),
+            )
             self.count, self.number = state.num_processes, state.process_index
 
     def first(self, function: Callable[[], Any]) -> Any:
@@ -300,7 +306,7 @@ class OutputFile:
                 whole = text.encode()[:done].rfind(b"\n") + 1
                 self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
                 kept = " Its lines are whole, and --resume goes on with them."
-            raise OSError(f"{self.path} cannot be written: {error.strerror}.{kept}") from error
+            raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
 
     def flush(self) -> None:
         """Does nothing: every write is on its way at once."""

@@ -147,11 +147,12 @@ def test_a_dataset_is_on_the_hub_if_it_was_no_folder_then(run, is_local) -> None
 
 
 def test_odd_values_do_not_break_the_page(run) -> None:
-    odd = "odd|na`me\n# heading\n<script>x"
+    odd = "odd|na`me # heading <script>x"
     change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")
     change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
     text = card(run).text
-    assert "\n# heading" not in text and "| A \\| B |" in text.replace("2 threads x ", "").replace("1 threads x ", "")
+    assert "odd\\|na`me # heading &lt;script&gt;x.tsv" in text
+    assert "| A \\| B |" in text.replace("2 threads x ", "").replace("1 threads x ", "")
     assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
 
 

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "loading": {"files", "generation_vaswani", "tokenizer"},
     "encoding": set(),
     "interruption": set(),
+    "processes": set(),
     "streaming": {"batching", "data", "encoding"},
     "corpus": {"batching", "data", "encoding", "recipe", "streaming", "tokenizer"},
     "__init__": TRAVELLING,

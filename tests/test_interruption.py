@@ -208,9 +208,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code, wo
     step = int(newest.name.removeprefix("checkpoint-"))
     assert process.returncode == code, stderr[-2000:]
     sentence = stderr.replace("\r", "\n").strip().splitlines()[-1]
-    assert sentence == (
-        f"hf-vaswani: stopped, with everything in {newest}. The same command again goes on from there."
-    )
+    assert sentence == (f"train.py: stopped, with everything in {newest}. The same command again goes on from there.")
     assert step >= 50 and "Traceback" not in stderr
     # To an end that is not far.
     last = step - step % 50 + 50
@@ -364,19 +362,21 @@ def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, mo
     assert not (tmp_path / "run" / "model").exists()
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank) -> None:
+@pytest.mark.parametrize(("rank", "verb"), [("0", "train"), ("1", "train"), ("1", "translate")])
+def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb) -> None:
     """As when the launcher is killed before its workers have met."""
     program = (
-        "import sys; from datetime import timedelta; from hf_vaswani import preparation; "
-        "preparation.MEETING = timedelta(seconds=2); from hf_vaswani.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from datetime import timedelta; from hf_vaswani import processes; "
+        "processes.MEETING = timedelta(seconds=2); from hf_vaswani.cli import main; sys.exit(main(sys.argv[1:]))"
     )
+    arguments = ["--model", "a/b"] if verb == "translate" else tiny_recipe(tmp_path)
+    arguments += [] if verb == "translate" else ["--run_dir", str(tmp_path / "run")]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
-        [sys.executable, "-c", program, "train", *tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")],
+        [sys.executable, "-c", program, verb, *arguments],
         env={**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
@@ -384,18 +384,18 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank) -> No
         check=False,
     )
     assert done.returncode == 2, done.stderr[-2000:]
-    assert "The 2 processes of this training did not all meet" in done.stderr.strip().splitlines()[-1]
+    assert "The 2 processes of this launch did not all meet" in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
     """Longer than for the meeting: one reads the text while the others wait."""
-    from hf_vaswani import preparation
+    from hf_vaswani import preparation, processes
 
-    assert preparation.MEETING.total_seconds() <= 600 < preparation.WORK.total_seconds()
+    assert processes.MEETING.total_seconds() <= 600 < preparation.WORK.total_seconds()
     program = (
-        "import time; from datetime import timedelta; from hf_vaswani import preparation; "
-        "from hf_vaswani.recipe import Recipe; preparation.MEETING = timedelta(seconds=4); "
+        "import time; from datetime import timedelta; from hf_vaswani import preparation, processes; "
+        "from hf_vaswani.recipe import Recipe; processes.MEETING = timedelta(seconds=4); "
         "accelerator = preparation.build_accelerator(Recipe()); "
         "print(preparation.by_the_first(accelerator, lambda: time.sleep(6) or 7))"
     )

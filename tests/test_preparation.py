@@ -116,6 +116,7 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(preparation, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr(preparation, "meet", lambda launched, start, work: start(work))
     recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
         preparation.build_accelerator(recipe)

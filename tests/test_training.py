@@ -332,9 +332,11 @@ def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path,
     assert 1 <= counters["stats"]["unique_graphs"] <= 2
     assert not counters["graph_break"]
     ours, theirs = (weights(tmp_path / name / "checkpoint-12") for name in ("run", "plain"))
+    before = weights(tmp_path / "plain" / "checkpoint-4")
     assert set(ours) == set(theirs)
     for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-4, rtol=0)
+        # Rounding, which Adam multiplies, is far from what the last updates did.
+        assert (ours[name] - theirs[name]).abs().max() < 0.02 * (theirs[name] - before[name]).abs().max(), name
     torch._dynamo.reset()
 
 
@@ -686,7 +688,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_to_go_on_from(tiny_run, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, timeout=120, check=False)
     assert done.returncode == 2, done.stderr[-3000:]
     sentence = done.stderr.replace("\r", "\n").strip().splitlines()[-1]
-    assert sentence.startswith("hf-vaswani: ")
+    assert sentence.startswith("train.py: ")
     assert "checkpoint-8 could not be written" in sentence
     assert "Traceback" not in done.stderr
     assert [path.name for path in run.glob("*checkpoint*")] + [path.name for path in run.glob(".*")] == [

@@ -121,6 +121,9 @@ def verb_with_small_files(arguments: list[str], most: int) -> int:
         assert pump.stdin is not None
         os.dup2(pump.stdin.fileno(), number)
         pump.stdin.close()
+    # Python looks once whether they are files or pipes.
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     code = verb(arguments)
     sys.stdout.flush()
