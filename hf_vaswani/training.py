@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
@@ -183,7 +184,10 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption, publisher: Pu
             numbers = [batch.pop("numbers") for batch in batches]
             rate = float(trainee.schedule.get_last_lr()[0])
             update = _update(accelerator, trainee.model, trainee.optimizer, batches, training, interruption)
-            trainee.schedule.step()
+            with warnings.catch_warnings():
+                # Also an update that is left out has its learning rate.
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                trainee.schedule.step()
             # The average starts as a copy of the first weights, even if their update was left out.
             if trainee.ema is not None and (update.finite or trainee.step == 0):
                 trainee.ema.update_parameters(trainee.bare)

@@ -1,4 +1,4 @@
-"""The processes of a launch meet within minutes, or say that they did not; then they wait as long as the work takes."""
+"""The processes of a launch meet within minutes, or say that they did not; then they wait for the work."""
 
 import os
 import socket

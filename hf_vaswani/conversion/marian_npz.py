@@ -147,7 +147,8 @@ def _list(value: Any) -> list[Any]:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        # Of a file that is no archive, numpy leaves one open that it opened itself.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a whole .npz file of numbers.") from error
