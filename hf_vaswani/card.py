@@ -121,7 +121,7 @@ def render_card(
     )
 
 
-# What must be in `environment.json`, and what may be, of which type.
+# Keys of `environment.json` and their types: those that must be there, and those that may be missing.
 KINDS: dict[str, Any] = {
     "python": str,
     "packages": dict,

@@ -110,7 +110,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     return sorted(found, key=_step)
 
 
-# What must be in `progress.json`, and what an earlier version has not written, of which type.
+# Keys of `progress.json` and their types: those of all versions, and those that earlier versions did not write.
 NOTED: dict[str, Any] = {
     "step": int,
     "position": dict,
@@ -566,7 +566,7 @@ def read_result(run_dir: Path) -> dict[str, Any]:
     if "bleu" in result:
         kinds |= {"bleu": (int, float), "chrf": (int, float), "ter": (int, float), "signatures": dict}
     for key, kind in kinds.items():
-        # What earlier versions did not write may be missing.
+        # Earlier versions did not write all of them.
         if not isinstance(result.get(key), kind) and (key in result or key in ("step", "averaged")):
             raise ValueError(f"{path} is damaged: {key} is {str(result.get(key))[:80]!r}.")
     return result

@@ -137,7 +137,7 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
     """
     try:
         yield from rows
-    # What they come from raises what it likes: errors of compression, of the network, of a format.
+    # The source may raise any error: of compression, of the network, of a format.
     except Exception as error:
         if isinstance(error, (ValueError, OSError)) and any(Path(name).name in str(error) for name in names):
             raise

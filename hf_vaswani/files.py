@@ -176,7 +176,7 @@ SEAL = "digest"
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """What a JSON file has to say, with a digest of it under `digest`, which [`read_sealed`] compares."""
+    """Adds the digest of a JSON object to it, under `digest`; [`read_sealed`] compares it."""
     return content | {SEAL: _digest_of_content(content)}
 
 
@@ -211,7 +211,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
-    # What is nested too deep is a RecursionError.
+    # JSON that is nested too deep is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
@@ -224,7 +224,7 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int | None]:
     A file with a JSON object on each line, which may have been cut short or damaged.
 
     Returns:
-        The objects that have a whole number as `step`, and the number of the first line that is none, or `None`.
+        The objects that have a whole number as `step`, and the number of the first line without such an object.
     """
     found: list[dict[str, Any]] = []
     first_damaged = None

@@ -33,11 +33,15 @@ def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
     """
     process = os.getpid()
 
-    def stop(number: int, _: FrameType | None) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
             # A child that was forked from here, which a pool ends by this signal.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+            return
+        if _in_a_destructor(frame):
+            # Python would drop the error there, and the signal with it: it comes again a moment later.
+            threading.Timer(0.05, os.kill, (process, number)).start()
             return
         # Launchers send it more than once; what is half written is being removed by now.
         signal.signal(number, signal.SIG_IGN)
@@ -52,6 +56,14 @@ def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _in_a_destructor(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

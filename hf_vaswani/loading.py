@@ -169,7 +169,7 @@ def _check_tokenizer_file(path: Path) -> None:
         Tokenizer.from_file(str(path))
     # Its errors are of no narrower class.
     except Exception as error:
-        raise ValueError(f"{path} is not a tokenizer: {error}") from error
+        raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
 
 
 def check_finite(model: Any, name: str | Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.checkpoints import list_checkpoints
+from hf_vaswani.interruption import Interrupted, stopped_by_sigterm
 
 from .conftest import ROOT, tiny_recipe
 
@@ -456,3 +457,19 @@ def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, m
     monkeypatch.undo()
     assert main(["train", *arguments, "--training.max_steps=8"]) == 0
     assert not (tmp_path / "run" / "nonfinite_updates.jsonl").exists()
+
+
+def test_a_signal_in_a_destructor_is_not_lost() -> None:
+    """Python drops an error there; the signal acts as soon as the destructor is over."""
+
+    class Last:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            self.done = True
+
+    with pytest.raises(Interrupted, match="stopped") as stopped, stopped_by_sigterm():
+        last = Last()
+        del last
+        time.sleep(5)
+    assert stopped.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -117,7 +117,7 @@ def convert(
                 ours = folder if to == "vaswani" else ours
                 came.model.save_pretrained(ours)
                 came.tokenizer.save_pretrained(ours)
-                # What was written is compared, and not what was in memory.
+                # The files are compared, and not the model in memory.
                 model, tokenizer = load_translator(ours, torch.float32)
             lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
             if module is not None:

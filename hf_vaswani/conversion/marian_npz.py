@@ -147,7 +147,7 @@ def _list(value: Any) -> list[Any]:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        # Of a file that is no archive, numpy leaves one open that it opened itself.
+        # numpy would leave a damaged file open that it opened itself.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
