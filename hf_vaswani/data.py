@@ -147,8 +147,10 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
 def _existing(path: Path) -> Path:
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, where a file of text should be: name one of its files.")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is a device or a pipe, where a file of text should be.")
     return path
 
 

@@ -22,8 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_hooks
+from transformers.activations import ACT2FN
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMixin
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import PreTrainedModel
 
 # Tokens that room is made for at a time.
 TOKENS_AT_A_TIME = 16
@@ -433,7 +437,12 @@ PARTS = {
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "linear"},
     # The encoder is called as it is.
     "VaswaniModel": {"encoder": "any", "decoder": "VaswaniDecoder"},
-    "VaswaniDecoder": {"embed_tokens": "embedding", "positions": "VaswaniPositions", "layers": "list", "norm": "norm"},
+    "VaswaniDecoder": {
+        "embed_tokens": "embedding",
+        "positions": "VaswaniPositions",
+        "layers": "list",
+        "norm": "final norm",
+    },
     "VaswaniPositions": {"table": "embedding", "dropout": "VaswaniDropout"},
     "VaswaniDecoderLayer": {
         "self_attn": "VaswaniAttention",
@@ -456,15 +465,22 @@ PARTS = {
 TORCH: dict[str, set[Any]] = {
     "linear": {nn.Linear},
     "embedding": {nn.Embedding, type(None)},
-    "norm": {nn.LayerNorm, nn.Identity},
+    "norm": {nn.LayerNorm},
+    "final norm": {nn.LayerNorm, nn.Identity},
+    # They are called, and each number by itself: any of these will do.
+    "activation": {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)},
     "list": {nn.ModuleList},
 }
 # Methods of a model that have no part in what it computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# They are called, so that any of these will do.
-ACTIVATIONS = {"torch.nn.modules.activation", "transformers.activations"}
+# What the modules call in their turn.
+FUNCTIONS = ("dropout", "embedding", "layer_norm", "linear", "relu", "scaled_dot_product_attention", "softmax")
 FOREIGN = (
     GenerationMixin,
+    PreTrainedModel,
+    EncoderDecoderCache,
+    DynamicCache,
+    DynamicLayer,
     GradientCheckpointingLayer,
     nn.Module,
     nn.Linear,
@@ -480,6 +496,21 @@ FOREIGN = (
 def _is_int8(kind: type) -> bool:
     """Recognises torch's linear layer with weights of 8 bits by its name: importing it would take time."""
     return (kind.__module__, kind.__name__) == ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
+
+
+def _fits(module: Any) -> bool:
+    """Tells whether a matrix, or the weights of a LayerNorm, have the sizes that their module names."""
+    if isinstance(module, nn.LayerNorm):
+        return len(module.normalized_shape) == 1
+    return module.weight.shape == (module.out_features, module.in_features)
+
+
+def _is_regular(attention: Any) -> bool:
+    """Tells whether the projections of an attention have biases together or not at all, and sizes of whole heads."""
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = {callable(layer.bias) or layer.bias is not None for layer in projections}
+    widths = [layer.out_features % attention.num_heads for layer in projections]
+    return len(biases) == 1 and not any(widths) and isinstance(attention.scaling, float)
 
 
 def computes(name: str, value: Any) -> bool:
@@ -513,10 +544,12 @@ class AsWritten:
             for kind in (*FOREIGN, *ours)
             if isinstance(kind, type)
         }
+        self.torch = {name: getattr(nn.functional, name) for name in FUNCTIONS}
         self.attentions = dict(names["ALL_ATTENTION_FUNCTIONS"])
+        self.masks = dict(ALL_MASK_ATTENTION_FUNCTIONS)
         self.callables: dict[type, set[str]] = {}
 
-    def matches(self, model: nn.Module) -> bool:
+    def matches(self, model: Any) -> bool:
         """
         Tells whether [`IncrementalDecoder`] computes what a model computes. It does not where a class, a function or
         an attention of the file has been replaced, where a module on the way is of another class, has a method of its
@@ -525,8 +558,10 @@ class AsWritten:
         return (
             not (torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks)
             and all(self.names.get(name) is value for name, value in self.functions.items())
+            and all(getattr(nn.functional, name) is value for name, value in self.torch.items())
             and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
             and self._is(model, "VaswaniForConditionalGeneration")
+            and model.lm_head.out_features == model.config.vocab_size
         )
 
     def _is(self, module: Any, kind: str) -> bool:
@@ -536,7 +571,7 @@ class AsWritten:
             return False
         if kind == "list":
             return all(self._is(layer, "VaswaniDecoderLayer") for layer in module)
-        if kind == "VaswaniAttention" and not self._is_known(module.config._attn_implementation):
+        if kind == "VaswaniAttention" and not (_is_regular(module) and self._is_known(module)):
             return False
         return all(self._is(getattr(module, name, None), part) for name, part in PARTS.get(kind, {}).items())
 
@@ -549,23 +584,25 @@ class AsWritten:
         # It is called as it is; torch leaves it in training mode, in which it does nothing else.
         if _is_int8(type(module)):
             return True
-        parameters = () if kind in PARTS else ("weight", "bias")
+        if kind in ("linear", "norm") and not _fits(module):
+            return False
+        parameters = () if kind in PARTS or kind == "activation" else ("weight", "bias")
         parts = module._modules.keys() if kind == "list" else PARTS.get(kind, {}).keys()
         return not (module.training or module._parameters.keys() - parameters or module._modules.keys() - parts)
 
     def _is_of(self, found: Any, kind: str) -> bool:
         """Compares a module's class with the one that is expected."""
-        if kind == "activation":
-            return str(found.__module__) in ACTIVATIONS
         if kind == "linear" and _is_int8(found):
             return True
         return found in TORCH[kind] if kind in TORCH else found is self.names[kind]
 
-    def _is_known(self, implementation: str | None) -> bool:
-        """Tells whether an attention implementation is one that transformers had when the file was imported."""
-        now = dict(self.names["ALL_ATTENTION_FUNCTIONS"])
-        known = implementation in (None, "eager") or implementation in self.attentions
-        return known and now.get(implementation) is self.attentions.get(implementation)
+    def _is_known(self, attention: Any) -> bool:
+        """Tells whether its implementation and masks are those that transformers had when the file was imported."""
+        name = attention.config._attn_implementation
+        if name not in (None, "eager") and name not in self.attentions:
+            return False
+        tables = ((self.names["ALL_ATTENTION_FUNCTIONS"], self.attentions), (ALL_MASK_ATTENTION_FUNCTIONS, self.masks))
+        return all(now.get(name) is before.get(name) for now, before in tables)
 
     def _callables(self, kind: type) -> set[str]:
         """The names that a module of this class finds in its class when it calls them."""

@@ -310,6 +310,23 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return inputs_embeds
 
 
+def check_layer_numbers(layers: nn.ModuleList) -> None:
+    """
+    Refuses layers that would write into one place of the cache: one layer used twice, or copies of one.
+
+    Raises:
+        ValueError: with the layer's place and its number.
+    """
+    for place, layer in enumerate(layers):
+        for attention in (getattr(layer, "self_attn", None), getattr(layer, "cross_attn", None)):
+            number = getattr(attention, "layer_idx", place)
+            if number != place:
+                raise ValueError(
+                    f"Decoder layer {place} has an attention whose layer_idx is {number}, so that two layers would "
+                    "share one place of the cache: give each its own layer_idx, or set use_cache=False."
+                )
+
+
 def check_not_empty(name: str, given: torch.Tensor) -> None:
     """
     Refuses a batch without sentences, or sentences without a token.
@@ -650,13 +667,15 @@ class VaswaniDecoder(VaswaniPreTrainedModel):
 
         Raises:
             ValueError: as in [`VaswaniEncoder`], and where the encoder's states are missing or of another number of
-                sentences.
+                sentences, or two layers would share one place of the cache.
         """
         inputs_embeds = self.embed("decoder_", input_ids, inputs_embeds)
         if encoder_hidden_states is None:
             raise ValueError("The decoder needs the encoder's output: give encoder_hidden_states.")
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if past_key_values is not None:
+            check_layer_numbers(self.layers)
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         batch, target = inputs_embeds.shape[:2]
         check_shape("the encoder's output", encoder_hidden_states, batch)

@@ -204,7 +204,7 @@ def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any],
         folder = Path(name)
         if (folder / "model" / "config.json").is_file():
             raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
-        if not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2):
+        if not name or (not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2)):
             raise ValueError(
                 f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
             )

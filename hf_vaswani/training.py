@@ -457,7 +457,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
-        logger.warning(f"Missing or damaged, and written again: {', '.join(map(str, tasks))}")
         with only_one(run_dir):
-            for task in tasks.values():
+            for path, task in tasks.items():
                 task()
+                logger.warning(f"{path} was missing or damaged, and is written again")

@@ -523,10 +523,73 @@ def a_layer_in_training(model, monkeypatch):
     model.model.decoder.layers[1].train()
 
 
+def a_bias_for(name):
+    def change(model, monkeypatch):
+        torch.manual_seed(5)
+        for layer in model.model.decoder.layers:
+            old = getattr(layer.self_attn, name)
+            new = nn.Linear(old.in_features, old.out_features).eval()
+            new.weight, new.bias.data = old.weight, 3 * torch.randn(old.out_features)
+            setattr(layer.self_attn, name, new)
+
+    change.__name__ = f"a_bias_for_{name}"
+    return change
+
+
+def no_norm(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.self_attn_norm.layer_norm = nn.Identity().eval()
+
+
+def normalized_over_the_length(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.feed_forward.activation = nn.Softmax(dim=1).eval()
+
+
+def pruned_heads(model, monkeypatch):
+    """One of two is left, of each attention to the target; its module does not know."""
+    for layer in model.model.decoder.layers:
+        attention = layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(attention, name).weight = nn.Parameter(getattr(attention, name).weight[:8].clone())
+        attention.out_proj.weight = nn.Parameter(attention.out_proj.weight[:, :8].clone())
+
+
+def a_scaling_of_each_head(model, monkeypatch):
+    model.set_attn_implementation("eager")
+    for layer in model.model.decoder.layers:
+        layer.self_attn.scaling = torch.tensor([-4.0, 5.0])[:, None, None]
+
+
+def another_mask(model, monkeypatch):
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    blind = lambda *args, **kwargs: None  # noqa: E731
+    monkeypatch.setitem(masks._global_mapping, "sdpa", blind)
+
+
+def another_cache(model, monkeypatch):
+    kind = transformers.cache_utils.DynamicLayer
+    update = kind.update
+    monkeypatch.setattr(kind, "update", lambda self, key, value, *args: update(self, key, value.flip(-1), *args))
+
+
+def another_product(model, monkeypatch):
+    linear = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda states, weight, bias=None: -linear(states, weight, bias))
+
+
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(
     "change",
     [
+        *map(a_bias_for, ("q_proj", "v_proj")),
+        no_norm,
+        normalized_over_the_length,
+        pruned_heads,
+        a_scaling_of_each_head,
+        another_mask,
+        another_cache,
+        another_product,
         gated,
         rms_norm,
         subclassed,
@@ -551,6 +614,20 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
         fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
     assert torch.equal(fast, stock)
     assert fast.tolist() != plain.tolist()
+
+
+def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -> None:
+    model, inputs = random_model(), sentences(5)
+    model.model.decoder.layers[1] = copy.deepcopy(model.model.decoder.layers[0])
+    # The fast search has a place for each layer, and finds what is found without a cache.
+    without = model.generate(**inputs, num_beams=2, use_cache=False)
+    assert torch.equal(model.generate(**inputs, num_beams=2), without)
+    slow = {"output_scores": True, "return_dict_in_generate": True}
+    with pytest.raises(ValueError, match="Decoder layer 1 has an attention whose layer_idx is 0"):
+        model.generate(**inputs, num_beams=2, **slow)
+    for name in ("self_attn", "cross_attn"):
+        getattr(model.model.decoder.layers[1], name).layer_idx = 1
+    assert torch.equal(model.generate(**inputs, num_beams=2, **slow).sequences, without)
 
 
 def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
