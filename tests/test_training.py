@@ -971,7 +971,7 @@ def test_what_a_finished_run_lacks_is_made(tiny_run, tmp_path, caplog) -> None:
         (run / name).unlink()
         caplog.clear()
         assert train(tiny_run.parent, run) == 0
-        assert caplog.text.count("Missing or damaged, and written again") == 1
+        assert caplog.text.count("was missing or damaged, and is written again") == 1
         assert (run / name).is_file() and not list(run.rglob(".*"))
     for name in gone:
         (run / name).unlink()
