@@ -473,7 +473,7 @@ TORCH: dict[str, set[Any]] = {
 }
 # Methods of a model that have no part in what it computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# What the modules call in their turn.
+# Functions of torch that the modules call.
 FUNCTIONS = ("dropout", "embedding", "layer_norm", "linear", "relu", "scaled_dot_product_attention", "softmax")
 FOREIGN = (
     GenerationMixin,

@@ -534,7 +534,7 @@ def check_settings(generation_config: GenerationConfig) -> None:
         generation_config ([`GenerationConfig`]): the settings.
 
     Raises:
-        ValueError: a number is not finite, is out of range, or is none; with its name and value.
+        ValueError: a setting is not a finite number in its range; the message has its name and value.
     """
     for name, value in vars(generation_config).items():
         if isinstance(value, float) and not math.isfinite(value):

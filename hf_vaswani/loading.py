@@ -136,7 +136,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         [`PreTrainedTokenizerBase`].
 
     Raises:
-        ValueError: there is none, a file of it is damaged, or it lacks what translation needs.
+        ValueError: the tokenizer is missing, one of its files is damaged, or it lacks what translation needs.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -251,7 +251,7 @@ def check_settings(folder: Path) -> None:
 
 
 def _expected(name: str, value: Any) -> str | None:
-    """What a value should be that it is not."""
+    """Returns the kind of value that a setting must have, or `None` if it has it."""
     if any(_is_extreme(number) for number in _flat(value)):
         return "finite"
     if name in COUNTS and not (_is_count(value, COUNTS[name]) and value <= HIGHEST_COUNT):
@@ -276,7 +276,7 @@ def _expected(name: str, value: Any) -> str | None:
 
 
 def _is_extreme(value: Any) -> bool:
-    """Whether a value is a number that torch has no room for."""
+    """Tells whether a value is a number that torch cannot hold."""
     return (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
 
 
@@ -318,7 +318,7 @@ def _folder(name: str | Path, *files: str) -> Path:
                 if not is_offline_mode():
                     raise
             except EntryNotFoundError:
-                # What a repository does not have is not needed.
+                # Files that the repository does not have are not needed.
                 continue
     return folder
 

@@ -26,7 +26,7 @@ SECTIONS = ("data", "tokenizer", "model", "training", "evaluation", "hub")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
-# What no recipe comes near to: bounds of a file in bytes, of its YAML in levels and entries; and a number so long.
+# Bounds that no recipe comes near: bytes of its file, levels and entries of its YAML, digits of a number.
 MOST_BYTES = 1_000_000
 MOST_LEVELS = 20
 MOST_ENTRIES = 10_000

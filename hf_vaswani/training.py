@@ -378,7 +378,7 @@ def _write_result(
     run: Run, model: VaswaniForConditionalGeneration, result: dict[str, Any], translations: dict[str, list[str]]
 ) -> dict[str, Any]:
     """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
-    # What stands there is the result of the model that goes now.
+    # The result that is there belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
     with written_whole(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
@@ -408,7 +408,7 @@ def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
 
 
 def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
-    """What `test.json` says, if nothing is left to train, to average or to score, and nothing of it is damaged."""
+    """Returns the content of `test.json` if the run has nothing left to do and none of its results is damaged."""
     folder = Path(recipe.run_dir)
     if not (folder / RESULT).is_file():
         return None
@@ -430,7 +430,7 @@ def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _damage_of_the_result(folder: Path) -> str | None:
-    """What is wrong with model, translations or `test.json`, as the beginning of a sentence."""
+    """Describes the damage to model, translations or `test.json` as the beginning of a sentence, if there is any."""
     try:
         result = read_result(folder)
     except (OSError, ValueError) as error:
