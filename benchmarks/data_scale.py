@@ -27,7 +27,7 @@ ARGUMENT = "--measure"
 
 def write_corpus(multi30k: Path | None, folder: Path, count: int) -> dict[str, str]:
     """Writes two line-aligned files of `count` pairs."""
-    from hf_vaswani.pocket_corpus import draw_splits
+    from hf_vaswani.data.pocket_corpus import draw_splits
 
     if multi30k is None:
         sides = list(zip(*draw_splits()["train"], strict=True))
@@ -44,7 +44,7 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
     """The way from text to batches, in this process; a line of JSON says what each part of it took."""
     import datasets
 
-    from hf_vaswani.corpus import build_updates, make_tokenizer, read_sources
+    from hf_vaswani.data.sources import build_updates, make_tokenizer, read_sources
     from hf_vaswani.recipe import DataRecipe, Recipe, TokenizerRecipe, TrainingRecipe
 
     datasets.disable_progress_bars()

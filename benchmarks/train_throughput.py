@@ -49,13 +49,13 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from hf_vaswani.batching import PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.encoding import EncodedPairs, encode_pairs, pair_lengths
-from hf_vaswani.modeling_vaswani import sinusoids
-from hf_vaswani.optimization import build_optimizer
-from hf_vaswani.pocket_corpus import draw_splits
-from hf_vaswani.preparation import keep_freed_memory
-from hf_vaswani.tokenizer import train_tokenizer
+from hf_vaswani.data.batching import PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, pair_lengths
+from hf_vaswani.data.pocket_corpus import draw_splits
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.modeling_vaswani import sinusoids
+from hf_vaswani.training.optimization import build_optimizer
+from hf_vaswani.training.preparation import keep_freed_memory
 
 Batch = dict[str, torch.Tensor]
 

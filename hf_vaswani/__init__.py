@@ -16,9 +16,9 @@ if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
 
-from .configuration_vaswani import VaswaniConfig
-from .modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
-from .pipeline_vaswani import VaswaniTranslationPipeline
+from .model.configuration_vaswani import VaswaniConfig
+from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
+from .model.pipeline_vaswani import VaswaniTranslationPipeline
 
 __version__ = "0.1.0"
 __all__ = [

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,107 +13,83 @@ import pytest
 from .conftest import ROOT
 
 PACKAGE = ROOT / "hf_vaswani"
-MODULES = {path.stem: path for path in PACKAGE.glob("*.py")}
-CONVERSION = {path.stem: path for path in (PACKAGE / "conversion").glob("*.py")}
-TRAVELLING = {name for name in MODULES if name.endswith("_vaswani")}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+WINGS = {"model", "data", "training", "translation", "hub", "conversion", "cli"}
 
-# What each module may import from the package. A module that is missing here fails its test.
+# Who may import whom: a file of the ground floor or a wing, and the files and wings that its modules may import. A
+# name with a dot is a single module. Whatever is missing here fails the test.
 ALLOWED: dict[str, set[str]] = {
-    "configuration_vaswani": set(),
-    "files": set(),
-    "decoding_vaswani": set(),
-    "search_vaswani": {"decoding_vaswani"},
-    "generation_vaswani": {"search_vaswani"},
-    "sentences_vaswani": set(),
-    "pipeline_vaswani": {"sentences_vaswani"},
     "recipe": set(),
-    "pocket_lexicon": set(),
-    "pocket_corpus": {"pocket_lexicon"},
-    "batching": set(),
-    "tokenizer": set(),
-    "optimization": set(),
-    "metric": set(),
-    "visualization": set(),
-    "modeling_vaswani": {"configuration_vaswani", "decoding_vaswani", "generation_vaswani", "pipeline_vaswani"},
-    "data": {"files", "pocket_corpus", "recipe"},
-    "loading": {"files", "generation_vaswani", "tokenizer"},
-    "encoding": set(),
+    "files": set(),
     "interruption": set(),
-    "processes": set(),
-    "streaming": {"batching", "data", "encoding"},
-    "corpus": {"batching", "data", "encoding", "recipe", "streaming", "tokenizer"},
-    "__init__": TRAVELLING,
+    "metrics": set(),
+    "model": set(),
+    "run_folder": {"recipe", "files"},
+    "processes": {"recipe", "files"},
+    "averaging": {"files", "run_folder"},
+    "data": {"recipe", "files", "interruption", "model"},
+    "translation": {"files", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
+    "hub": {"run_folder", "recipe", "files", "metrics"},
+    "conversion": {"files", "averaging", "model", "translation", "data.tokenizer"},
+    "__init__": {"model"},
 }
-LEVEL_2 = {"checkpoints", "evaluation", "quantization", "scoring", "sharding"}
-for name in LEVEL_2:
-    ALLOWED[name] = set(ALLOWED) - {"__init__"} - LEVEL_2
-ALLOWED["card"] = {"checkpoints", "files", "recipe", "scoring", "visualization"}
-ALLOWED["hub"] = {"card", "checkpoints", "files", "recipe"}
-ALLOWED["preparation"] = set(ALLOWED) - {"__init__"}
-ALLOWED["validation"] = set(ALLOWED) - {"__init__"}
-ALLOWED["trainee"] = set(ALLOWED) - {"__init__"}
-ALLOWED["training"] = set(ALLOWED) - {"__init__"}
-ALLOWED["translation"] = set(ALLOWED) - {"__init__", "training"}
-# What a format may import: of the package what is below it, of its siblings what the two sides are, and its parts.
-BELOW_A_FORMAT = {
-    "configuration_vaswani",
-    "modeling_vaswani",
-    "generation_vaswani",
-    "evaluation",
-    "files",
-    "loading",
-    "tokenizer",
-}
-PARTS = {
-    "__init__": set(),
-    "sides": set(),
-    "search": {"sides"},
-    "convert": {"search", "sides"},
-    "marian": {"sides", "marian_vocabulary"},
-    "marian_npz": {"sides", "marian", "marian_vocabulary"},
-    "marian_vocabulary": set(),
-    "fairseq": {"sides", "fairseq_vocabulary"},
-    "fairseq_vocabulary": {"marian_vocabulary"},
-    "ctranslate2": {"search", "sides"},
-    "onnx": {"search", "sides"},
-}
-ALLOWED["text_verbs"] = set(ALLOWED) - {"__init__", "training"}
-ALLOWED["scoring_verbs"] = set(ALLOWED) - {"__init__", "training"}
-ALLOWED["cli"] = set(ALLOWED) - {"__init__"} | {"conversion.convert"}
+ALLOWED["training"] = set(ALLOWED) - {"conversion", "__init__"}
+ALLOWED["cli"] = set(ALLOWED) - {"cli"} | {"__init__"}
 
 
 def imports(path: Path) -> set[str]:
-    """Absolute modules as written, modules of the package with a dot before them."""
+    """Absolute names of the modules that a file imports, wherever in it; `from . import x` is counted as `.x`."""
+    package = ["hf_vaswani", *path.relative_to(PACKAGE).parts[:-1]] if path.is_relative_to(PACKAGE) else []
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                dots = "." * node.level
-                found |= {dots + node.module} if node.module else {dots + alias.name for alias in node.names}
-            else:
-                found.add(node.module or "")
+            base = ".".join(
+                [*package[: len(package) - node.level + 1], node.module or ""] if node.level else [node.module or ""]
+            )
+            base = base.rstrip(".")
+            for alias in node.names:
+                module = f"{base}.{alias.name}"
+                found.add(module if module.removeprefix("hf_vaswani.") in MODULES else base)
     return found
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
+def own_imports(module: str) -> set[str]:
+    """Modules of the package that one of its modules imports."""
+    names = {name for name in imports(MODULES[module]) if name.split(".")[0] == "hf_vaswani"}
+    return {name.removeprefix("hf_vaswani").lstrip(".") or "__init__" for name in names}
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_imports_within_the_package_go_one_way(module) -> None:
-    own = {name[1:] for name in imports(MODULES[module]) if name.startswith(".")}
-    assert own <= ALLOWED[module]
+    room = module.split(".")[0]
+    for name in own_imports(module):
+        neighbour = name.split(".")[0]
+        assert (neighbour == room and room in WINGS) or {name, neighbour} & ALLOWED[room], f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("module", sorted(CONVERSION))
-def test_a_format_imports_what_is_below_it(module) -> None:
-    own = {name for name in imports(CONVERSION[module]) if name.startswith(".")}
-    assert {name[2:] for name in own if name.startswith("..")} <= BELOW_A_FORMAT
-    assert {name[1:] for name in own if not name.startswith("..")} <= PARTS[module]
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    # A package's `__init__` is no detour: importing a module of a wing loads the wing's, which imports nothing else.
+    graph = {module: own_imports(module) - {"__init__"} for module in MODULES}
+    assert list(TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("module", sorted(TRAVELLING))
-def test_travelling_files_import_what_everybody_has(module) -> None:
-    path = MODULES[module]
-    roots = {name.split(".")[0] for name in imports(path) if not name.startswith(".")}
+def test_the_wings_are_the_folders() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == WINGS
+    assert {module.split(".")[0] for module in MODULES} == set(ALLOWED)
+
+
+TRAVELLING = sorted(path for path in (PACKAGE / "model").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("path", TRAVELLING, ids=lambda path: path.stem)
+def test_travelling_files_import_what_everybody_has(path) -> None:
+    assert path.stem.endswith("_vaswani")
+    roots = {name.split(".")[0] for name in imports(path)} - {"hf_vaswani"}
     assert roots - set(sys.stdlib_module_names) <= {"torch", "transformers", "huggingface_hub"}
     for line in path.read_text("utf-8").splitlines():
         if re.match(r"\s*(from\s+\.|import\s+hf_vaswani|from\s+hf_vaswani)", line):
@@ -129,29 +106,13 @@ def test_importing_the_package_is_light() -> None:
     assert not heavy & set(done.stdout.split())
 
 
-def test_every_module_has_a_test_file_and_a_docstring() -> None:
-    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
-    elsewhere = {
-        "__init__": "pipeline",
-        "metric": "scoring",
-        "visualization": "card",
-        "pocket_lexicon": "pocket_corpus",
-        "scoring_verbs": "cli",
-        "search_vaswani": "decoding",
-        "sentences_vaswani": "pipeline",
-        "sharding": "launch",
-        "text_verbs": "cli",
-        "trainee": "training",
-        "validation": "training",
-    }
-    parts = {"__init__": "convert", "sides": "convert", "search": "convert", "fairseq_vocabulary": "fairseq"}
-    parts |= {"marian_npz": "marian", "marian_vocabulary": "marian"}
-    for name, path in CONVERSION.items():
-        assert parts.get(name, name) in tested, name
-        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), name
-    for name, path in MODULES.items():
-        assert elsewhere.get(name, name.removesuffix("_vaswani")) in tested, name
-        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), name
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_test_file_and_a_docstring(module) -> None:
+    path = MODULES[module]
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    if path.stem not in {"__init__", "__main__"}:
+        folder = ROOT / "tests" / path.relative_to(PACKAGE).parent
+        assert (folder / f"test_{path.stem.removesuffix('_vaswani')}.py").is_file()
 
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -159,8 +120,6 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 def test_the_readmes_tree_is_the_tree() -> None:
     tree = README.split("## Files")[1].split("```")[1]
-    shown = set(re.findall(r"^  (\w+\.py) ", tree, flags=re.MULTILINE))
-    assert shown == {path.name for path in PACKAGE.glob("*.py")}
     for name in re.findall(r"^(\S+)", tree, flags=re.MULTILINE):
         assert (ROOT / name).exists(), name
 

@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vaswani.checkpoints import list_checkpoints
 from hf_vaswani.interruption import Interrupted, stopped_by_sigterm
+from hf_vaswani.run_folder import list_checkpoints
 
 from .conftest import ROOT, tiny_recipe
 
 # Children that have everything imported, and have not computed yet: threads do not survive a fork.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training", "hf_vaswani.metric"])
+FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metric"])
 
 # What a program does with files, as Python reports it before it happens.
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"}
@@ -347,8 +347,8 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
 
 def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, monkeypatch) -> None:
     """When nobody looks any more whether somebody has asked."""
-    from hf_vaswani import training
     from hf_vaswani.cli import main
+    from hf_vaswani.training import loop as training
 
     train = training._train
 
@@ -398,7 +398,7 @@ def poison(monkeypatch, updates: set[int]) -> None:
 
 def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monkeypatch) -> None:
     from hf_vaswani.cli import main
-    from hf_vaswani.optimization import noam
+    from hf_vaswani.training.optimization import noam
 
     poison(monkeypatch, {3, 5})
     switches = {"max_steps": 6, "save_every": 1, "keep_last": 6, "max_nonfinite_updates": 2, "ema_decay": 0.9}

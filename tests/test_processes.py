@@ -38,7 +38,8 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb)
 
 def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
     """Longer than for the meeting: one reads the text while the others wait."""
-    from hf_vaswani import preparation, processes
+    from hf_vaswani import processes
+    from hf_vaswani.training import preparation
 
     assert processes.MEETING.total_seconds() <= 600 < preparation.WORK.total_seconds()
     program = (

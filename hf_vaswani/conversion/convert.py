@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ..evaluation import translate_corpus
 from ..files import written_whole
-from ..loading import check_finite, check_settings, load_translator, quiet
-from ..modeling_vaswani import VaswaniForConditionalGeneration
-from .search import rules_left_behind, start_token_id
-from .sides import Foreign, model_type
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..translation.batches import translate_corpus
+from ..translation.loading import check_finite, check_settings, load_translator, quiet
+from .protocol import Foreign, model_type
+from .settings import rules_left_behind, start_token_id
 
 logger = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..generation_vaswani import ALPHAS
-from ..modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
-from ..tokenizer import TOKENIZER_FILES, load_tokenizer
-from .search import RULES, fixed_limit, longest, must_end, never, start_token_id
-from .sides import Foreign
+from ..data.tokenizer import TOKENIZER_FILES, load_tokenizer
+from ..model.generation_vaswani import ALPHAS
+from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
+from .protocol import Foreign
+from .settings import RULES, fixed_limit, longest, must_end, never, start_token_id
 
 try:
     import ctranslate2

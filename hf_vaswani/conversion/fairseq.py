@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedTokenizerFast
 
-from ..configuration_vaswani import VaswaniConfig
-from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .fairseq_vocabulary import BOS, EOS, PAD, Vocabulary, dictionaries, vocabulary_and_tokenizer
-from .sides import Converted, Foreign
+from .protocol import Converted, Foreign
 
 CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 

@@ -16,13 +16,13 @@ import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-from ..configuration_vaswani import VaswaniConfig
+from ..data.tokenizer import load_tokenizer
 from ..files import read_json
-from ..loading import IDS, load_model
-from ..modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
-from ..tokenizer import load_tokenizer
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
+from ..translation.loading import IDS, load_model
 from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
-from .sides import Converted, Foreign, model_type
+from .protocol import Converted, Foreign, model_type
 
 LAYER_NORM_EPS = 1e-5
 # Longest translation of what is saved without a limit of its own, as OPUS-MT's.

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..configuration_vaswani import VaswaniConfig
-from ..modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from .marian import MAX_LENGTH, SEARCH, TARGETS_ARE_CUT_AS_SOURCES
 from .marian_vocabulary import MISSING, NEVER, Vocabulary, check_ids, fast_tokenizer, join, read_spm
-from .sides import Converted, Foreign
+from .protocol import Converted, Foreign
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"

@@ -22,11 +22,11 @@ from torch import nn
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ..configuration_vaswani import VaswaniConfig
-from ..modeling_vaswani import VaswaniForConditionalGeneration
-from ..tokenizer import TOKENIZER_FILES, load_tokenizer
-from .search import longest, never, start_token_id
-from .sides import Foreign
+from ..data.tokenizer import TOKENIZER_FILES, load_tokenizer
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from .protocol import Foreign
+from .settings import longest, never, start_token_id
 
 try:
     import onnxruntime

@@ -23,10 +23,10 @@ T = TypeVar("T")
 FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "hf_vaswani.cli",
-    "hf_vaswani.training",
+    "hf_vaswani.training.loop",
     "hf_vaswani.metric",
-    "hf_vaswani.hub",
-    "hf_vaswani.visualization",
+    "hf_vaswani.hub.publishing",
+    "hf_vaswani.hub.curve",
 ]
 PRELOADED += ["tests.campaign.verbs", "tests.campaign.warm"]
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from hf_vaswani.data import load_pairs
+from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.recipe import Recipe, load_recipe
 
 from . import warm as warm  # reads the recipe's docstrings once

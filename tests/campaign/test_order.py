@@ -12,9 +12,9 @@ import torch
 from datasets import Dataset
 from hypothesis import strategies as st
 
-from hf_vaswani.batching import PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.streaming import Stream, StreamUpdates
-from hf_vaswani.tokenizer import train_tokenizer
+from hf_vaswani.data.batching import PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.streaming import Stream, StreamUpdates
+from hf_vaswani.data.tokenizer import train_tokenizer
 
 from .test_inputs import attack
 

@@ -1,0 +1,256 @@
+"""The text of a recipe, from all its sources: read, checked, made into a vocabulary, ids and updates."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..recipe import Recipe, SourceRecipe
+from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates, left_out
+from .encoding import EncodedPairs, encode_pairs, pair_lengths
+from .reading import load_pairs, named_errors
+from .streaming import Stream, StreamUpdates
+from .tokenizer import add_language_tags, language_tag, load_tokenizer, train_tokenizer
+
+try:
+    from datasets import Dataset, IterableDataset, concatenate_datasets
+except ImportError as error:
+    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
+
+# Pairs of each stream that a vocabulary is trained on.
+VOCABULARY_PAIRS = 1_000_000
+
+
+@dataclass
+class Source:
+    """One source of text: `pairs` are its splits, and `tag` stands in front of its source sentences."""
+
+    recipe: SourceRecipe
+    pairs: dict[str, Dataset | IterableDataset]
+    tag: str | None
+
+    @property
+    def name(self) -> str:
+        """Its direction, as en-de."""
+        return f"{self.recipe.source_language}-{self.recipe.target_language}"
+
+    def origin(self, split: str) -> list[str]:
+        """The files of a split, or else the dataset."""
+        files = getattr(self.recipe, f"{split}_files")
+        paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
+        return paths or [str(self.recipe.dataset)]
+
+
+@dataclass
+class EvaluationSet:
+    """Text to validate or to test on: `name` is their direction, as en-de; `encoded` has the ids of both sides."""
+
+    name: str
+    source: list[str]
+    target: list[str]
+    encoded: Dataset
+
+
+def read_sources(recipe: Recipe) -> list[Source]:
+    """
+    Reads the text of a recipe.
+
+    Args:
+        recipe ([`Recipe`]): `data` and `more_data` name the text.
+
+    Returns:
+        `list[Source]`: in the recipe's order.
+
+    Raises:
+        ValueError: a set is empty, or cannot be read: with file and line.
+        FileNotFoundError: a file or dataset that does not exist.
+    """
+    sources = []
+    for part in (recipe.data, *recipe.more_data):
+        settings = {name: value for name, value in asdict(part).items() if name in SourceRecipe.__dataclass_fields__}
+        del settings["weight"], settings["license"]
+        pairs = load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming)
+        tag = language_tag(part.target_language) if recipe.data.target_tag else None
+        sources.append(Source(part, pairs, tag))
+        for split in dict.fromkeys(("train", *pairs)):
+            if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
+                of = f" of {sources[-1].name}" if recipe.more_data else ""
+                section = "more_data" if sources[:-1] else "data"
+                raise ValueError(
+                    f"The {split} set{of} is empty: the recipe's {section} section gives no pairs of text for it."
+                )
+    targets = dict.fromkeys(source.recipe.target_language for source in sources)
+    if len(targets) > 1 and not recipe.data.target_tag:
+        logger.warning(
+            f"The target sides are in {', '.join(targets)}, and nothing tells the model which one is wanted, unless "
+            "the source sentences do; data.target_tag puts a tag in front of them"
+        )
+    return sources
+
+
+def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
+    batches = named_errors(pairs.iter(1000), origin)
+    rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
+    return any(source.strip() and target.strip() for source, target in rows)
+
+
+def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
+    """
+    The vocabulary of a recipe: loaded from where it says, or trained on the training text of all sources.
+
+    Args:
+        recipe ([`Recipe`]): its tokenizer section.
+        sources (`list[Source]`): what [`read_sources`] returned. Of a stream, the first million pairs count.
+
+    Returns:
+        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them. Its
+        `model_max_length` is the model's `max_position_embeddings`.
+    """
+    # Each once, in the order of the sources.
+    languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
+    if recipe.tokenizer.path is not None:
+        tokenizer = load_tokenizer(recipe.tokenizer.path)
+        if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
+            raise ValueError(
+                f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after a "
+                "sentence, so that a model would never learn where to end; give it a post-processor that does."
+            )
+        add_language_tags(tokenizer, languages)
+    else:
+        sentences = (sentence for source in sources for sentence in _sentences(source))
+        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+    # Where `translate` cuts a line, and what `truncation=True` cuts to. Training has limits of its own.
+    tokenizer.model_max_length = recipe.model.max_position_embeddings
+    return tokenizer
+
+
+def _sentences(source: Source) -> Iterator[str]:
+    pairs = source.pairs["train"]
+    batches = named_errors(pairs.iter(1000), source.origin("train"))
+    if isinstance(pairs, IterableDataset):
+        batches = islice(batches, VOCABULARY_PAIRS // 1000)
+    for batch in batches:
+        yield from batch["source"]
+        yield from batch["target"]
+
+
+def encode_evaluation_sets(
+    recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[EvaluationSet]]:
+    """
+    The sets to validate and to test on.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        sources (`list[Source]`): what [`read_sources`] returned.
+        tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
+
+    Returns:
+        `dict[str, list[EvaluationSet]]`: "validation" and "test", as far as there are such sets: one for each source
+        that has one. Tags stand in front of the source sentences.
+
+    Raises:
+        ValueError: a sentence is too long for the model.
+    """
+    sets: dict[str, list[EvaluationSet]] = {}
+    limit = _positions(recipe)
+    for source in sources:
+        for split, pairs in source.pairs.items():
+            if split == "train":
+                continue
+            encoded = encode_pairs(pairs, tokenizer, source.tag)
+            if limit is not None and len(encoded) and (longest := int(pair_lengths(encoded).max())) > limit:
+                raise ValueError(
+                    f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
+                )
+            if empty := len(pairs) - len(encoded):
+                logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
+            front = "" if source.tag is None else f"{source.tag} "
+            sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
+            same = sum(other.name.split(".")[0] == source.name for other in sets.setdefault(split, []))
+            name = f"{source.name}.{same + 1}" if same else source.name
+            sets[split].append(EvaluationSet(name, sentences, list(pairs["target"]), encoded))
+    return sets
+
+
+def build_updates(
+    recipe: Recipe,
+    sources: list[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    num_processes: int = 1,
+    process_index: int = 0,
+) -> Updates:
+    """
+    The training pairs as ids, in updates.
+
+    Args:
+        recipe ([`Recipe`]): budget, accumulation, seed, workers.
+        sources (`list[Source]`): what [`read_sources`] returned.
+        tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
+        num_processes (`int`), process_index (`int`): who shares the updates, and which of them asks.
+
+    Returns:
+        [`Updates`].
+
+    Raises:
+        ValueError: no pair fits into the budget.
+    """
+    training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
+    order: dict[str, Any] = {
+        "tokens_per_batch": training.tokens_per_batch,
+        "seed": recipe.seed,
+        "batches_per_update": training.accumulation_steps,
+        "num_processes": num_processes,
+        "process_index": process_index,
+        "max_length": _positions(recipe),
+    }
+    if recipe.data.streaming:
+        streams = [
+            Stream(
+                source.pairs["train"],
+                source.name,
+                source.recipe.weight,
+                source.tag,
+                _description(source),
+                source.origin("train"),
+            )
+            for source in sources
+        ]
+        return StreamUpdates(streams, tokenizer, recipe.data.stream_window, order, collator, training.data_workers)
+    parts, first = [], 1
+    for source in sources:
+        pairs = source.pairs["train"]
+        parts.append(encode_pairs(pairs, tokenizer, source.tag, first, recipe.data.num_proc))
+        first += len(pairs)
+    encoded = concatenate_datasets(parts)
+    weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
+    sampler = TokenBudgetBatchSampler(pair_lengths(encoded), **order, weights=weights)
+    _report(sampler, first - 1 - len(encoded), order["max_length"])
+    return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+
+
+def _report(sampler: TokenBudgetBatchSampler, empty: int, max_length: int | None) -> None:
+    source_tokens, target_tokens = sampler.lengths.sum(axis=0)
+    count = len(sampler.lengths)
+    logger.info(f"{count:,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
+    if empty or sampler.skipped:
+        logger.warning(f"Left out: {left_out(empty, sampler.skipped, sampler.tokens_per_batch, max_length)}")
+
+
+def _description(source: Source) -> dict[str, Any]:
+    """Describes a stream, as far as that can be done without reading it: names, and the sizes of local files."""
+    recipe = source.recipe
+    if recipe.train_files is not None:
+        return {"files": [[Path(path).name, Path(path).stat().st_size] for path in source.origin("train")]}
+    return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
+
+
+def _positions(recipe: Recipe) -> int | None:
+    """Tokens that the model takes at most: only a learned table of positions has an end."""
+    return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None

@@ -1,0 +1,425 @@
+"""The card of a model: rendered from what its run wrote down. What nobody wrote down is left out."""
+
+import html
+import logging
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
+
+from ..files import read_json, read_json_lines
+from ..metrics import METRICS
+from ..recipe import Files, Recipe, SourceRecipe, load_recipe
+from ..run_folder import CURVE, ENVIRONMENT, RECIPE, VALIDATIONS, WEIGHTS
+
+logger = logging.getLogger(__name__)
+
+TEMPLATE = Path(__file__).with_name("model_card.md")
+PICTURE = "curve.png"
+
+# No sentence of the run's own text is shown: it may be private.
+EXAMPLES = {
+    "de": "Ein Hund läuft durch den Garten.",
+    "en": "A dog runs through the garden.",
+    "fr": "Un chien court dans le jardin.",
+}
+# What Green Algorithms (Lannelongue, Grealey and Inouye, 2021) takes for a core of a processor that it does not know.
+WATTS_OF_A_CORE = 12
+
+
+def card_files(
+    run_dir: Path, folder: Path, scored: dict[str, Any], repo_id: str | None, revision: str
+) -> dict[str, bytes]:
+    """
+    The card and its picture; arguments and errors as those of [`render_card`].
+
+    Returns:
+        `dict[str, bytes]`: contents by name. Without matplotlib there is no picture.
+    """
+    files = {}
+    try:
+        from .curve import curve_picture
+    except ImportError as error:
+        logger.warning(f"The model card has no curve. {error}")
+    else:
+        training = _curve(run_dir / CURVE, scored["step"], "loss")
+        validations = _curve(run_dir / VALIDATIONS, scored["step"], "loss", "bleu")
+        if training or validations:
+            files[PICTURE] = curve_picture(training, validations)
+    card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
+    return files | {"README.md": str(card).encode()}
+
+
+def render_card(
+    run_dir: Path,
+    folder: Path,
+    scored: dict[str, Any],
+    repo_id: str | None = None,
+    revision: str = "main",
+    has_curve: bool = False,
+) -> ModelCard:
+    """
+    The card of a model or of a checkpoint.
+
+    Args:
+        run_dir (`Path`): the run's folder.
+        folder (`Path`): that of the model: its weights are counted.
+        scored (`dict[str, Any]`): what `test.json` says of a model, or a line of `validations.jsonl` of a checkpoint.
+        repo_id (`str`, *optional*): repository on the Hub that the examples name; by default the run's name.
+        revision (`str`): its branch.
+        has_curve (`bool`): whether the picture of the training is beside the card.
+
+    Returns:
+        [`ModelCard`]: with metadata that `huggingface_hub` has checked, `model-index` among them.
+
+    Raises:
+        ValueError: a file of the run cannot be read.
+    """
+    recipe = load_recipe([str(run_dir / RECIPE)])
+    environment = read_environment(run_dir)
+    is_test = "averaged" in scored
+    split = "test" if is_test else "validation"
+    on_hub = _datasets_on_the_hub(recipe, environment)
+    sources = [recipe.data, *recipe.more_data]
+    languages = list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
+    rows = list(_score_rows(sources, scored, split, on_hub)) if "bleu" in scored else []
+    name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
+    parameters = _count_parameters(folder / WEIGHTS)
+    directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
+    card_data = _metadata(languages, recipe.hub.license, on_hub, name, rows, scored)
+    headline = ""
+    if rows:
+        headline = f": BLEU {scored['bleu']:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
+    return ModelCard.from_template(
+        card_data,
+        template_path=str(TEMPLATE),
+        title=_cell(name),
+        summary=f"A translation model, {directions}, of {_many(parameters)} parameters{headline}.",
+        model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
+        pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
+        example=EXAMPLES.get(recipe.data.source_language, "..."),
+        tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
+        scores=[
+            {"text": f"{row['direction']}: {_cell(row['text'])}"}
+            | {metric: f"{row[metric]:.2f}" for metric in METRICS}
+            for row in rows
+        ],
+        search=_search(recipe, is_test),
+        signatures=[(METRICS[metric], scored["signatures"][metric]) for metric in METRICS] if rows else [],
+        curve=PICTURE if has_curve else None,
+        texts=[_cell(text) for text in _texts(sources, environment, on_hub)],
+        facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
+        command=_command(environment, on_hub).replace("```", "'''"),
+        settings=_settings(recipe, on_hub).replace("```", "'''"),
+        languages=directions,
+    )
+
+
+# Keys of `environment.json` and their types: those that must be there, and those that may be missing.
+KINDS: dict[str, Any] = {
+    "python": str,
+    "packages": dict,
+    "processes": int,
+    "cpu_threads": int,
+    "mixed_precision": str,
+    "seed": int,
+    "command": list,
+}
+OPTIONAL_KINDS: dict[str, Any] = {"cpu": str, "gpu": str, "gpu_watts": (int, float), "git_revision": str, "data": list}
+
+
+def read_environment(run_dir: Path) -> dict[str, Any]:
+    """
+    Reads the `environment.json` of a run.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    path = run_dir / ENVIRONMENT
+    environment = read_json(path)
+    for key, kind in (KINDS | OPTIONAL_KINDS).items():
+        value = environment.get(key)
+        if not isinstance(value, kind) and (key in KINDS or value is not None):
+            raise ValueError(f"{path} is damaged: {key} is {str(value)[:80]!r}.")
+    for noted in environment.get("data") or []:
+        pairs = noted.get("pairs") if isinstance(noted, dict) else None
+        if not isinstance(pairs, dict) or not all(type(count) is int for count in pairs.values()):
+            raise ValueError(f"{path} is damaged: data has {str(noted)[:80]!r}.")
+    return environment
+
+
+def _metadata(
+    languages: list[str],
+    licence: str | None,
+    on_hub: set[str],
+    name: str,
+    rows: list[dict[str, Any]],
+    scored: dict[str, Any],
+) -> ModelCardData:
+    """What the Hub reads of a card: tags to find it by, and the scores as its `model-index`."""
+    return ModelCardData(
+        language=languages,
+        license=licence,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vaswani", "attention-is-all-you-need"],
+        datasets=sorted(on_hub) or None,
+        metrics=list(METRICS) if rows else None,
+        model_name=name if rows else None,
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                task_name=f"Translation {row['direction']}",
+                dataset_type=row["dataset"],
+                dataset_name=row["text"],
+                dataset_config=row["config"],
+                dataset_split=row["split"],
+                metric_type=metric,
+                metric_name=METRICS[metric],
+                metric_value=round(row[metric], 2),
+                metric_args={"signature": scored["signatures"][metric]},
+            )
+            for row in rows
+            for metric in METRICS
+        ]
+        or None,
+    )
+
+
+# ---- Scores ------------------------------------------------------------------------------------------------------
+
+
+def _score_rows(
+    sources: list[SourceRecipe], scored: dict[str, Any], split: str, on_hub: set[str]
+) -> Iterator[dict[str, Any]]:
+    """The scores of each set, with what is known of its text."""
+    parts = [part for part in sources if _text(part, split, on_hub)]
+    sets = scored.get("sets") or {f"{parts[0].source_language}-{parts[0].target_language}": scored}
+    for part, (name, scores) in zip(parts, sets.items(), strict=True):
+        from_dataset = getattr(part, f"{split}_files") is None
+        yield {
+            "direction": name,
+            "text": _text(part, split, on_hub),
+            "dataset": part.dataset if from_dataset and part.dataset in on_hub else "text",
+            # The model-index takes two texts for one that have all these in common.
+            "config": (part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
+            "split": getattr(part, f"{split}_split") if from_dataset else None,
+        } | {metric: scores[metric] for metric in METRICS}
+
+
+def _search(recipe: Recipe, is_test: bool) -> str:
+    evaluation = recipe.evaluation
+    beams = evaluation.num_beams if is_test else evaluation.validation_num_beams
+    limit = f", at most {evaluation.max_length} tokens" if evaluation.max_length is not None else ""
+    if beams == 1:
+        return f"of greedy search{limit}"
+    return (
+        f"of beam search with {beams} beams and the length penalty {evaluation.length_penalty_type} "
+        f"{evaluation.length_penalty}{limit}"
+    )
+
+
+# ---- Text --------------------------------------------------------------------------------------------------------
+
+
+def _datasets_on_the_hub(recipe: Recipe, environment: dict[str, Any]) -> set[str]:
+    """Those that were no folders when the run began. Of a run that did not note it, none is said to be."""
+    found = zip([recipe.data, *recipe.more_data], environment.get("data", []), strict=False)
+    names = {part.dataset for part, noted in found if not noted.get("dataset_is_local", True)}
+    return {name for name in names if name not in (None, "pocket")}
+
+
+def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
+    """What a text is called; of a file the name, because where it lay is nobody's business. "" if there is none."""
+    files: Files = getattr(part, f"{split}_files")
+    if files is not None:
+        sides = (part.source_language, part.target_language)
+        names = [files[language] for language in sides] if isinstance(files, dict) else [files]
+        return ", ".join(Path(name).name for name in names)
+    name = getattr(part, f"{split}_split")
+    if part.dataset is None or name is None:
+        return ""
+    if part.dataset == "pocket":
+        return f"the built-in corpus of hf_vaswani, made by rule ({name})"
+    config = f", {part.dataset_config}" if part.dataset_config else ""
+    return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
+
+
+def _texts(sources: list[SourceRecipe], environment: dict[str, Any], on_hub: set[str]) -> Iterator[str]:
+    """A line for each source: its texts, their pairs, the licence."""
+    notes = [*(environment.get("data") or []), *[{"pairs": {}}] * len(sources)]
+    for part, noted in zip(sources, notes, strict=False):
+        texts, pairs = [], noted["pairs"]
+        for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
+            if name := _text(part, split, on_hub):
+                texts.append(f"{title} {name}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
+        licence = f"; licence of the text: {part.license}" if part.license else ""
+        yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
+
+
+# ---- Model and training ------------------------------------------------------------------------------------------
+
+
+def _facts(
+    recipe: Recipe, environment: dict[str, Any], scored: dict[str, Any], parameters: int, folder: Path
+) -> Iterator[tuple[str, str]]:
+    """Names and values of the table, as far as there are values."""
+    training, config = recipe.training, read_json(folder / "config.json")
+    yield "parameters", f"{parameters:,}"
+    yield (
+        "network",
+        f"{config['encoder_layers']} + {config['decoder_layers']} layers, d_model {config['d_model']}, "
+        f"d_ff {config['d_ff']}, {config['num_heads']} heads",
+    )
+    yield "vocabulary", f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}"
+    averaged = scored.get("averaged", [])
+    yield (
+        "updates",
+        f"{scored['step']:,}" + (f", the mean of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
+    )
+    processes = environment["processes"]
+    tokens = training.tokens_per_batch * training.accumulation_steps * processes
+    yield "an update", f"up to {tokens:,} tokens a side, padding counted"
+    rate = (
+        f"peak {training.peak_learning_rate}" if training.peak_learning_rate else f"{training.warmup_steps} steps up"
+    )
+    yield "optimizer", f"{training.optimizer}, schedule {training.schedule}, {rate}"
+    yield (
+        "precision",
+        "float32" if environment["mixed_precision"] == "no" else f"mixed, {environment['mixed_precision']}",
+    )
+    yield "seed", str(environment["seed"])
+    threads = environment["cpu_threads"] * processes
+    if hardware := environment.get("gpu") or environment.get("cpu"):
+        yield (
+            "hardware",
+            f"{processes} x {hardware}" if environment.get("gpu") else f"{threads} threads x {hardware}",
+        )
+    if seconds := scored.get("seconds"):
+        yield "time of the training", f"{_duration(seconds)}, validations included"
+        if energy := _energy(environment, seconds):
+            yield "energy, estimated", energy
+    versions = {"Python": environment["python"]} | environment["packages"]
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if environment.get("git_revision"):
+        yield "revision of hf_vaswani", environment["git_revision"]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _energy(environment: dict[str, Any], seconds: float) -> str | None:
+    """Time times power: of GPUs their limit, of a processor what is usual for a core."""
+    if environment.get("gpu"):
+        watts, count, source = environment.get("gpu_watts"), environment["processes"], "the limit of each GPU"
+    else:
+        watts, count = WATTS_OF_A_CORE, environment["cpu_threads"] * environment["processes"]
+        source = "a core of an unknown processor, after Lannelongue et al. (2021)"
+    if not watts:
+        return None
+    energy = watts * count * seconds / 3_600_000
+    return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}) for that time; the rest of the machine is not counted"
+
+
+def _command(environment: dict[str, Any], on_hub: set[str]) -> str:
+    """The command of the training, a line for each option."""
+    program, *arguments = map(str, environment["command"] or ["hf-vaswani"])
+    name = Path(program).name
+    words = [
+        {"cli.py": "hf-vaswani", "__main__.py": "hf-vaswani"}.get(
+            name, f"python {name}" if name.endswith(".py") else name
+        )
+    ]
+    # What stands by itself is the recipe's file.
+    key = "recipe"
+    for argument in arguments:
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        if option and not equals:
+            words.append(f"\\\n    {option}")
+        elif option:
+            words.append(f"\\\n    {option}={shlex.quote(_value(option, value, on_hub))}")
+        else:
+            words.append(shlex.quote(_value(key, value, on_hub)))
+        key = option if option and not equals else "recipe"
+    return " ".join(words)
+
+
+def _value(option: str, text: str, on_hub: set[str]) -> str:
+    """The value of an option, with the names of files and folders alone."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    named = _names_only(option.lstrip("-").rstrip("+").split(".")[-1], value, on_hub)
+    if named == value:
+        return text
+    return (
+        named if isinstance(named, str) else str(yaml.safe_dump(named, default_flow_style=True, width=10**6)).strip()
+    )
+
+
+def _settings(recipe: Recipe, on_hub: set[str]) -> str:
+    """The keys of a recipe that are not at their default, as YAML."""
+    found: dict[str, Any] = {}
+    here, defaults = asdict(recipe), asdict(Recipe())
+    for section in ("data", "tokenizer", "model", "training", "evaluation"):
+        changed = {key: value for key, value in here[section].items() if value != defaults[section][key]}
+        if changed:
+            found[section] = changed
+    if recipe.more_data:
+        plain = asdict(SourceRecipe())
+        found["more_data"] = [
+            {key: value for key, value in source.items() if value != plain[key]} for source in here["more_data"]
+        ]
+    found = _names_only("", found, on_hub)
+    return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
+
+
+def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
+    """The value of a recipe's key; of a file or folder the name alone, because where it lay is nobody's business."""
+    if isinstance(value, dict):
+        inner = key.endswith("_files")
+        return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_names_only(key, each, on_hub) for each in value]
+    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe")
+    return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
+
+
+def _count_parameters(path: Path) -> int:
+    """Elements of the weights; a tied matrix is stored, and counts, once."""
+    if not path.is_file():
+        raise ValueError(f"There is no {path}.")
+    with safe_open(path, framework="pt") as weights:
+        return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+
+
+def _many(count: int) -> str:
+    return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
+
+
+def _cell(text: str) -> str:
+    """Text as it may stand in a line, or in a cell of a table."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
+
+
+def _curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
+    """Points up to an update. The training may be writing one, so that it is not whole; what is no number has none."""
+    lines, _ = read_json_lines(path)
+    numbers = [(line, [line.get(name, "") for name in names]) for line in lines if line["step"] <= last]
+    # A loss that is not finite is written as null; there is no BLEU of that kind.
+    optional = [type(None) if name == "loss" else float for name in names]
+    return [
+        line
+        for line, values in numbers
+        if all(type(value) in (int, float, kind) for value, kind in zip(values, optional, strict=True))
+    ]

@@ -1,0 +1,1 @@
+"""The model: these files travel to the Hub beside the weights."""

@@ -1,0 +1,52 @@
+"""FSDP2: what Accelerate leaves open for a model with tied weights, and the whole weights of any wrapped model."""
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+
+try:
+    from accelerate import Accelerator
+    from accelerate.utils import extract_model_from_parallel
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+
+def shard_what_is_tied(accelerator: Accelerator, model: VaswaniForConditionalGeneration) -> None:
+    """
+    Shards the embeddings and the linear transformation on top, those that share a matrix (Section 3.4) as one group.
+    Accelerate, which comes later and shards the rest, would tear them apart. Without FSDP2 this does nothing.
+
+    Args:
+        accelerator ([`Accelerator`]): tells whether, and how.
+        model ([`VaswaniForConditionalGeneration`]): not prepared yet, and without an optimizer so far.
+    """
+    if not accelerator.is_fsdp2:
+        return
+    plugin = accelerator.state.fsdp_plugin
+    if accelerator.mixed_precision == "bf16":
+        # Accelerate's own policy would also round the loss, and the sums of gradients, to bfloat16.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    modules = [model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head]
+    for weight in {id(module.weight): module.weight for module in modules}.values():
+        fully_shard(
+            [module for module in modules if module.weight is weight],
+            reshard_after_forward=False,
+            mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
+            offload_policy=plugin.cpu_offload,
+        )
+
+
+def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """
+    The weights of a model, whole in each process, however it is wrapped or sharded. All processes call it together.
+
+    Args:
+        model (`torch.nn.Module`): plain, or as Accelerate prepared it.
+
+    Returns:
+        `dict[str, torch.Tensor]`: by name; a tied matrix once, under the first of its names.
+    """
+    named = extract_model_from_parallel(model, keep_torch_compile=False).named_parameters()
+    return {name: (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach() for name, weight in named}

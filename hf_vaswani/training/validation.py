@@ -1,0 +1,138 @@
+"""Validation during the training and the test at its end: loss, translations of all processes together, scores."""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..data.batching import PairCollator, TokenBudgetBatchSampler
+from ..data.encoding import pair_lengths
+from ..metrics import METRICS, score
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..run_folder import read_validations, write_validations
+from ..translation.batches import translate_corpus
+from .preparation import Run
+
+try:
+    from accelerate.utils import gather_object, send_to_device
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
+
+
+def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[str], num_beams: int) -> list[str]:
+    """
+    Translates a corpus, every process its share of it.
+
+    Args:
+        run ([`Run`]): accelerator, tokenizer and recipe.
+        model ([`VaswaniForConditionalGeneration`]): on this process's device, the same weights in all processes.
+        sentences (`list[str]`): sources.
+        num_beams (`int`): beam size.
+
+    Returns:
+        `list[str]`: all translations in the order of `sentences`, in every process.
+    """
+    evaluation = run.recipe.evaluation
+    mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
+    search: dict[str, Any] = {"num_beams": num_beams}
+    if num_beams > 1:
+        # A model whose own search is greedy has not kept them.
+        search |= {"length_penalty": evaluation.length_penalty, "early_stopping": evaluation.early_stopping}
+    part = translate_corpus(
+        model,
+        run.tokenizer,
+        sentences[mine],
+        tokens_per_batch=evaluation.tokens_per_batch,
+        progress=run.accelerator.is_main_process,
+        **search,
+    )
+    translations = dict(gather_object(list(zip(range(len(sentences))[mine], part, strict=True))))
+    return [translations[i] for i in range(len(sentences))]
+
+
+def translate_and_score(
+    run: Run, model: VaswaniForConditionalGeneration, split: str, num_beams: int
+) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """
+    Translates every set of a split, and scores each.
+
+    Args:
+        run ([`Run`]), model ([`VaswaniForConditionalGeneration`]), num_beams (`int`): as in [`translate`].
+        split (`str`): `"validation"` or `"test"`.
+
+    Returns:
+        Translations by the name of their set, and what [`score`] says of them. Where there are several sets, `bleu`,
+        `chrf` and `ter` are the means of theirs, and `sets` has each one's own.
+    """
+    evaluation = run.recipe.evaluation
+    translations, sets, scored = {}, {}, {}
+    for pairs in run.sets[split]:
+        translations[pairs.name] = translate(run, model, pairs.source, num_beams)
+        scored = score(translations[pairs.name], pairs.target, evaluation.tokenize, evaluation.lowercase)
+        sets[pairs.name] = {metric: scored[metric] for metric in METRICS}
+    if len(sets) > 1:
+        means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in METRICS}
+        scored |= means | {"sets": sets}
+    return translations, scored
+
+
+@torch.no_grad()
+def validation_loss(run: Run, model: torch.nn.Module) -> float:
+    """
+    Cross-entropy without smoothing over all validation sets.
+
+    Args:
+        run ([`Run`]): as in [`translate`].
+        model (`torch.nn.Module`): the model, as it is trained or bare.
+
+    Returns:
+        `float`: nats per target token, the same in every process.
+    """
+    accelerator, collator = run.accelerator, PairCollator(run.tokenizer.pad_token_id)
+    total = torch.zeros(2, device=accelerator.device)
+    model.eval()
+    for pairs in run.sets["validation"]:
+        lengths = pair_lengths(pairs.encoded)
+        sampler = TokenBudgetBatchSampler(
+            lengths,
+            # Nothing is left out here: the budget grows to the longest pair.
+            max(run.recipe.training.tokens_per_batch, int(lengths.max())),
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+        )
+        for batch in DataLoader(
+            pairs.encoded, batch_sampler=sampler, collate_fn=collator, generator=torch.Generator()
+        ):
+            del batch["numbers"]
+            batch = send_to_device(batch, accelerator.device)
+            tokens = (batch["labels"] != -100).sum()
+            total += torch.stack([model(**batch, num_items_in_batch=1, loss_only=True).loss, tokens])
+    model.train()
+    loss, tokens = accelerator.reduce(total, "sum").tolist()
+    return loss / tokens
+
+
+def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> None:
+    """
+    Loss and scores on the validation sets: a line in the log, a line in `validations.jsonl`, the best of them marked.
+
+    Args:
+        run ([`Run`]), model ([`VaswaniForConditionalGeneration`]): as in [`translate`].
+        step (`int`): updates so far.
+    """
+    loss = validation_loss(run, model)
+    _, scored = translate_and_score(run, model, "validation", run.recipe.evaluation.validation_num_beams)
+    parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in scored.get("sets", {}).items())
+    signature = scored["signatures"]["bleu"]
+    logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
+    values = {f"validation_{metric}": scored[metric] for metric in METRICS}
+    run.accelerator.log({"validation_loss": loss, **values}, step=step)
+    if run.accelerator.is_main_process:
+        # JSON has no word for what is not finite.
+        line = {"step": step, "loss": loss if math.isfinite(loss) else None, **scored}
+        lines = [*read_validations(run.folder), line]
+        write_validations(run.folder, lines, run.recipe.training.best_by)

@@ -1,0 +1,337 @@
+"""Translates text line by line and in order: cut where it is too long, by several processes, an output that grows."""
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from transformers import PreTrainedTokenizerBase
+
+from ..data.tokenizer import language_tags
+from ..model.sentences_vaswani import sentence_spans
+from ..processes import meet
+from .batches import translate_corpus, translate_n_best
+
+# Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
+# wait for.
+LINES_AT_A_TIME = 1024
+SPACE = re.compile(r"\s+")
+
+# The best translations of a line, the best first, with their scores.
+Candidates = list[tuple[float, str]]
+
+
+# ---- Lines that are too long -------------------------------------------------------------------------------------
+
+
+def longest_source(models: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that a source may have: `max_position_embeddings`, or the tokenizer's `model_max_length` if less."""
+    limits = (getattr(model.config, "max_position_embeddings", None) for model in models)
+    return min([tokenizer.model_max_length, *(limit for limit in limits if limit is not None)])
+
+
+def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """
+    Cuts a text into its sentences, and sentences that do not fit in two, and these again.
+
+    Args:
+        text (`str`): without white space at its ends.
+        fits (`Callable[[str], bool]`): tells whether a piece is short enough.
+
+    Returns:
+        `list[str]`: the pieces, in order. A sentence is cut between two words, those that are nearest to its middle;
+        where there is but one, between two characters.
+    """
+    return [piece for start, end in sentence_spans(text) for piece in _halved(text[start:end], fits)]
+
+
+def _halved(text: str, fits: Callable[[str], bool]) -> list[str]:
+    if len(text) < 2 or fits(text):
+        return [text]
+    middle = len(text) // 2
+    spaces = (match.end() for match in SPACE.finditer(text))
+    middle = min(spaces, key=lambda place: abs(place - middle), default=middle)
+    return [piece for half in (text[:middle], text[middle:]) for piece in _halved(half.strip(), fits)]
+
+
+def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
+    """
+    Each line, cut if it is longer than a model takes.
+
+    Args:
+        lines (`Sequence[str]`): may have the tag of a target language in front; then each piece has it.
+        tokenizer ([`PreTrainedTokenizerBase`]): counts tokens.
+        longest (`int`): tokens that a line may have. The pieces of a longer one are its sentences; none has more than
+            half as many tokens, which leaves its translation some room.
+
+    Returns:
+        `list[list[str]]`: of each line its pieces.
+    """
+    tags = tuple(language_tags(tokenizer).values())
+    found = []
+    for line, ids in zip(lines, tokenizer(list(lines), verbose=False)["input_ids"] if lines else [], strict=True):
+        if len(ids) <= longest:
+            found.append([line])
+            continue
+        tag = next((tag for tag in tags if line.startswith(tag)), "")
+        front = f"{tag} " if tag else ""
+
+        def fits(piece: str, front: str = front) -> bool:
+            return len(tokenizer(front + piece, verbose=False)["input_ids"]) <= longest // 2
+
+        found.append([front + piece for piece in cut(line.removeprefix(tag).strip(), fits)])
+    return found
+
+
+# ---- Several processes -------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Those that `accelerate launch` or `torchrun` started; without one of them, this process alone."""
+
+    def __init__(self) -> None:
+        self.count, self.number = 1, 0
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            import torch
+            from accelerate import PartialState
+
+            # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
+            # for the first one, which waits for whoever writes what it reads.
+            on_cpu = not torch.accelerator.is_available()
+            state = meet(
+                int(os.environ["WORLD_SIZE"]),
+                lambda timeout: PartialState(cpu=on_cpu, timeout=timeout),
+                timedelta(days=7),
+            )
+            self.count, self.number = state.num_processes, state.process_index
+
+    def first(self, function: Callable[[], Any]) -> Any:
+        """What a function returns in the first process, in all of them. If it fails there, the others end quietly."""
+        result, error = None, None
+        if self.number == 0:
+            try:
+                result = function()
+            except (ValueError, OSError) as caught:
+                error = caught
+        if self.count > 1:
+            from accelerate.utils import broadcast_object_list
+
+            result, failed = broadcast_object_list([result, error is not None])
+            if failed and self.number > 0:
+                sys.exit(2)
+        if error is not None:
+            raise error
+        return result
+
+    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        """Chunks of what the first process reads, in every process."""
+        lines = iter(lines)
+        while chunk := self.first(lambda: list(islice(lines, LINES_AT_A_TIME * self.count))):
+            yield chunk
+
+    def gathered(self, part: Any) -> list[Any]:
+        """What each process has, in all of them."""
+        if self.count == 1:
+            return [part]
+        from accelerate.utils import gather_object
+
+        found: list[Any] = gather_object([part])
+        return found
+
+    def each_some(self, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]) -> list[Candidates]:
+        """Every process translates its part of a chunk, and all get everything."""
+        whole: list[Candidates] = [[] for _ in chunk]
+        # Line by line in turns, so that long lines beside each other do not fall to one process.
+        for number, part in enumerate(self.gathered(translate(chunk[self.number :: self.count]))):
+            whole[number :: self.count] = part
+        return whole
+
+
+# ---- From lines to an output -------------------------------------------------------------------------------------
+
+
+class LineTranslator:
+    """
+    Translates lines.
+
+    Args:
+        models (`Sequence` of [`PreTrainedModel`]): one, or an ensemble of models that have one vocabulary.
+        tokenizer ([`PreTrainedTokenizerBase`]): theirs.
+        n_best (`int`, *optional*): translations of each line, with their scores; by default the best one, without.
+    """
+
+    def __init__(self, models: Sequence[Any], tokenizer: PreTrainedTokenizerBase, n_best: int | None = None) -> None:
+        self.models, self.tokenizer, self.n_best = models, tokenizer, n_best
+        self.longest = longest_source(models, tokenizer)
+        self.were_cut = 0  # lines
+
+    def __call__(self, lines: list[str]) -> list[Candidates]:
+        """The translations of lines; those of a line that was cut are joined from its pieces', scores are added."""
+        pieces_of = in_pieces(lines, self.tokenizer, self.longest)
+        self.were_cut += sum(len(pieces) > 1 for pieces in pieces_of)
+        found = iter(self._translate([piece for pieces in pieces_of for piece in pieces]))
+        return [join([next(found) for _ in pieces]) for pieces in pieces_of]
+
+    def _translate(self, lines: list[str]) -> list[Candidates]:
+        settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
+        if self.n_best is None:
+            return [[(0.0, text)] for text in translate_corpus(self.models[0], self.tokenizer, lines, **settings)]
+        return translate_n_best(self.models[0], self.tokenizer, lines, self.n_best, **settings)
+
+
+def join(pieces: list[Candidates]) -> Candidates:
+    """The candidates of a line from those of its pieces: the best with the best, the second with the second."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return [
+        (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
+        for candidates in zip(*pieces, strict=True)
+    ]
+
+
+def written(number: int, candidates: Candidates, n_best: int | None, form: str | None) -> str:
+    """What an output says of one line, the `number`-th: one line, or several."""
+    if n_best is None:
+        # One line in is one line out, whatever the model says.
+        return " ".join(candidates[0][1].splitlines()) + "\n"
+    if form == "jsonl":
+        translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
+        return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
+    return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
+
+
+def lines_done(output: Path | None, resume: bool, n_best: int | None, form: str | None) -> int:
+    """
+    How many lines of text an output is of; what is not whole at its end is cut off.
+
+    Args:
+        output (`Path`, *optional*): the file, if there is to be one.
+        resume (`bool`): whether it may have something in it.
+        n_best, form: as in [`written`].
+
+    Raises:
+        ValueError: there is something in it, and `resume` is false, or it is of another form.
+    """
+    if output is None:
+        return 0
+    if output.is_dir() or not output.parent.is_dir():
+        raise ValueError(f"--output {output} is a folder, or in one that is not there.")
+    if not output.exists():
+        return 0
+    if not output.is_file():
+        if resume:
+            raise ValueError(f"{output} is not a regular file: nothing in it could be completed by --resume.")
+        return 0
+    if not resume and output.stat().st_size:
+        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
+    lines_of_one = n_best if n_best is not None and form != "jsonl" else 1
+    lines, length, whole = 0, 0, 0
+    with output.open("rb+") as file:
+        for line in file:
+            lines, length = lines + line.endswith(b"\n"), length + len(line)
+            beginning = _beginning((lines - 1) // lines_of_one + 1, n_best, form)
+            if line.endswith(b"\n") and not line.startswith(beginning):
+                raise ValueError(
+                    f"{output} was written with another --n-best or --format, and cannot be completed: its line "
+                    f"{lines} does not begin with {beginning.decode()!r}."
+                )
+            if line.endswith(b"\n") and lines % lines_of_one == 0:
+                whole = length
+        file.truncate(whole)
+    return lines // lines_of_one
+
+
+def _beginning(number: int, n_best: int | None, form: str | None) -> bytes:
+    """What the lines of an output begin with that are of the `number`-th line of a text."""
+    if n_best is None:
+        return b""
+    return f'{{"line": {number},'.encode() if form == "jsonl" else f"{number}\t".encode()
+
+
+def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:
+    """
+    What follows some lines.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    there = sum(1 for _ in islice(lines, done))
+    if there < done:
+        raise ValueError(f"The output is of {done} lines already, but the text has only {there}: is it another text?")
+    yield from lines
+
+
+class OutputFile:
+    """
+    A file that whole lines are appended to; a device or a pipe, that they are written to.
+
+    Args:
+        path (`Path`): its name.
+
+    Raises:
+        OSError: it cannot be written; the message names it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_regular = path, path.is_file() or not path.exists()
+        # A pipe has no end to go to. Without a buffer nothing is left to be written when it is closed.
+        self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, text: str) -> None:
+        """Writes lines. Of those that do not fit on the disk, the file keeps the whole ones."""
+        data, done = memoryview(text.encode()), 0
+        try:
+            while done < len(data):
+                done += self.file.write(data[done:])
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            kept = ""
+            if self.is_regular:
+                whole = text.encode()[:done].rfind(b"\n") + 1
+                self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
+                kept = " Its lines are whole, and --resume goes on with them."
+            raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
+
+    def flush(self) -> None:
+        """Does nothing: every write is on its way at once."""
+
+
+def write_whole(output: TextIO | OutputFile, text: str) -> None:
+    """Writes whole lines: Ctrl-C, or a signal to end, waits as long; Ctrl-C a second time does not wait."""
+    caught: list[tuple[int, float]] = []
+    handlers = {}
+
+    def remember(number: int, _: FrameType | None) -> None:
+        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
+        if caught and number == signal.SIGINT and time.monotonic() - caught[0][1] > 1:
+            raise KeyboardInterrupt
+        caught.append((number, time.monotonic()))
+
+    # Only there may handlers be changed, and only there are they run.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handlers[number] = signal.signal(number, remember)
+    try:
+        output.write(text)
+        output.flush()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for first, _ in caught[:1]:
+        signal.raise_signal(first)

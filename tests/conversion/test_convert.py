@@ -1,0 +1,516 @@
+"""hf-vaswani convert: from one format to another, both sides compared; a model that Marian learned on real text."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoTokenizer, MarianConfig, MarianMTModel, MarianTokenizer
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.conversion import convert as conversion
+from hf_vaswani.conversion import ctranslate2 as to_ctranslate2
+from hf_vaswani.conversion.onnx import OnnxTranslator
+from hf_vaswani.conversion.protocol import Foreign
+from hf_vaswani.metrics import score
+from hf_vaswani.translation.batches import translate_corpus
+
+from . import test_fairseq, test_marian
+from .test_marian import spms  # noqa: F401
+
+
+def convert(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["convert", *map(str, arguments)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def difference(said: str) -> float:
+    (line,) = [line for line in said.splitlines() if line.startswith("Largest difference of the logits")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+# ---- One verb ----------------------------------------------------------------------------------------------------
+
+
+def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> None:
+    model = tiny_run / "model"
+    for kind in ("ctranslate2", "onnx"):
+        code, said, err = convert(capsys, model, tmp_path / kind, "--to", kind, "--sentence", "one two three")
+        assert code == 0, err
+        assert difference(said) < 1e-5
+        ours, theirs = [line for line in said.splitlines() if line.startswith("  ")][::-1]
+        assert "one two three" in said and ours.split(": ")[1] == theirs.split(": ")[1]
+        assert said.splitlines()[-1] == f"Model     {tmp_path / kind}"
+        assert not err
+    assert "Note: " in said
+    code, said, _ = convert(capsys, model, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
+    assert code == 0 and 1e-4 < difference(said) < 1 and "rounded to int8" in said
+    assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
+
+
+def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:  # noqa: F811
+    source = tmp_path / "opus"
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    for kind in ("vaswani", "ctranslate2"):
+        code, said, err = convert(capsys, source, tmp_path / kind, "--to", kind, "--sentence", "the red dog")
+        assert code == 0, err
+        assert said.count("Largest difference of the logits") == (1 if kind == "vaswani" else 2)
+    code, said, err = convert(capsys, tmp_path / "vaswani", tmp_path / "back", "--to", "marian")
+    assert code == 0 and difference(said) < 1e-5, err
+    assert isinstance(MarianMTModel.from_pretrained(tmp_path / "back"), MarianMTModel)
+    # What was written is read again.
+    code, said, err = convert(capsys, tmp_path / "back", tmp_path / "again", "--to", "vaswani")
+    assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+    first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("vaswani", "again"))
+    assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
+    tokenizers = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("vaswani", "again")]
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
+
+
+def test_fairseq_comes_in(tmp_path, capsys) -> None:
+    (tmp_path / "fairseq").mkdir()
+    test_fairseq.simple_folder(tmp_path / "fairseq")
+    code, said, err = convert(capsys, tmp_path / "fairseq", tmp_path / "ours", "--to", "vaswani")
+    assert code == 0 and difference(said) < 1e-5, err
+    assert VaswaniForConditionalGeneration.from_pretrained(tmp_path / "ours").config.position_offset == 2
+
+
+def test_what_exists_is_not_replaced_without_force(tiny_run, tmp_path, capsys) -> None:
+    destination = tmp_path / "there"
+    destination.mkdir()
+    (destination / "mine").write_text("mine")
+    code, _, err = convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2")
+    assert code == 2 and "exists already; --force replaces it" in err and err.count("\n") == 1
+    assert [path.name for path in destination.iterdir()] == ["mine"]
+    assert convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2", "--force")[0] == 0
+    assert (destination / "model.bin").is_file() and not (destination / "mine").exists()
+
+
+def test_a_folder_that_has_no_name_is_not_replaced(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    for name in (".", "..", "/", "../in/.."):
+        code, _, err = convert(capsys, tiny_run / "model", name, "--to", "onnx", "--force")
+        assert code == 2 and f"{str(Path(name))!r} has no name of its own" in err and err.count("\n") == 1, err
+    code, _, err = convert(capsys, tiny_run / "model", tiny_run, "--to", "onnx", "--force")
+    assert code == 2 and "would replace" in err
+    code, _, err = convert(capsys, tiny_run / "model", "out", "--to", "onnx", "--sentence", "one \udcff")
+    assert code == 2 and "--sentence is not UTF-8" in err and not list((tmp_path / "in").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "words"),
+    [
+        ("marian", [], "layer_norm_eps 1e-06, but Marian's is always 1e-05"),
+        ("vaswani", [], "is of the format vaswani already"),
+        ("onnx", ["--quantization", "int8"], "A quantization (int8) is of ctranslate2, and not of onnx"),
+        ("ctranslate2", ["--quantization", "int3"], "quantization must be one of"),
+    ],
+)
+def test_a_failure_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path, capsys, to, options, words) -> None:
+    code, said, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", to, *options)
+    assert code == 2 and words in err and err.count("\n") == 1 and not said, err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    for source, words in (
+        (tmp_path, "is not known; looked for: a config.json with the model_type vaswani"),
+        (tmp_path / "none", "There is no "),
+        (tmp_path / "config.json", "is not known"),
+    ):
+        code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+        assert code == 2 and words in err and err.count("\n") == 1, err
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path, "--to", "onnx", "--force")
+    assert code == 2 and "would replace" in err
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"short")
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "onnx")
+    assert code == 2 and "model.safetensors cannot be read: " in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+    for kind in ("ctranslate2", "onnx"):
+        assert convert(capsys, tiny_run / "model", tmp_path / kind, "--to", kind)[0] == 0
+    monkeypatch.chdir(tmp_path)
+    for source, words in (
+        (tiny_run, f"is the folder of a run: give its model, {tiny_run / 'model'}"),
+        ("ctranslate2", "model.bin, which is a model of CTranslate2: that is only written"),
+        ("onnx", "encoder.onnx, which is an ONNX graph: that is only written"),
+        ("some/model", "some/model is no folder here, and as a model on the Hub it cannot be had"),
+    ):
+        code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
+        assert code == 2 and words in err and err.count("\n") == 1, err
+
+
+def damaged_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def with_value(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), encoding="utf-8")
+
+
+def with_nan(path: Path) -> None:
+    weights = load_file(path)
+    weights["model.encoder.layers.0.feed_forward.fc1.weight"][0, 0] = torch.nan
+    save_file(weights, path, {"format": "pt"})
+
+
+def with_nan_in_pickle(path: Path) -> None:
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.embed_tokens.weight"][7] = torch.nan
+    torch.save(state, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "damage", "words"),
+    [
+        ("ours", "config.json", lambda path: damaged_text(path, "{"), "is not JSON"),
+        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("ours", "generation_config.json", lambda path: damaged_text(path, ""), "is not JSON"),
+        ("ours", "generation_config.json", lambda path: with_value(path, num_beams=0), "num_beams 0"),
+        ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id ['x']"),
+        ("ours", "generation_config.json", lambda path: with_value(path, suppress_tokens=[999]), "the id 999 as"),
+        ("ours", "generation_config.json", lambda path: with_value(path, length_penalty="x"), "length_penalty 'x'"),
+        (
+            "ours",
+            "generation_config.json",
+            lambda path: with_value(path, length_penalty_type="x"),
+            "'gnmt' or 'power'",
+        ),
+        ("ours", "generation_config.json", lambda path: with_value(path, bad_words_ids=[5]), "a list of lists of ids"),
+        (
+            "ours",
+            "config.json",
+            lambda path: with_value(path, vocab_size=7),
+            "1 tensor is of another shape ((300, 16) in place of (7, 16)), model.encoder.embed_tokens.weight",
+        ),
+        ("ours", "tokenizer.json", lambda path: damaged_text(path, "{"), "tokenizer.json is not JSON"),
+        ("ours", "tokenizer.json", Path.unlink, "tokenizer.json is missing"),
+        ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight that are not finite"),
+        ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
+        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
+        ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
+        ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),
+        ("npz", "model.npz", lambda path: path.write_text("text"), "is not a whole .npz file"),
+        ("npz", "model.npz", lambda path: path.write_bytes(path.read_bytes()[:-2000]), "is not a whole .npz file"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "a: ["), "is not YAML"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nbeam-size: 0"), "beam-size 0"),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nnormalize: a"), "normalize 'a'"),
+        ("npz", "vocab0.yml", lambda path: path.write_bytes(b"\xff"), "is not UTF-8 at byte 0"),
+        ("fairseq", "checkpoint_best.pt", with_nan_in_pickle, "embed_tokens.weight that are not finite"),
+        ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "has no pieces to merge"),
+    ],
+)
+def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
+    folder = tmp_path / "model"
+    if kind == "ours":
+        shutil.copytree(request.getfixturevalue("tiny_run") / "model", folder)
+    else:
+        folder.mkdir()
+    if kind == "marian":
+        test_marian.marian_folder(folder, request.getfixturevalue("spms"))
+    elif kind == "npz":
+        test_marian.npz_folder(folder, request.getfixturevalue("spms"))
+    elif kind == "fairseq":
+        test_fairseq.simple_folder(folder)
+    damage(folder / file)
+    code, _, err = convert(capsys, folder, tmp_path / "out", "--to", "onnx")
+    assert code == 2 and words in err and err.count("\n") == 1, err
+    assert str(folder) in err and (kind == "ours" or "finite" in err or file in err)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
+def test_half_precision_goes_out_as_float32(tiny_run, tmp_path, capsys, to) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "half")
+    VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").half().save_pretrained(tmp_path / "half")
+    code, said, err = convert(capsys, tmp_path / "half", tmp_path / "out", "--to", to)
+    assert code == 0 and difference(said) < 1e-5, err
+
+
+def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for layers, kind in ((2, "12 tensors are missing, the first is model.encoder.layers.1"), (0, None)):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"encoder_layers": layers}))
+        code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+        assert code == 2 and err.count("\n") == 1 and (kind or "encoder_layers must be at least 1") in err, err
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    save_file(weights | {"more": torch.ones(1)}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 2 and "1 tensor is too many, more" in err and not (tmp_path / "out").exists()
+
+
+def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    with_value(tmp_path / "model" / "config.json", max_position_embeddings=10, position_encoding="learned")
+    model = VaswaniForConditionalGeneration(AutoConfig.from_pretrained(tmp_path / "model"))
+    model.save_pretrained(tmp_path / "model")
+    arguments = ["--to", "ctranslate2", "--sentence", "one two three four five six seven"]
+    code, _, err = convert(capsys, tmp_path / "model", tmp_path / "new" / "out", *arguments)
+    assert code == 2 and "The sentence of " in err and " tokens cannot be translated: " in err, err
+    # Nor is the folder left that was made on the way.
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_signal_leaves_nothing(tiny_run, tmp_path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tiny_run / "model"), str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 143 and err == "hf-vaswani: stopped.\n"
+    assert not list(tmp_path.iterdir())
+
+
+# The signal comes when the graphs are written, and before they get their name.
+STOPPED = """
+import os, signal, sys
+from hf_vaswani.conversion import onnx
+from hf_vaswani.cli import main
+
+def save(source, folder):
+    assert folder.is_dir()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+onnx.save = save
+sys.exit(main(["convert", sys.argv[1], sys.argv[2], "--to", "onnx"]))
+"""
+
+
+def test_a_file_or_a_link_is_not_replaced(tiny_run, tmp_path, capsys) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    for name in ("file", "link"):
+        code, _, err = convert(capsys, tiny_run / "model", tmp_path / name, "--to", "ctranslate2", "--force")
+        assert code == 2 and "is not a folder that could be replaced" in err
+    assert (tmp_path / "file").read_text() == "mine" and (tmp_path / "link").is_symlink()
+
+
+def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_path, capsys) -> None:  # noqa: F811
+    source = tmp_path / "opus"
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    (source / "source.spm").unlink()
+    (source / "source.spm").mkdir()
+    code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+    assert code == 2 and "source.spm" in err and "could not be written" not in err
+    shutil.rmtree(source)
+    source.mkdir()
+    test_marian.marian_folder(source, spms)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": "x"}))
+    code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
+    assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
+
+
+def test_rules_of_the_search_are_given_or_named(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
+    with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "ct2", "--to", "ctranslate2")
+    assert code == 0 and "also has do_sample=True, min_length=5, begin_suppress_tokens=[7], which is not carr" in said
+    assert "by the same names: give repetition_penalty=1.3." in said and "give min_decoding_length=0." in said
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "onnx", "--to", "onnx")
+    assert code == 0 and "min_length=5, repetition_penalty=1.3, begin_suppress_tokens=[7], which is not" in said
+    assert "from having the sequences of ids [[7, 8]]" in said
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"max_length_offset": 0}, "the tokens of the batch's longest source + 0."),
+        ({"max_length_offset": None}, "give max_decoding_length=20."),
+        ({"max_length_offset": 2}, "longest source + 2."),
+        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "longest source + 1."),
+        ({"max_new_tokens": 5}, "give max_decoding_length=5."),
+        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "give max_decoding_length=4."),
+        ({"max_length": 5}, "give max_decoding_length=4."),
+        ({"max_new_tokens": 5, "min_new_tokens": 3}, "give min_decoding_length=3."),
+    ],
+    ids=str,
+)
+def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words) -> None:
+    """A model that says one word for ever: how long its translations are is all by rule."""
+    model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    word = AutoTokenizer.from_pretrained(tmp_path / "model")("drei")["input_ids"][0]
+    norm = model.model.decoder.layers[-1].feed_forward_norm.layer_norm
+    with torch.no_grad():
+        norm.weight.zero_()
+        model.lm_head.weight[word] *= 5
+        norm.bias.copy_(model.lm_head.weight[word])
+    model.generation_config.update(**{"num_beams": 1, "length_penalty": None, "max_length": None} | rules)
+    model.save_pretrained(tmp_path / "model")
+    for to in ("ctranslate2", "onnx"):
+        code, said, err = convert(
+            capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two three four"
+        )
+        assert code == 0 and not err, err
+        assert "another one" not in said
+        assert to == "onnx" or words in said, said
+        assert "Vaswani: d" in said
+
+
+def test_the_generation_configs_start_is_the_one_that_counts(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    start = AutoTokenizer.from_pretrained(tmp_path / "model").unk_token_id
+    with_value(tmp_path / "model" / "generation_config.json", decoder_start_token_id=start)
+    for to in ("ctranslate2", "onnx"):
+        code, said, err = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two")
+        assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+    engine = json.loads((tmp_path / "ctranslate2" / "config.json").read_text("utf-8"))
+    assert engine["decoder_start_token"] == "<unk>"
+
+
+def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+    save = to_ctranslate2.save
+
+    def wrong(*arguments: object) -> Foreign:
+        foreign = save(*arguments)
+        logits = foreign.logits
+        return Foreign(foreign.name, lambda *batch: logits(*batch) + 0.01, foreign.translate, [])
+
+    monkeypatch.setattr(to_ctranslate2, "save", wrong)
+    code, _, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 2 and "do not compute the same: their logits differ by 0.01" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None:
+    model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
+    ids, mask, decoder_ids = conversion.random_batch(model)
+    assert ((ids == model.config.pad_token_id) == (mask == 0)).all() and not mask.all()
+    assert (decoder_ids[:, 0] == model.config.decoder_start_token_id).all()
+    assert (decoder_ids[:, 1:] != model.config.pad_token_id).all()
+
+
+# ---- A model that has learned something --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
+    """A small Marian of transformers that was trained on Multi30k for two minutes, once, and kept for other runs."""
+    folder = Path(request.config.cache.mkdir("learned_marian"))
+    if (folder / "model.safetensors").is_file():
+        return folder
+    texts = [(multi30k / f"train.{language}").read_text("utf-8").splitlines() for language in ("en", "de")]
+    both = [line for pair in zip(*texts, strict=True) for line in pair]
+    spm = test_marian.train_spm(both[:20_000], vocab_size=2000, hard_vocab_limit=False)
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(spm)
+    vocab = test_marian.numbered(test_marian.pieces(spm))
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    sizes = {"d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "activation_function": "swish"}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_attention_heads": 4, f"{side}_ffn_dim": 256}
+    pad = vocab["<pad>"]
+    ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = MarianConfig(vocab_size=len(vocab), scale_embedding=True, dropout=0.0, init_std=0.05, **sizes, **ids)
+        model = MarianMTModel(config).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
+        encoded = [tokenizer(side)["input_ids"] for side in texts]
+        # Of like length, so that little of a batch is padding.
+        order = sorted(range(len(encoded[0])), key=lambda i: (len(encoded[1][i]), len(encoded[0][i])))
+        places = torch.randperm(len(order) // 64)
+        for place in places:
+            rows = order[int(place) * 64 : int(place) * 64 + 64]
+            batch = tokenizer.pad({"input_ids": [encoded[0][i] for i in rows]}, return_tensors="pt")
+            labels = tokenizer.pad({"input_ids": [encoded[1][i] for i in rows]}, return_tensors="pt")
+            loss = model(**batch, labels=labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    model.generation_config.update(num_beams=4, max_length=60, bad_words_ids=[[pad]])
+    tokenizer.save_pretrained(folder)
+    model.eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def test_text(multi30k: Path) -> tuple[list[str], list[str]]:
+    source, target = ((multi30k / f"test_2016_flickr.{language}").read_text("utf-8") for language in ("en", "de"))
+    return source.splitlines()[:200], target.splitlines()[:200]
+
+
+@pytest.fixture(scope="session")
+def ours_of_marian(learned_marian: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted") / "ours"
+    lines = conversion.convert(learned_marian, folder, "vaswani")
+    assert float(lines[0].rsplit(" ", 1)[1]) < 1e-4
+    return folder
+
+
+def beams(model: torch.nn.Module, tokenizer: object, texts: list[str]) -> list[str]:
+    found: list[str] = []
+    for start in range(0, len(texts), 50):
+        batch = tokenizer(texts[start : start + 50], return_tensors="pt", padding=True)
+        found += tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    return found
+
+
+@pytest.mark.real_data
+def test_a_learned_marian_translates_the_same_both_ways(learned_marian, ours_of_marian, test_text, tmp_path) -> None:
+    sentences, _ = test_text
+    expected = beams(
+        MarianMTModel.from_pretrained(learned_marian).eval(), AutoTokenizer.from_pretrained(learned_marian), sentences
+    )
+    assert len(set(expected)) > 150, "it has learned to look at the source"
+    ours = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
+    assert beams(ours, AutoTokenizer.from_pretrained(ours_of_marian), sentences) == expected
+    conversion.convert(ours_of_marian, tmp_path / "back", "marian")
+    back = MarianMTModel.from_pretrained(tmp_path / "back").eval()
+    assert beams(back, AutoTokenizer.from_pretrained(tmp_path / "back"), sentences) == expected
+
+
+@pytest.mark.real_data
+def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text, tmp_path) -> None:
+    sentences, references = test_text
+    model = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
+    tokenizer = AutoTokenizer.from_pretrained(ours_of_marian)
+    expected = translate_corpus(model, tokenizer, sentences, num_beams=4, early_stopping="never")
+    # So young a model sometimes never ends, and at the longest length only ours puts a </s>.
+    ended = [i for i, text in enumerate(expected) if len(tokenizer(text)["input_ids"]) < 55]
+    assert len(ended) > 180
+    bleu = score(expected, references)["bleu"]
+    tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(sentences)["input_ids"]]
+    for quantization, least, most in (("float32", 0.99, 0.1), ("int8", 0.0, 0.5)):
+        folder = tmp_path / quantization
+        conversion.convert(ours_of_marian, folder, "ctranslate2", quantization)
+        translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        found = translator.translate_batch(
+            tokens, beam_size=4, patience=2, length_penalty=1.0, max_decoding_length=58, suppress_sequences=[["<pad>"]]
+        )
+        ids = [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        same = sum(texts[i] == expected[i] for i in ended)
+        assert same >= least * len(ended), f"{quantization}: {same} of {len(ended)}"
+        assert abs(score(texts, references)["bleu"] - bleu) <= most, quantization
+    conversion.convert(ours_of_marian, tmp_path / "onnx", "onnx")
+    greedy = translate_corpus(model, tokenizer, sentences, num_beams=1)
+    ended = [i for i, text in enumerate(greedy) if len(tokenizer(text)["input_ids"]) < 55]
+    assert len(ended) > 180
+    found = OnnxTranslator(tmp_path / "onnx").translate([sentences[i] for i in ended])
+    assert found == [greedy[i] for i in ended]

@@ -1,0 +1,243 @@
+"""No pair lost or doubled, no batch above its budget, the same order for the same seed, and each process its share."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vaswani.data.batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.tokenizer import train_tokenizer
+
+LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
+
+
+def flat(updates) -> list[int]:
+    return [pair for update in updates for batch in update for pair in batch]
+
+
+def test_every_pair_exactly_once_an_epoch() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 200)
+    assert sorted(flat(sampler.updates())) == list(range(997))
+
+
+def test_no_batch_is_above_the_budget_and_most_are_nearly_full() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 400)
+    cells = [len(batch) * LENGTHS[batch].max() for batch in sampler.batches()]
+    assert max(cells) <= 400
+    assert np.median(cells) > 0.9 * 400
+
+
+def test_pairs_above_the_longest_side_are_left_out() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30)
+    short = np.flatnonzero(LENGTHS.max(axis=1) <= 30)
+    assert sorted(flat(sampler.updates())) == short.tolist()
+    assert sampler.skipped == len(LENGTHS) - len(short)
+    with pytest.raises(ValueError, match="model.max_position_embeddings 1: the shortest has"):
+        TokenBudgetBatchSampler(LENGTHS, 400, max_length=1)
+
+
+def test_source_and_target_are_counted_each_for_itself() -> None:
+    """The paper's "25000 source tokens and 25000 target tokens": not their sum, and padding counts on both sides."""
+    batches = TokenBudgetBatchSampler(LENGTHS, 400).batches()
+    padded = np.array([len(batch) * LENGTHS[batch].max(axis=0) for batch in batches])
+    assert padded.max(axis=0).tolist() == pytest.approx([400, 400], rel=0.02)
+    assert padded.max() <= 400
+    assert padded.sum(axis=1).max() > 1.8 * 400
+
+
+def test_pairs_of_like_length_are_together() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 400)
+    longest = LENGTHS.max(axis=1)
+    spans = [np.ptp(longest[batch]) for batch in sampler.batches()]
+    assert np.mean(spans) < 1
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    def order(seed, epoch):
+        sampler = TokenBudgetBatchSampler(LENGTHS, 200, seed=seed)
+        sampler.set_position(epoch)
+        return list(sampler)
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+    # Not only the batches' order differs between epochs, but also who is in them.
+    assert {tuple(sorted(batch)) for batch in order(1, 0)} != {tuple(sorted(batch)) for batch in order(1, 1)}
+
+
+def test_batches_do_not_come_in_the_order_of_their_lengths() -> None:
+    widths = [LENGTHS[batch].max() for batch in TokenBudgetBatchSampler(LENGTHS, 200).batches()]
+    steps_up = sum(a <= b for a, b in itertools.pairwise(widths)) / (len(widths) - 1)
+    assert 0.3 < steps_up < 0.7
+
+
+def test_a_position_continues_where_the_epoch_was_left() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=3)
+    whole, counts = list(sampler), sampler.batches_of_updates()
+    sampler.set_position(0, 5)
+    assert list(sampler) == whole[sum(counts[:5]) :]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_an_update_among_them(processes, accumulation) -> None:
+    alone = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=accumulation * processes).updates()
+    shares = [
+        TokenBudgetBatchSampler(LENGTHS, 200, 1, accumulation, processes, process).updates()
+        for process in range(processes)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    for update, parts in zip(alone, zip(*shares, strict=True), strict=True):
+        assert len({len(part) for part in parts}) == 1
+        assert sorted(flat([update])) == sorted(flat(parts))
+
+
+def test_pairs_above_the_budget_are_left_out_and_counted() -> None:
+    lengths = np.array([[3, 4], [50, 2], [5, 5], [2, 51]])
+    sampler = TokenBudgetBatchSampler(lengths, 20)
+    assert sampler.skipped == 2
+    assert sorted(flat(sampler.updates())) == [0, 2]
+
+
+def test_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        TokenBudgetBatchSampler(np.zeros((0, 2), dtype=int), 20)
+    with pytest.raises(ValueError, match="20.*50"):
+        TokenBudgetBatchSampler(np.array([[50, 60], [50, 3]]), 20)
+
+
+def test_collator_pads_each_side_to_its_own_width() -> None:
+    batch = PairCollator(0)(
+        [
+            {"source_ids": [5, 2], "target_ids": [7, 8, 2], "number": 3},
+            {"source_ids": [5, 6, 9, 2], "target_ids": [2], "number": 9},
+        ]
+    )
+    assert batch["input_ids"].tolist() == [[5, 2, 0, 0], [5, 6, 9, 2]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch["labels"].tolist() == [[7, 8, 2], [2, -100, -100]]
+    assert batch["numbers"].tolist() == [3, 9]
+
+
+def test_collator_equals_a_slow_one() -> None:
+    """Lists or arrays, of any lengths: cell by cell."""
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        pairs = [
+            {"source_ids": random.integers(4, 99, s, np.int32), "target_ids": random.integers(4, 99, t).tolist()}
+            | {"number": number}
+            for number, (s, t) in enumerate(random.integers(1, 9, (5, 2)), start=1)
+        ]
+        batch = PairCollator(7)(pairs)
+        for name, side, filling in (("input_ids", "source_ids", 7), ("labels", "target_ids", -100)):
+            assert batch[name].shape == (5, max(len(pair[side]) for pair in pairs))
+            for row, pair in zip(batch[name].tolist(), pairs, strict=True):
+                assert row == [*pair[side], *[filling] * (len(row) - len(pair[side]))]
+        for row, pair in zip(batch["attention_mask"].tolist(), pairs, strict=True):
+            assert row == [int(place < len(pair["source_ids"])) for place in range(len(row))]
+        assert all(tensor.dtype == torch.long for tensor in batch.values())
+
+
+class Rows(torch.utils.data.Dataset):
+    """Pairs with LENGTHS, in which every id of a row is its index."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, row: int) -> dict[str, object]:
+        source, target = LENGTHS[row]
+        return {"source_ids": [row] * source, "target_ids": [row] * target, "number": row + 1}
+
+
+def build(workers: int = 0, processes: int = 1, process: int = 0) -> EpochUpdates:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 2, processes, process)
+    return EpochUpdates(Rows(), sampler, PairCollator(0), workers)
+
+
+def equal(first: list, second: list) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_position_goes_on_as_if_nothing_had_been(workers) -> None:
+    count = len(build().sampler.updates())
+    made = list(itertools.islice(build().after(build().start), 2 * count + 2))
+    assert made[count - 1][1] == {"epoch": 0, "update": count}
+    for number in (0, count - 2, count - 1, count):
+        position = json.loads(json.dumps(made[number][1]))
+        for (batches, reached), (ours, where) in zip(
+            build(workers).after(position), made[number + 1 : number + 4], strict=False
+        ):
+            assert equal(batches, ours)
+            assert reached == where
+
+
+def test_updates_of_two_processes_are_those_of_one() -> None:
+    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 4)
+    alone = EpochUpdates(Rows(), sampler, PairCollator(0))
+    shares = [build(processes=2, process=process) for process in (0, 1)]
+    streams = [updates.after(updates.start) for updates in (alone, *shares)]
+    count = len(sampler.updates())
+    numbers: list[int] = []
+    for whole, first, second in itertools.islice(zip(*streams, strict=True), count):
+        assert whole[1] == first[1] == second[1]
+        theirs = [batch for pair in zip(first[0], second[0], strict=True) for batch in pair]
+        assert equal(theirs[: len(whole[0])], whole[0])
+        assert all((batch["labels"] == -100).all() for batch in theirs[len(whole[0]) :])
+        numbers += [number for batch in theirs for number in batch["numbers"].tolist()]
+    assert sorted(numbers) == list(range(1, len(LENGTHS) + 1))
+
+
+def test_the_fingerprint_is_that_of_the_text() -> None:
+    def of(lengths: np.ndarray) -> dict[str, object]:
+        return EpochUpdates(Rows(), TokenBudgetBatchSampler(lengths, 900), PairCollator(0)).fingerprint
+
+    assert json.loads(json.dumps(of(LENGTHS))) == of(LENGTHS.copy())
+    assert of(LENGTHS)["pairs"] == 997
+    # As many tokens, otherwise ordered.
+    assert of(LENGTHS) != of(LENGTHS[::-1].copy())
+
+
+def test_weights_take_pairs_twice_or_a_part_of_them() -> None:
+    taken = []
+    for epoch in (0, 1):
+        sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30, weights=[(400, 2), (597, 0.25)])
+        sampler.set_position(epoch)
+        taken.append(np.bincount(flat(sampler.updates()), minlength=997))
+        fitting = LENGTHS.max(axis=1) <= 30
+        assert (taken[-1][:400] == 2 * fitting[:400]).all()
+        assert taken[-1][400:].sum() == round(0.25 * fitting[400:].sum())
+        assert (taken[-1][400:] <= fitting[400:]).all()
+    assert (taken[0] != taken[1]).any()
+
+
+def test_collator_of_nothing_has_nothing_to_learn() -> None:
+    batch = PairCollator(0)([])
+    assert batch.pop("numbers").shape == (0,)
+    assert (batch["labels"] == -100).all()
+    assert all(tensor.shape == (1, 1) and tensor.dtype == torch.long for tensor in batch.values())
+
+
+@pytest.mark.real_data
+def test_little_padding_on_multi30k(multi30k) -> None:
+    """At most 5 % of all positions, source and target together, with a joint vocabulary of 10 000."""
+    sides = [(multi30k / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
+    tokenizer = train_tokenizer(itertools.chain(*sides), 10_000)
+    lengths = np.array([[len(ids) for ids in tokenizer(side)["input_ids"]] for side in sides]).T
+    sampler = TokenBudgetBatchSampler(lengths, 4096)
+    for epoch in (0, 1):
+        sampler.set_position(epoch)
+        cells = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in sampler.batches())
+        assert 1 - lengths.sum() / cells <= 0.05
+
+
+def test_the_last_update_of_an_epoch_may_have_fewer_batches() -> None:
+    count = len(TokenBudgetBatchSampler(LENGTHS, 200).batches())
+    for per_update in (2, 3, 4, 5):
+        sampler = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=per_update)
+        assert sampler.batches_of_updates() == [min(per_update, count - n) for n in range(0, count, per_update)]
+        assert sorted(flat(sampler.updates())) == list(range(997))

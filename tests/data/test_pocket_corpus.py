@@ -1,0 +1,662 @@
+"""The built-in corpus: right German, right English, one translation each way, and the same pairs everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from hf_vaswani.data import pocket_corpus
+from hf_vaswani.data.pocket_corpus import (
+    ADJECTIVES,
+    ADVERBS,
+    ANY,
+    BE,
+    DETERMINERS,
+    NOUNS,
+    PRONOUNS,
+    TIMES,
+    VERBS,
+    Case,
+    Clause,
+    NounPhrase,
+    Phrase,
+    Pronoun,
+    draw_noun_phrase,
+    draw_pairs,
+    draw_sentence,
+    draw_splits,
+    prepositional,
+    reads_well,
+    relative_pronoun,
+    write,
+)
+
+PACKAGE = str(Path(pocket_corpus.__file__).parent)
+
+# ---- building sentences by hand -----------------------------------------------------------------------------------
+
+
+def phrase(text: str, relative: Clause | None = None) -> NounPhrase:
+    """Look up "the old teacher" word by word; without a determiner it is the plural of "a"."""
+    *before, last = text.split()
+    plurals = {noun.english_plural: noun for noun in NOUNS.values()}
+    noun = NOUNS.get(last) or plurals[last]
+    determiners = {entry.english: entry for entry in DETERMINERS.values()}
+    determiners |= {"an": DETERMINERS["a"], "these": DETERMINERS["this"]}
+    determiner = determiners[before.pop(0)] if before and before[0] in determiners else DETERMINERS["a"]
+    adjective = ADJECTIVES[before[0]] if before else None
+    return NounPhrase(determiner, noun, adjective, plural=last in plurals, relative=relative)
+
+
+def subject_of(text: str) -> NounPhrase | Pronoun:
+    return next((pronoun for pronoun in PRONOUNS if pronoun.english == text), None) or phrase(text)
+
+
+def time(text: str) -> Phrase:
+    return next(entry for entry in TIMES if entry.english == text)
+
+
+def adverb(text: str) -> Phrase:
+    return next(entry for entry in ADVERBS if entry.english == text)
+
+
+def inside(text: str) -> Phrase:
+    return prepositional("in", "in", phrase(text))
+
+
+def together_with(text: str) -> Phrase:
+    return prepositional("with", "mit", phrase(text))
+
+
+def clause(
+    subject: str | NounPhrase | Pronoun, verb: str, object: str | NounPhrase = "", to: str = "", **rest: Any
+) -> Clause:
+    return Clause(
+        subject_of(subject) if isinstance(subject, str) else subject,
+        BE if verb == "be" else VERBS[verb],
+        recipient=phrase(to) if to else None,
+        object=(phrase(object) if isinstance(object, str) else object) if object else None,
+        **rest,
+    )
+
+
+def who(head: str, verb: str, object: str = "", **rest: Any) -> NounPhrase:
+    """`head` with a relative clause in which it is the subject."""
+    pronoun = relative_pronoun(phrase(head), "nominative")
+    return phrase(head, relative=clause(pronoun, verb, object, **rest))
+
+
+def which(head: str, subject: str, verb: str, **rest: Any) -> NounPhrase:
+    """`head` with a relative clause in which it is the object."""
+    pronoun = relative_pronoun(phrase(head), "accusative")
+    return phrase(head, relative=clause(subject, verb, front=pronoun, **rest))
+
+
+def while_clause(inner: Clause) -> Phrase:
+    return Phrase(f"while {inner.english()},", f"während {inner.german(verb_last=True)},")
+
+
+SENTENCES = {
+    "the sentence of the README: three genders, three cases, adjectives after der- and ein-words": (
+        clause("the old teacher", "give", "a red book", to="the little girl"),
+        "The old teacher gives the little girl a red book.",
+        "Der alte Lehrer gibt dem kleinen Mädchen ein rotes Buch.",
+    ),
+    "verb second after a time": (
+        clause("the old teacher", "give", "a red book", to="the little girl", front=time("today")),
+        "Today the old teacher gives the little girl a red book.",
+        "Heute gibt der alte Lehrer dem kleinen Mädchen ein rotes Buch.",
+    ),
+    "verb second after a place, and in dem = im": (
+        clause("the child", "find", "a red ball", front=inside("the garden")),
+        "In the garden the child finds a red ball.",
+        "Im Garten findet das Kind einen roten Ball.",
+    ),
+    "verb second before a pronoun": (
+        clause("I", "visit", "the old aunt", tense="can", front=time("tomorrow")),
+        "Tomorrow I can visit the old aunt.",
+        "Morgen kann ich die alte Tante besuchen.",
+    ),
+    "separable verb in the present": (
+        clause("the child", "open", "the window"),
+        "The child opens the window.",
+        "Das Kind macht das Fenster auf.",
+    ),
+    "separable verb in the perfect": (
+        clause("the child", "open", "the window", tense="perfect"),
+        "The child has opened the window.",
+        "Das Kind hat das Fenster aufgemacht.",
+    ),
+    "separable verb with a modal": (
+        clause("the child", "close", "the window", tense="must"),
+        "The child must close the window.",
+        "Das Kind muss das Fenster zumachen.",
+    ),
+    "separable verb in a relative clause is one word": (
+        clause(who("the child", "open", "the window"), "sing"),
+        "The child who opens the window sings.",
+        "Das Kind, das das Fenster aufmacht, singt.",
+    ),
+    "separable verb, negated": (
+        clause("the child", "open", "the window", negated=True),
+        "The child does not open the window.",
+        "Das Kind macht das Fenster nicht auf.",
+    ),
+    "strong separable verb; an before a vowel": (
+        clause("the waitress", "offer", "an apple", to="our old uncle"),
+        "The waitress offers our old uncle an apple.",
+        "Die Kellnerin bietet unserem alten Onkel einen Apfel an.",
+    ),
+    "two-word verbs on both sides": (
+        clause("she", "pick up", "my brothers"),
+        "She picks up my brothers.",
+        "Sie holt meine Brüder ab.",
+    ),
+    "umlaut in the third person only": (
+        clause("the queen", "invite", "the doctors"),
+        "The queen invites the doctors.",
+        "Die Königin lädt die Ärzte ein.",
+    ),
+    "no umlaut in the plural": (
+        clause("the queens", "invite", "the doctor"),
+        "The queens invite the doctor.",
+        "Die Königinnen laden den Arzt ein.",
+    ),
+    "perfect with haben": (
+        clause("the women", "read", "this newspaper", tense="perfect"),
+        "The women have read this newspaper.",
+        "Die Frauen haben diese Zeitung gelesen.",
+    ),
+    "perfect with sein": (
+        clause("the bird", "disappear", tense="perfect", tail=inside("the forest")),
+        "The bird has disappeared in the forest.",
+        "Der Vogel ist im Wald verschwunden.",
+    ),
+    "perfect with sein, separable, third person plural": (
+        clause("my sisters", "get up", tense="perfect"),
+        "My sisters have got up.",
+        "Meine Schwestern sind aufgestanden.",
+    ),
+    "no ge- after an unstressed prefix": (
+        clause("we", "visit", "the village", tense="perfect"),
+        "We have visited the village.",
+        "Wir haben das Dorf besucht.",
+    ),
+    "no ge- in -ieren": (
+        clause("he", "repair", "two bicycles", tense="perfect"),
+        "He has repaired two bicycles.",
+        "Er hat zwei Fahrräder repariert.",
+    ),
+    "kein: an indefinite object, negated": (
+        clause("the boy", "see", "a dog", negated=True),
+        "The boy does not see a dog.",
+        "Der Junge sieht keinen Hund.",
+    ),
+    "kein with an adjective in the plural": (
+        clause("the boys", "buy", "expensive apples", negated=True),
+        "The boys do not buy expensive apples.",
+        "Die Jungen kaufen keine teuren Äpfel.",
+    ),
+    "kein in the dative": (
+        clause("I", "help", "a farmer", tense="will", negated=True),
+        "I will not help a farmer.",
+        "Ich werde keinem Bauern helfen.",
+    ),
+    "nicht after a definite object": (
+        clause("the boy", "see", "the dog", negated=True),
+        "The boy does not see the dog.",
+        "Der Junge sieht den Hund nicht.",
+    ),
+    "nicht before a place": (
+        clause("the dog", "sleep", negated=True, tail=inside("our kitchen")),
+        "The dog does not sleep in our kitchen.",
+        "Der Hund schläft nicht in unserer Küche.",
+    ),
+    "nicht before the participle, after both objects": (
+        clause("the man", "show", "the letter", to="the neighbour", tense="perfect", negated=True),
+        "The man has not shown the neighbour the letter.",
+        "Der Mann hat dem Nachbarn den Brief nicht gezeigt.",
+    ),
+    "kein in the subject": (
+        clause("no little girl", "eat", "an egg"),
+        "No little girl eats an egg.",
+        "Kein kleines Mädchen isst ein Ei.",
+    ),
+    "cannot": (
+        clause("the daughter", "find", "a key", tense="can", negated=True),
+        "The daughter cannot find a key.",
+        "Die Tochter kann keinen Schlüssel finden.",
+    ),
+    "an adverb follows the definite object": (
+        clause("the aunt", "wash", "the car", adverb=adverb("often")),
+        "The aunt often washes the car.",
+        "Die Tante wäscht das Auto oft.",
+    ),
+    "an adverb comes before the indefinite object": (
+        clause("the aunt", "buy", "a cake", adverb=adverb("never"), tense="perfect"),
+        "The aunt has never bought a cake.",
+        "Die Tante hat nie einen Kuchen gekauft.",
+    ),
+    "an indefinite object follows the place": (
+        clause("the uncle", "read", "a book", tail=inside("the library")),
+        "The uncle reads a book in the library.",
+        "Der Onkel liest in der Bibliothek ein Buch.",
+    ),
+    "a definite object comes before the place": (
+        clause("the uncle", "read", "the book", tail=inside("the library")),
+        "The uncle reads the book in the library.",
+        "Der Onkel liest das Buch in der Bibliothek.",
+    ),
+    "weak noun in the accusative": (
+        clause("the man", "call", "the boy"),
+        "The man calls the boy.",
+        "Der Mann ruft den Jungen an.",
+    ),
+    "weak noun in the dative": (
+        clause("the man", "follow", "an old neighbour", tense="perfect"),
+        "The man has followed an old neighbour.",
+        "Der Mann ist einem alten Nachbarn gefolgt.",
+    ),
+    "dative verb, dative plural -n": (
+        clause("the doctor", "help", "the children"),
+        "The doctor helps the children.",
+        "Der Arzt hilft den Kindern.",
+    ),
+    "dative plural without an article": (
+        clause("the waitress", "show", "three pictures", to="two happy women"),
+        "The waitress shows two happy women three pictures.",
+        "Die Kellnerin zeigt zwei glücklichen Frauen drei Bilder.",
+    ),
+    "mit with the dative": (
+        clause("the girl", "play", tail=together_with("a big cat")),
+        "The girl plays with a big cat.",
+        "Das Mädchen spielt mit einer großen Katze.",
+    ),
+    "in with the dative, feminine and ein-word": (
+        clause("we", "dance", tense="will", tail=inside("a quiet town")),
+        "We will dance in a quiet town.",
+        "Wir werden in einer ruhigen Stadt tanzen.",
+    ),
+    "relative clause about a subject, masculine": (
+        clause(who("the man", "read", "the book"), "be", tail=Phrase("tired", "müde")),
+        "The man who reads the book is tired.",
+        "Der Mann, der das Buch liest, ist müde.",
+    ),
+    "relative clause about an object ends the sentence": (
+        clause("the aunt", "read", which("the book", "the boy", "find", tense="perfect"), tense="perfect"),
+        "The aunt has read the book which the boy has found.",
+        "Die Tante hat das Buch gelesen, das der Junge gefunden hat.",
+    ),
+    "relative pronoun in the accusative": (
+        clause(which("the key", "I", "need"), "disappear", tense="perfect"),
+        "The key which I need has disappeared.",
+        "Der Schlüssel, den ich brauche, ist verschwunden.",
+    ),
+    "relative clause in the plural, which for animals": (
+        clause(who("three dogs", "fall asleep", tense="perfect"), "follow", "the farmer", negated=True),
+        "Three dogs which have fallen asleep do not follow the farmer.",
+        "Drei Hunde, die eingeschlafen sind, folgen dem Bauern nicht.",
+    ),
+    "a modal comes last in a relative clause": (
+        clause("he", "know", who("the woman", "sing", tense="can")),
+        "He knows the woman who can sing.",
+        "Er kennt die Frau, die singen kann.",
+    ),
+    "irregular plurals in both languages": (
+        clause("the men", "sell", "these knives", to="the women"),
+        "The men sell the women these knives.",
+        "Die Männer verkaufen den Frauen diese Messer.",
+    ),
+    "plural -ies, adjective after a possessive": (
+        clause("our old libraries", "be", tail=Phrase("very quiet", "sehr ruhig")),
+        "Our old libraries are very quiet.",
+        "Unsere alten Bibliotheken sind sehr ruhig.",
+    ),
+    "strong adjective endings after ein-words without an ending": (
+        clause("my black umbrella", "be", tail=Phrase("new", "neu"), negated=True),
+        "My black umbrella is not new.",
+        "Mein schwarzer Regenschirm ist nicht neu.",
+    ),
+    "every": (
+        clause("every child", "know", "this town"),
+        "Every child knows this town.",
+        "Jedes Kind kennt diese Stadt.",
+    ),
+    "while: verb last, then verb second": (
+        clause("the teacher", "open", "the door", front=while_clause(clause("the children", "work"))),
+        "While the children work, the teacher opens the door.",
+        "Während die Kinder arbeiten, macht der Lehrer die Tür auf.",
+    ),
+    "perfect of to be": (
+        clause("she", "be", tail=Phrase("sick", "krank"), tense="perfect", front=time("this week")),
+        "This week she has been sick.",
+        "Diese Woche ist sie krank gewesen.",
+    ),
+    "company; e before -t": (
+        clause("the boy", "work", tail=together_with("my uncle")),
+        "The boy works with my uncle.",
+        "Der Junge arbeitet mit meinem Onkel.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_the_grammar_writes_the_sentence_that_a_native_speaker_writes(name: str) -> None:
+    sentence, english, german = SENTENCES[name]
+    assert write(sentence) == (english, german)
+
+
+def test_a_clause_with_while_can_also_end_the_sentence() -> None:
+    english, german = write(clause("she", "sleep"), clause("he", "put on", "the white coat"))
+    assert english == "She sleeps while he puts on the white coat."
+    assert german == "Sie schläft, während er den weißen Mantel anzieht."
+
+
+# ---- forms, against tables written by hand ------------------------------------------------------------------------
+
+CASES: tuple[Case, ...] = ("nominative", "accusative", "dative")
+DECLENSIONS = {
+    "the old man": ("der alte Mann", "den alten Mann", "dem alten Mann"),
+    "the old woman": ("die alte Frau", "die alte Frau", "der alten Frau"),
+    "the little child": ("das kleine Kind", "das kleine Kind", "dem kleinen Kind"),
+    "the old men": ("die alten Männer", "die alten Männer", "den alten Männern"),
+    "this clever boy": ("dieser kluge Junge", "diesen klugen Jungen", "diesem klugen Jungen"),
+    "these old windows": ("diese alten Fenster", "diese alten Fenster", "diesen alten Fenstern"),
+    "every tired farmer": ("jeder müde Bauer", "jeden müden Bauern", "jedem müden Bauern"),
+    "an old man": ("ein alter Mann", "einen alten Mann", "einem alten Mann"),
+    "an expensive lamp": ("eine teure Lampe", "eine teure Lampe", "einer teuren Lampe"),
+    "a red book": ("ein rotes Buch", "ein rotes Buch", "einem roten Buch"),
+    "red books": ("rote Bücher", "rote Bücher", "roten Büchern"),
+    "no fresh egg": ("kein frisches Ei", "kein frisches Ei", "keinem frischen Ei"),
+    "my sick friend": ("mein kranker Freund", "meinen kranken Freund", "meinem kranken Freund"),
+    "our clever daughters": ("unsere klugen Töchter", "unsere klugen Töchter", "unseren klugen Töchtern"),
+    "our red bicycle": ("unser rotes Fahrrad", "unser rotes Fahrrad", "unserem roten Fahrrad"),
+    "two black cars": ("zwei schwarze Autos", "zwei schwarze Autos", "zwei schwarzen Autos"),
+    "three doctors": ("drei Ärzte", "drei Ärzte", "drei Ärzten"),
+}
+
+# she ..., has ...; ich ..., er ..., wir ..., Perfekt
+CONJUGATIONS = """
+gives, given; gebe, gibt, geben, hat gegeben
+shows, shown; zeige, zeigt, zeigen, hat gezeigt
+sends, sent; schicke, schickt, schicken, hat geschickt
+sells, sold; verkaufe, verkauft, verkaufen, hat verkauft
+offers, offered; biete an, bietet an, bieten an, hat angeboten
+sees, seen; sehe, sieht, sehen, hat gesehen
+meets, met; treffe, trifft, treffen, hat getroffen
+visits, visited; besuche, besucht, besuchen, hat besucht
+calls, called; rufe an, ruft an, rufen an, hat angerufen
+picks up, picked up; hole ab, holt ab, holen ab, hat abgeholt
+invites, invited; lade ein, lädt ein, laden ein, hat eingeladen
+knows, known; kenne, kennt, kennen, hat gekannt
+helps, helped; helfe, hilft, helfen, hat geholfen
+follows, followed; folge, folgt, folgen, ist gefolgt
+looks for, looked for; suche, sucht, suchen, hat gesucht
+finds, found; finde, findet, finden, hat gefunden
+opens, opened; mache auf, macht auf, machen auf, hat aufgemacht
+closes, closed; mache zu, macht zu, machen zu, hat zugemacht
+washes, washed; wasche, wäscht, waschen, hat gewaschen
+repairs, repaired; repariere, repariert, reparieren, hat repariert
+reads, read; lese, liest, lesen, hat gelesen
+eats, eaten; esse, isst, essen, hat gegessen
+buys, bought; kaufe, kauft, kaufen, hat gekauft
+puts on, put on; ziehe an, zieht an, ziehen an, hat angezogen
+forgets, forgotten; vergesse, vergisst, vergessen, hat vergessen
+needs, needed; brauche, braucht, brauchen, hat gebraucht
+sleeps, slept; schlafe, schläft, schlafen, hat geschlafen
+works, worked; arbeite, arbeitet, arbeiten, hat gearbeitet
+sings, sung; singe, singt, singen, hat gesungen
+dances, danced; tanze, tanzt, tanzen, hat getanzt
+plays, played; spiele, spielt, spielen, hat gespielt
+gets up, got up; stehe auf, steht auf, stehen auf, ist aufgestanden
+falls asleep, fallen asleep; schlafe ein, schläft ein, schlafen ein, ist eingeschlafen
+comes back, come back; komme zurück, kommt zurück, kommen zurück, ist zurückgekommen
+disappears, disappeared; verschwinde, verschwindet, verschwinden, ist verschwunden
+"""
+
+
+@pytest.mark.parametrize("english", DECLENSIONS)
+def test_declension(english: str) -> None:
+    assert tuple(phrase(english).german(case) for case in CASES) == DECLENSIONS[english]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_conjugation(verb: str) -> None:
+    entry = VERBS[verb]
+    german = [f"{entry.german_present(person)} {entry.particle}".strip() for person in range(3)]
+    perfect = f"{'ist' if entry.auxiliary == 'sein' else 'hat'} {entry.german_participle()}"
+    forms = f"{entry.english_present(1)}, {entry.english_participle()}; {', '.join([*german, perfect])}"
+    assert forms in CONJUGATIONS.splitlines()
+
+
+# ---- what is drawn ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, list[tuple[str, str]]]:
+    return draw_splits()
+
+
+@pytest.fixture(scope="module")
+def pairs(splits: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
+    return [pair for split in splits.values() for pair in split]
+
+
+def test_splits_have_their_sizes_and_share_no_sentence(splits: dict[str, list[tuple[str, str]]]) -> None:
+    assert {name: len(split) for name, split in splits.items()} == {"train": 20_000, "validation": 500, "test": 500}
+    for side in (0, 1):
+        sentences = [pair[side] for split in splits.values() for pair in split]
+        assert len(set(sentences)) == len(sentences)
+
+
+def test_more_training_pairs_leave_the_held_out_sets_as_they_are() -> None:
+    small, large = draw_splits(100, 20, 30, seed=4), draw_splits(400, 20, 30, seed=4)
+    assert (small["validation"], small["test"]) == (large["validation"], large["test"])
+    assert small["train"] == large["train"][:100]
+
+
+def test_a_seed_is_a_corpus() -> None:
+    assert draw_pairs(200, seed=7) == draw_pairs(200, seed=7) == draw_pairs(300, seed=7)[:200]
+    assert not set(draw_pairs(200, seed=7)) >= set(draw_pairs(200, seed=8))
+    assert draw_pairs(0, seed=7) == []
+
+
+def test_the_pairs_are_the_same_in_another_process_with_the_standard_library_alone() -> None:
+    # The package's own __init__ would import torch.
+    program = (
+        f"import hashlib, sys, types; package = types.ModuleType('p'); package.__path__ = [{PACKAGE!r}]; "
+        "sys.modules['p'] = package; from p import pocket_corpus as c; "
+        "print(hashlib.sha256(repr(c.draw_pairs(2000, 3)).encode()).hexdigest())"
+    )
+    here = hashlib.sha256(repr(draw_pairs(2000, seed=3)).encode()).hexdigest()
+    for hash_seed in ("1", "2"):
+        there = subprocess.run(
+            [sys.executable, "-S", "-c", program],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert there.stdout.strip() == here, there.stderr
+
+
+@pytest.mark.parametrize("sizes", [{"train": -1}, {"validation": -2}, {"test": -3}])
+def test_a_negative_size_is_refused_by_name(sizes: dict[str, int]) -> None:
+    ((name, size),) = sizes.items()
+    with pytest.raises(ValueError, match=f"{name}.*{size}"):
+        draw_splits(**sizes)
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="-5"):
+        draw_pairs(-5, seed=1)
+
+
+def test_each_sentence_has_one_translation_in_both_directions() -> None:
+    # the drawing itself drops second occurrences, so this looks at the sentences before that
+    rng = Random(11)
+    german_of: dict[str, str] = {}
+    english_of: dict[str, str] = {}
+    for _ in range(30_000):
+        english, german = draw_sentence(rng)
+        assert german_of.setdefault(english, german) == german
+        assert english_of.setdefault(german, english) == english
+
+
+def test_no_two_entries_of_the_lexicon_share_a_word() -> None:
+    # one sentence with both words is too rare to be drawn by chance, so this looks at the words
+    entries = [(noun.english, noun.german) for noun in NOUNS.values()]
+    entries += [(adjective.english, adjective.german) for adjective in ADJECTIVES.values()]
+    entries += [(verb.english_infinitive, verb.infinitive) for verb in VERBS.values()]
+    entries += [(determiner.english, determiner.german) for determiner in DETERMINERS.values()]
+    entries += [(one.english, one.german) for one in {*PRONOUNS, *TIMES, *ADVERBS}]
+    for side in (0, 1):
+        counts = Counter(entry[side] for entry in entries)
+        assert [word for word, count in counts.items() if count > 1] == []
+
+
+def test_the_language_has_millions_of_sentences() -> None:
+    # "S gives R O": each slot's phrases are really drawn, and chosen so that any three of them go together
+    rng = Random(0)
+
+    def slot(kinds: tuple[str, ...], adjectives: set[str]) -> list[str]:
+        drawn = [draw_noun_phrase(rng, kinds, ANY) for _ in range(8_000)]
+        suits = (one for one in drawn if (one.adjective.english if one.adjective else "") in adjectives)
+        return sorted({one.english for one in suits if one.person == 1})
+
+    subjects = slot(("adult",), {"", "tired", "hungry", "happy", "sick", "clever"})
+    recipients = slot(("child",), {"", "little"})
+    objects = slot(("book", "object", "clothes", "dish"), {"", "red", "blue", "black", "white", "new", "expensive"})
+    assert len(subjects) * len(recipients) * len(objects) > 1_000_000
+
+    def draw() -> str:
+        parts = [slot_[int(rng.random() * len(slot_))] for slot_ in (subjects, recipients, objects)]
+        return f"{parts[0]} gives {parts[1]} {parts[2]}"
+
+    assert all(reads_well(draw()) for _ in range(2_000))
+
+
+def test_lengths(pairs: list[tuple[str, str]]) -> None:
+    lengths = [len(english.split()) for english, _ in pairs]
+    assert (min(lengths), max(lengths)) == (4, 20)
+    assert 8 < sum(lengths) / len(lengths) < 11
+    assert max(len(german.split()) for _, german in pairs) <= 22
+
+
+def test_held_out_words_are_frequent_in_training(splits: dict[str, list[tuple[str, str]]]) -> None:
+    for side in (0, 1):
+        seen = Counter(word for pair in splits["train"] for word in re.findall(r"\w+", pair[side]))
+        held_out = [word for pair in splits["test"] for word in re.findall(r"\w+", pair[side])]
+        assert sum(seen[word] >= 10 for word in held_out) > 0.998 * len(held_out)
+        assert all(seen[word] for word in held_out)
+
+
+def test_the_whole_lexicon_is_used(pairs: list[tuple[str, str]]) -> None:
+    words = {word for english, _ in pairs for word in re.findall(r"\w+", english)}
+    for noun in NOUNS.values():
+        assert {noun.english, noun.english_plural} <= words
+    assert set(ADJECTIVES) <= words
+    for verb in VERBS:
+        assert verb.split()[0] in words
+
+
+# ---- the drawn sentences, checked without the grammar -------------------------------------------------------------
+
+# nouns whose singular is not also a plural
+GENDERS = {
+    "m": "Arzt Freund Mann Bruder Hund Vogel Brief Ball Regenschirm Apfel Mantel Garten Park Wald",
+    "f": "Tante Frau Kellnerin Königin Schwester Tochter Katze Zeitung Puppe Birne Jacke Tasse Tasche Kiste Tür Uhr "
+    "Lampe Küche Bibliothek Stadt",
+    "n": "Kind Pferd Buch Bild Geschenk Ei Hemd Glas Auto Fahrrad Haus Hotel Dorf",
+}
+# the articles that such a noun can have, and the ending of the adjective between them
+AGREEMENT = {
+    "m": "(der|dieser|jeder) e|(den|diesen|jeden|EINen) en|(dem|diesem|jedem|EINem|im) en|EIN er",
+    "f": "(die|diese|jede|EINe) e|(der|dieser|jeder|EINer) en",
+    "n": "(das|dieses|jedes) e|(dem|diesem|jedem|EINem|im) en|EIN es",
+}
+ARTICLE = r"der|die|das|den|dem|im|dies\w+|jed\w+|(?:k?ein|mein|unser)\w*"
+AUXILIARIES = {"bin", "ist", "sind", "habe", "hat", "haben", "werde", "wird", "werden", "kann", "können"}
+AUXILIARIES |= {"muss", "müssen"}
+PRESENT = [form for line in CONJUGATIONS.strip().splitlines() for form in line.split("; ")[1].split(", ")[:3]]
+SECOND = AUXILIARIES | {form.split()[0] for form in PRESENT}
+LAST = AUXILIARIES | {"".join(reversed(form.split())) for form in PRESENT}
+NOUN_PHRASE = r"(?:[a-zäöüß]+ ){0,2}[A-ZÄÖÜ]\w+"
+FIRST = (
+    "heute Morgen|heute|diese Woche|morgen|nächste Woche|bald|jeden Morgen|sonntags|am Abend|während [^,]+,"
+    rf"|(?:im|in) {NOUN_PHRASE}|ich|er|sie|wir|{NOUN_PHRASE}(?:, (?:der|die|das|den) [^,]+,)?"
+)
+
+
+def uncapitalised(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
+
+
+def test_spelling(pairs: list[tuple[str, str]]) -> None:
+    for pair in pairs:
+        for sentence in pair:
+            assert re.fullmatch(r"[A-ZÄÖÜ]\w*(,? [\wäöüß]+)+\.", sentence), sentence
+
+
+def test_a_and_an(pairs: list[tuple[str, str]]) -> None:
+    for english, _ in pairs:
+        assert not re.search(r"\b[Aa] [aeiou]|\b[Aa]n [^aeiou]", english), english
+
+
+def test_english_agreement(pairs: list[tuple[str, str]]) -> None:
+    infinitives = {verb.split()[0] for verb in VERBS} | {"be"}
+    for english, _ in pairs:
+        for after in re.findall(r"\b(?:two|three|these) (.*)", english, re.IGNORECASE):
+            assert re.match(r"(\w+ )?(\w+s|men|women|children)\b", after), english
+        for verb in re.findall(r"\b(?:do not|does not|cannot|will|must|can) (?:not |always |never )?(\w+)", english):
+            assert verb in infinitives, english
+        assert not re.search(r"\bI (?!always|sometimes)\w+s\b|\b([Hh]e|[Ss]he) (have|are|am|do)\b", english), english
+        assert not re.search(r"\b[Ww]e (has|is|am|does)\b", english), english
+        assert not re.match(r"(The|These|Two|Three) (\w+ )?(girls|boys|men|women) (has|is|does)\b", english), english
+
+
+def test_articles_and_adjectives_agree_with_the_noun(pairs: list[tuple[str, str]]) -> None:
+    gender_of = {noun: gender for gender, nouns in GENDERS.items() for noun in nouns.split()}
+    checked: Counter[str] = Counter()
+    for _, german in pairs:
+        without_relative_pronouns = re.sub(", (der|die|das|den) ", ", ", uncapitalised(german))
+        for article, adjective, noun in re.findall(
+            rf"\b({ARTICLE}) (?:([a-zäöüß]+) )?([A-ZÄÖÜ]\w*)", without_relative_pronouns
+        ):
+            if noun in gender_of:
+                pattern = AGREEMENT[gender_of[noun]].replace("EIN", "(kein|ein|mein|unser)")
+                endings = (adjective[-2:], adjective[-1]) if adjective else ("e", "en", "er", "es")
+                assert any(re.fullmatch(pattern, f"{article} {ending}") for ending in endings), german
+                checked[gender_of[noun]] += 1
+    assert min(checked.values()) > 2_000
+
+
+def test_the_finite_verb_is_second(pairs: list[tuple[str, str]]) -> None:
+    begin = re.compile(rf"(?:{FIRST}) (?:{'|'.join(sorted(SECOND))})\b")
+    for _, german in pairs:
+        assert begin.match(uncapitalised(german)), german
+
+
+def test_the_finite_verb_is_last_in_subordinate_clauses(pairs: list[tuple[str, str]]) -> None:
+    checked: Counter[str] = Counter()
+    for _, german in pairs:
+        for word, rest in re.findall(r"(, (?:der|die|das|den)|während) ([^,.]+)[,.]", uncapitalised(german)):
+            assert rest.split()[-1] in LAST, german
+            checked[word] += 1
+    assert min(checked.values()) > 200
+
+
+def test_an_indefinite_object_is_negated_with_kein_and_a_definite_one_with_nicht(pairs: list[tuple[str, str]]) -> None:
+    for english, german in pairs:
+        # "ein" before a full stop or comma is the particle of einladen or einschlafen
+        assert not re.search(r"\bnicht ein(e|en|em|er|)\b(?![.,])", german), german
+        negations = len(re.findall(r"\b(?:nicht|kein\w*)\b", german, re.IGNORECASE))
+        assert negations == len(re.findall(r"\b(?:not|cannot|no)\b", english, re.IGNORECASE)), german

@@ -1,0 +1,260 @@
+"""Several sources in one corpus: what each epoch takes of them, their numbers, tags and sets."""
+
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from tokenizers import processors
+
+from hf_vaswani.data import sources as corpus
+from hf_vaswani.data.sources import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from hf_vaswani.data.tokenizer import load_tokenizer
+from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
+from hf_vaswani.translation.lines import in_pieces, longest_source
+
+WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+
+
+def write(folder: Path, language: str, count: int, empty: tuple[int, ...] = ()) -> dict[str, str]:
+    """Two files of `count` lines: digits, and digits in words; the lines in `empty` have no words."""
+    lines = [" ".join(str(number * 7919)) for number in range(1, count + 1)]
+    other = ["" if n in empty else f"{language}: {line}" for n, line in enumerate(lines, start=1)]
+    files = {"en": folder / f"{language}.{count}.en", language: folder / f"{language}.{count}.{language}"}
+    for path, text in zip(files.values(), (lines, other), strict=True):
+        path.write_text("".join(line + "\n" for line in text), encoding="utf-8")
+    return {name: str(path) for name, path in files.items()}
+
+
+def two_directions(folder: Path, weight: float = 1.0, **keys: object) -> Recipe:
+    german, french = write(folder, "de", 50, empty=(4,)), write(folder, "fr", 30, empty=(1, 30))
+    small = {language: write(folder, language, 5) for language in ("de", "fr")}
+    return Recipe(
+        data=DataRecipe(train_files=german, validation_files=small["de"], target_tag=True, **keys),
+        more_data=[
+            SourceRecipe(
+                target_language="fr",
+                train_files=french,
+                validation_files=small["fr"],
+                test_files=small["fr"],
+                weight=weight,
+            )
+        ],
+        tokenizer=TokenizerRecipe(vocab_size=280),
+        training=TrainingRecipe(tokens_per_batch=200),
+    )
+
+
+def epochs(updates, count: int = 1) -> list[Counter[int]]:
+    """How often each pair is in each of the first epochs."""
+    found: list[Counter[int]] = [Counter() for _ in range(count)]
+    for batches, position in updates.after(updates.start):
+        for batch in batches:
+            found[position["epoch"]].update(batch["numbers"].tolist())
+        if position == {"epoch": count - 1, "update": len(updates.sampler.updates())}:
+            return found
+    raise AssertionError("Updates have no end.")
+
+
+# 50 lines of the first source and then 30 of the second, of which these have text on both sides.
+GERMAN = set(range(1, 51)) - {4}
+FRENCH = set(range(51, 81)) - {51, 80}
+
+
+def test_an_epoch_has_every_pair_of_every_source_once(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    updates = build_updates(recipe, sources, make_tokenizer(recipe, sources))
+    assert epochs(updates, 2) == [Counter(GERMAN | FRENCH)] * 2
+
+
+@pytest.mark.parametrize(("weight", "often"), [(2, 56), (0.5, 14), (1.25, 35), (0.001, 1)])
+def test_a_weight_says_how_often_an_epoch_takes_each_pair(tmp_path, weight, often) -> None:
+    recipe = two_directions(tmp_path, weight)
+    sources = read_sources(recipe)
+    first, second = epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2)
+    for numbers in (first, second):
+        assert {number: numbers[number] for number in numbers if number <= 50} == dict.fromkeys(GERMAN, 1)
+        french = {number: numbers[number] for number in FRENCH}
+        assert set(numbers) <= GERMAN | FRENCH
+        assert sum(french.values()) == often
+        assert set(french.values()) <= {int(weight), -int(-weight // 1)}
+    # The half of another epoch is another half.
+    assert (first == second) == (weight == 2)
+    assert epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2) == [first, second]
+
+
+def test_a_tag_is_in_front_of_every_source_sentence(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    assert tags == [len(tokenizer) - 2, len(tokenizer) - 1]
+    assert len(tokenizer) <= 280
+    updates = build_updates(recipe, sources, tokenizer)
+    for batches, position in updates.after(updates.start):
+        for batch in batches:
+            german = batch["numbers"] <= 50
+            assert (batch["input_ids"][:, 0] == german * tags[0] + ~german * tags[1]).all()
+            assert not sum((batch["input_ids"][:, 1:] == tag).sum() + (batch["labels"] == tag).sum() for tag in tags)
+        if position["update"] == len(updates.sampler.updates()):
+            break
+
+
+def test_each_direction_has_its_sets(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    sets = encode_evaluation_sets(recipe, sources, tokenizer)
+    assert {split: [part.name for part in parts] for split, parts in sets.items()} == {
+        "validation": ["en-de", "en-fr"],
+        "test": ["en-fr"],
+    }
+    french = sets["validation"][1]
+    assert french.source[0] == "<2fr> 7 9 1 9"
+    assert french.target[0] == "fr: 7 9 1 9"
+    # What is translated as text has the ids of the training.
+    assert tokenizer(french.source)["input_ids"] == french.encoded["source_ids"][:]
+
+
+def test_a_vocabulary_that_is_given_gets_the_tags_that_it_lacks(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    recipe.data.target_tag = False
+    untagged = read_sources(recipe)
+    plain = make_tokenizer(recipe, untagged)
+    assert "<2de>" not in plain.get_vocab()
+    plain.save_pretrained(tmp_path / "given")
+    recipe.tokenizer.path = str(tmp_path / "given")
+    tagged = make_tokenizer(recipe, sources)
+    assert len(tagged) == len(plain) + 2
+    assert tagged("<2fr> 7 9")["input_ids"] == [len(plain) + 1, *plain("7 9")["input_ids"]]
+
+
+def test_a_vocabulary_that_does_not_end_its_sentences_is_refused(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    endless = make_tokenizer(recipe, sources)
+    endless.backend_tokenizer.post_processor = processors.ByteLevel()
+    endless.save_pretrained(tmp_path / "endless")
+    recipe.tokenizer.path = str(tmp_path / "endless")
+    with pytest.raises(ValueError, match=r"endless \(tokenizer.path\) does not put </s> after a sentence"):
+        make_tokenizer(recipe, sources)
+
+
+def test_two_target_languages_without_tags_are_pointed_out(tmp_path, caplog) -> None:
+    recipe = two_directions(tmp_path)
+    read_sources(recipe)
+    assert not caplog.records
+    recipe.data.target_tag = False
+    read_sources(recipe)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "in de, fr, and nothing tells the model which one" in warning and "data.target_tag" in warning
+
+
+def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
+    recipe = two_directions(tmp_path, streaming=True, stream_window=20)
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    updates = build_updates(recipe, sources, tokenizer)
+    files = [[Path(path).name, Path(path).stat().st_size] for path in recipe.data.train_files.values()]
+    assert len(files) == 2 and updates.fingerprint["streams"][0] == {"files": files}
+    numbers: list[int] = []
+    for batches, position in updates.after(updates.start):
+        for batch in batches:
+            numbers += batch["numbers"].tolist()
+            second = batch["numbers"] > 10**12
+            tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+            assert (batch["input_ids"][:, 0] == ~second * tags[0] + second * tags[1]).all()
+        if position["update"] == 0 and position["places"][0]["passes"] == 1:
+            break
+    assert sorted(number for number in numbers if number < 10**12) == sorted(GERMAN)
+    french = Counter(number - 10**12 for number in numbers if number > 10**12)
+    # As many as of the first, 50, so each once or twice; two of the lines are empty.
+    assert french == Counter([*range(1, 31), *range(1, 21)]) - Counter({1: 2, 30: 2})
+
+
+def test_a_source_without_text_is_named(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    for path in recipe.more_data[0].train_files.values():
+        Path(path).write_text("\n\n")
+    with pytest.raises(ValueError, match="The train set of en-fr is empty.*more_data section"):
+        read_sources(recipe)
+    recipe.more_data[0].train_files = None
+    with pytest.raises(ValueError, match="The train set of en-fr is empty"):
+        read_sources(recipe)
+
+
+def test_the_recipes_numbers_reach_the_updates(tmp_path, monkeypatch) -> None:
+    recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
+    recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2
+    sources = corpus.read_sources(recipe)
+    tokenizer = corpus.make_tokenizer(recipe, sources)
+    processes, encode = [], corpus.encode_pairs
+
+    def spy(*arguments):
+        processes.append(arguments[4])
+        return encode(*arguments[:4])
+
+    monkeypatch.setattr(corpus, "encode_pairs", spy)
+    updates = corpus.build_updates(recipe, sources, tokenizer, 2, 1)
+    sampler = updates.sampler
+    assert (sampler.seed, sampler.batches_per_update, sampler.num_processes, sampler.process_index) == (9, 4, 2, 1)
+    assert (updates.loader.num_workers, processes) == (2, [3, 3])
+    recipe.data.streaming = True
+    stream = corpus.build_updates(recipe, corpus.read_sources(recipe), tokenizer, 2, 1)
+    assert (stream.size, stream.num_workers) == (7, 2)
+    assert stream.order | {"max_length": None} == {
+        "tokens_per_batch": 200, "seed": 9, "batches_per_update": 4, "num_processes": 2, "process_index": 1,
+        "max_length": None,
+    }  # fmt: skip
+
+
+def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    recipe.more_data.append(recipe.more_data[0])
+    sources = corpus.read_sources(recipe)
+    sets = corpus.encode_evaluation_sets(recipe, sources, corpus.make_tokenizer(recipe, sources))
+    assert [part.name for part in sets["validation"]] == ["en-de", "en-fr", "en-fr.2"]
+    assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]
+
+
+def test_a_stream_that_breaks_off_names_its_file(tmp_path) -> None:
+    """The readers of `datasets` say what is wrong with a file, and not with which."""
+    path = tmp_path / "text.parquet"
+    Dataset.from_dict({"en": [f"text {i}" for i in range(500)], "de": ["b"] * 500}).to_parquet(path)
+    content = bytearray(path.read_bytes())
+    content[100:200] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"text\.parquet cannot be read: OSError"):
+        read_sources(Recipe(data=DataRecipe(train_files=str(path), streaming=True)))
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_tokenizer_truncates_to_what_the_model_takes_when_it_is_asked_to(
+    tmp_path, trained, caplog, monkeypatch
+) -> None:
+    files, line = write(tmp_path, "de", 50), " ".join("7919" * 30)
+    (tmp_path / "long.en").write_text(Path(files["en"]).read_text() + line + "\n")
+    (tmp_path / "long.de").write_text(Path(files["de"]).read_text() + line + "\n")
+    files = {language: str(tmp_path / f"long.{language}") for language in files}
+    recipe = Recipe(data=DataRecipe(train_files=files, test_files=files), tokenizer=TokenizerRecipe(vocab_size=280))
+    recipe.model.max_position_embeddings = 100
+    sources = read_sources(recipe)
+    if not trained:
+        make_tokenizer(recipe, sources).save_pretrained(tmp_path / "other")
+        recipe.tokenizer.path, recipe.model.max_position_embeddings = str(tmp_path / "other"), 90
+    make_tokenizer(recipe, sources).save_pretrained(tmp_path / "tokenizer")
+    tokenizer, limit = load_tokenizer(str(tmp_path / "tokenizer")), recipe.model.max_position_embeddings
+    assert tokenizer.model_max_length == limit
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    ids = tokenizer(line, truncation=True)["input_ids"]
+    assert len(ids) == limit and ids[-1] == tokenizer.eos_token_id
+    # The text of a training is not cut, with or without a truncation before, and nobody is warned.
+    (evaluation,) = encode_evaluation_sets(recipe, sources, tokenizer)["test"]
+    assert len(evaluation.encoded[50]["source_ids"]) == 121
+    lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
+    assert lengths.max(axis=0).tolist() == [121, 121]
+    assert len(in_pieces([line], tokenizer, longest_source([], tokenizer))[0]) > 1
+    assert "longer than the specified maximum" not in caplog.text

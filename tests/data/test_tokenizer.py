@@ -1,0 +1,280 @@
+"""Ids and back: every text is itself again, up to what a kind of vocabulary cannot spell."""
+
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from random import Random
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_vaswani.data.tokenizer import add_language_tags, find_language_tag, load_tokenizer, train_tokenizer
+
+from ..conftest import ROOT
+
+KINDS = ["bpe", "unigram", "wordpiece", "words", "characters", "bytes"]
+HARD = [
+    "Don't stop, it's 3.5 %!",
+    "Größe  über   alles: Öl, Ärger, e\u0301tude",
+    "  two leading spaces",
+    "a </s> <pad> <unk> <s> b ## ▁ <0x41>",
+    "日本語 🏳️‍🌈 Ġ \x00",
+    "ohne" * 50,
+]
+TEXT = ["The dog's red ball, please!", "Der Hund spielt schön.", "Ein Mann und ein Hund."] * 20
+
+
+def text_of(sentence: str) -> str:
+    """What a sentence decodes to."""
+    return " ".join(unicodedata.normalize("NFC", sentence).split())
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXT, 400)
+
+
+def test_special_tokens_have_the_first_ids(tokenizer) -> None:
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
+        0,
+        1,
+        2,
+        3,
+    )
+
+
+def test_a_sentence_ends_with_eos_and_padding_is_masked(tokenizer) -> None:
+    batch = tokenizer(["ein Hund", "Mann"], padding=True)
+    assert [ids[-1] if 0 not in ids else ids[ids.index(0) - 1] for ids in batch["input_ids"]] == [2, 2]
+    assert [sum(mask) for mask in batch["attention_mask"]] == [
+        len([i for i in ids if i]) for ids in batch["input_ids"]
+    ]
+    assert sorted(batch) == ["attention_mask", "input_ids"]
+
+
+def test_punctuation_is_split_from_words(tokenizer) -> None:
+    pieces = [tokenizer.decode([i]) for i in tokenizer("Der Hund, der Mann.")["input_ids"][:-1]]
+    assert all(not (any(c.isalpha() for c in piece) and any(c in ",.!'" for c in piece)) for piece in pieces)
+    assert "," in pieces
+    assert "." in pieces
+
+
+def test_a_word_is_the_same_piece_at_the_start_and_inside(tokenizer) -> None:
+    assert tokenizer("Hund")["input_ids"][:-1] == tokenizer("ein Hund")["input_ids"][1:-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The dog's red ball, please!",
+        "zwei  Leerzeichen,\ttab",
+        "",
+        "日本語 🏳️‍🌈 ▁ Ġ",
+        "„Zitat“ – 3,14 % …",
+        "e\u0301tude",
+        "a </s> <pad> <unk> <s> b",
+        "\x00\x07",
+    ],
+)
+def test_any_text_decodes_back_to_itself(tokenizer, text) -> None:
+    ids = tokenizer(text)["input_ids"]
+    assert ids[-1] == 2
+    assert not {0, 1, 2, 3} & set(ids[:-1])
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(text)
+
+
+def test_saved_and_loaded_by_plain_auto_tokenizer(tokenizer, tmp_path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXT[:3], "a </s> b"):
+        assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_training_is_deterministic_and_learns_the_frequent_words(tokenizer) -> None:
+    assert train_tokenizer(TEXT, 400).backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert len(tokenizer(" Hund")["input_ids"]) == 2
+    assert len(tokenizer) <= 400
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def any_tokenizer(request):
+    return request.param, train_tokenizer([*TEXT, *HARD], 400, request.param)
+
+
+def test_every_kind_spells_its_training_text(any_tokenizer) -> None:
+    kind, tokenizer = any_tokenizer
+    for sentence in (*TEXT[:3], *HARD, ""):
+        ids = tokenizer(sentence)["input_ids"]
+        assert ids[-1] == 2
+        assert not {0, 1, 2, 3} & set(ids[:-1])
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(sentence)
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert len(tokenizer) == 260 if kind == "bytes" else len(tokenizer) <= 400
+
+
+def test_every_kind_is_saved_and_loaded_by_plain_auto_tokenizer(any_tokenizer, tmp_path) -> None:
+    _, tokenizer = any_tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for sentence in (*TEXT[:3], *HARD, "xyz Ω."):
+        ids = tokenizer(sentence)["input_ids"]
+        assert loaded(sentence)["input_ids"] == ids
+        assert loaded.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_what_a_kind_cannot_spell_is_unk(any_tokenizer) -> None:
+    kind, tokenizer = any_tokenizer
+    ids = tokenizer("Ein Ω spielt.")["input_ids"]
+    assert (3 in ids) == (kind not in ("bpe", "bytes"))
+    assert tokenizer.decode([i for i in ids if i != 3], skip_special_tokens=True).split() == (
+        ["Ein", "spielt."] if 3 in ids else ["Ein", "Ω", "spielt."]
+    )
+
+
+def test_what_an_entry_of_each_kind_is() -> None:
+    def pieces(kind: str, sentence: str, vocab_size: int = 400) -> list[str]:
+        tokenizer = train_tokenizer(TEXT, vocab_size, kind)
+        return tokenizer.convert_ids_to_tokens(tokenizer(sentence)["input_ids"][:-1])
+
+    assert pieces("words", "Ein Hund, please!") == [" Ein", " Hund", ",", " please", "!"]
+    assert pieces("characters", "ein Hund") == list("ein Hund")
+    assert pieces("bytes", "schö") == ["<0x73>", "<0x63>", "<0x68>", "<0xC3>", "<0xB6>"]
+    assert train_tokenizer(TEXT, 400, "bytes")("schö")["input_ids"] == [4 + byte for byte in "schö".encode()] + [2]
+    # The limit keeps the most frequent: these, of 4 + 3 entries.
+    assert pieces("words", "Ein Hund spielt.", vocab_size=7) == ["<unk>", " Hund", "<unk>", "."]
+
+
+def made_up_text() -> list[str]:
+    """Frequent and rare words; the capitals are letters that few words have."""
+    random = Random(1)
+    words = [
+        "".join(random.choice("bdfgkmnrst") + random.choice("aeiou") for _ in range(1 + n % 4)) for n in range(300)
+    ]
+    words[::10] = [word.capitalize() for word in words[::10]]
+    return [" ".join(words[int(300 * random.random() ** 3)] for _ in range(10)) for _ in range(400)]
+
+
+def cuts(word: str) -> list[list[str]]:
+    """All ways to cut a word into pieces."""
+    if not word:
+        return [[]]
+    return [[word[:end], *rest] for end in range(1, len(word) + 1) for rest in cuts(word[end:])]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
+def test_how_these_kinds_cut_a_word(kind) -> None:
+    """Unigram: the likeliest of all cuts. Word-piece: the longest entry that fits, then the same with the rest."""
+    tokenizer = train_tokenizer(made_up_text(), 100, kind)
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
+    worth = dict(vocabulary)
+    for word in ["badugomi", "tisenora", "kitifuso", "magemba", "ndrosuke", "ribugefa", "nanananan"]:
+        possible = [cut for cut in cuts(" " + word) if all(piece in worth for piece in cut)]
+        best = max(
+            possible,
+            key=lambda cut: sum(worth[piece] for piece in cut) if kind == "unigram" else [len(piece) for piece in cut],
+        )
+        assert tokenizer.convert_ids_to_tokens(tokenizer(word)["input_ids"][:-1]) == best
+        assert len(best) < len(word) + 1
+
+
+def test_every_kind_is_deterministic() -> None:
+    """Also in another process, with other hashes and other threads."""
+    text = made_up_text()
+    program = (
+        "import sys, json; from hf_vaswani.tokenizer import train_tokenizer; kinds, text = json.load(sys.stdin);"
+        "json.dump([train_tokenizer(text, 300, kind).backend_tokenizer.to_str() for kind in kinds], sys.stdout)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps([KINDS, text]),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | {"RAYON_NUM_THREADS": "3"},
+    )
+    for kind, there in zip(KINDS, json.loads(done.stdout), strict=True):
+        assert train_tokenizer(text, 300, kind).backend_tokenizer.to_str() == there, kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_another_vocabulary_learned_by_transformers_decodes_to_the_same_text(kind, loaded, tmp_path) -> None:
+    tokenizer = train_tokenizer(TEXT, 400, kind)
+    if loaded:
+        tokenizer.save_pretrained(tmp_path)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prefix = {"continuing_subword_prefix": ""} if kind == "wordpiece" else {}
+    other = tokenizer.train_new_from_iterator(TEXT, 400, show_progress=False, **prefix)
+    for sentence in TEXT[:5]:
+        ids = other(sentence)["input_ids"]
+        assert ids[-1] == other.eos_token_id and other.unk_token_id not in ids
+        assert other.decode(ids, skip_special_tokens=True) == " ".join(sentence.split())
+    # What it cannot spell does not get lost.
+    assert (other.unk_token_id in other("木")["input_ids"]) == (kind != "bpe")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
+def test_half_a_character_is_no_text_to_learn_from(kind) -> None:
+    with pytest.raises(ValueError, match=r"half a character of UTF-16.*a\\ud800b"):
+        train_tokenizer([*TEXT, "a\ud800b"], 400, kind)
+
+
+def test_a_vocabulary_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocab_size 259 .*260"):
+        train_tokenizer(TEXT, 259)
+    with pytest.raises(ValueError, match="vocab_size 4 .*words.*5"):
+        train_tokenizer(TEXT, 4, "words")
+    for kind in ("unigram", "wordpiece"):
+        with pytest.raises(ValueError, match=f"vocab_size 20 is too small for '{kind}'"):
+            train_tokenizer(TEXT, 20, kind)
+    assert len(train_tokenizer(TEXT, 1, "bytes")) == 260
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) -> None:
+    """Written into the text; the vocabulary has the size that was asked for, and the tags stand at its end."""
+    tokenizer = train_tokenizer([*TEXT, *HARD], 400, kind, languages=["de", "pt-br"])
+    plain = train_tokenizer([*TEXT, *HARD], 398, kind)
+    assert len(tokenizer) == len(plain) + 2
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for sentence in (*TEXT[:3], *HARD, "", "<2fr> a"):
+        ids = plain(sentence)["input_ids"]
+        assert loaded(sentence)["input_ids"] == ids
+        for space in ("", " ", "  "):
+            assert loaded(f"<2de>{space}{sentence}")["input_ids"] == [len(plain), *ids]
+        assert loaded(f"<2pt-br> {sentence}")["input_ids"] == [len(plain) + 1, *ids]
+    assert find_language_tag(loaded, "pt-br") == "<2pt-br>"
+    with pytest.raises(ValueError, match="target language 'fr', only for de, pt-br"):
+        find_language_tag(loaded, "fr")
+    with pytest.raises(ValueError, match="target language 'fr', nor for any"):
+        find_language_tag(plain, "fr")
+    # A tag that is there already is not added again.
+    add_language_tags(loaded, ["de", "fr"])
+    assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]
+
+
+def test_a_vocabulary_has_room_for_its_tags() -> None:
+    with pytest.raises(ValueError, match="vocab_size 261 .*262"):
+        train_tokenizer(TEXT, 261, languages=["de", "fr"])
+    assert len(train_tokenizer(TEXT, 262, languages=["de", "fr"])) == 262
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match=f"{tmp_path}.*no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.real_data
+def test_ten_thousand_entries_on_multi30k(multi30k) -> None:
+    lines = [line for name in ("train.en", "train.de") for line in (multi30k / name).read_text("utf-8").split("\n")]
+    tokenizer = train_tokenizer(lines, 10_000)
+    assert len(tokenizer) == 10_000
+    for line in lines[::97]:
+        ids = tokenizer(line)["input_ids"]
+        assert 3 not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(line)

@@ -1,0 +1,211 @@
+"""The card says what the run wrote down, and nothing else; its metadata is what huggingface_hub reads."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from hf_vaswani.cli import main
+from hf_vaswani.hub.card import card_files, render_card
+from hf_vaswani.hub.curve import curve_picture, plot_curve
+
+from ..conftest import tiny_recipe
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to change what it says of itself."""
+    folder = tmp_path / "my-run"
+    shutil.copytree(tiny_run, folder)
+    return folder
+
+
+def change(path: Path, **values: Any) -> None:
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def change_recipe(run: Path, section: str, **values: Any) -> None:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe[section] |= values
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+
+
+def result(run: Path) -> dict[str, Any]:
+    return json.loads((run / "test.json").read_text())
+
+
+def card(run: Path, **options: Any) -> ModelCard:
+    return render_card(run, run / "model", result(run), **options)
+
+
+def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
+    change_recipe(run, "hub", license="cc-by-4.0")
+    data = ModelCard(str(card(run, repo_id="me/tiny"))).data
+    expected = {"language": ["en", "de"], "license": "cc-by-4.0", "library_name": "transformers"}
+    assert data.to_dict().items() >= (expected | {"pipeline_tag": "translation"}).items()
+    assert data.model_name == "tiny"
+    scores = result(run)
+    assert [(each.metric_type, each.metric_value) for each in data.eval_results] == [
+        (metric, round(scores[metric], 2)) for metric in ("bleu", "chrf", "ter")
+    ]
+    for each in data.eval_results:
+        assert each.metric_args == {"signature": scores["signatures"][each.metric_type]}
+        assert (each.task_type, each.dataset_name) == ("translation", "text.en, text.de")
+
+
+def test_every_direction_has_its_own_scores(run) -> None:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    other = {"source_language": "en", "target_language": "fr", "train_files": {"en": "a.en", "fr": "a.fr"}}
+    recipe["more_data"] = [other | {"test_files": {"en": "/home/me/b.en", "fr": "b.fr"}, "license": "mit"}]
+    recipe["data"]["target_tag"] = True
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    noted = {"dataset_is_local": False}
+    change(run / "environment.json", data=[noted | {"pairs": {"train": 9}}, noted | {"pairs": {"train": 1234}}])
+    each = {"en-de": {"bleu": 10.0, "chrf": 1.0, "ter": 2.0}, "en-fr": {"bleu": 30.0, "chrf": 3.0, "ter": 4.0}}
+    change(run / "test.json", sets=each, bleu=20.0)
+    rendered = card(run)
+    found = [(row.dataset_config, row.metric_value) for row in ModelCard(str(rendered)).data.eval_results]
+    assert found == [("en-de", value) for value in (10.0, 1.0, 2.0)] + [("en-fr", value) for value in (30.0, 3.0, 4.0)]
+    assert rendered.data.language == ["en", "de", "fr"]
+    text = " ".join(rendered.text.split())
+    assert "BLEU 20.00 on the test text, a mean" in text and ', tgt_lang="de")' in text
+    assert "| en-fr: b.en, b.fr | 30.00 | 3.00 | 4.00 |" in text
+    assert "trained on a.en, a.fr (1,234 pairs); tested on b.en, b.fr; licence of the text: mit." in text
+
+
+def test_what_nobody_wrote_down_is_left_out(run) -> None:
+    change(run / "environment.json", git_revision="0123abc")
+    complete = card(run).text
+    for words in ("energy, estimated", "hardware", "time of the training", "120 pairs", "revision of hf_vaswani"):
+        assert words in complete, words
+    change(run / "environment.json", cpu=None, data=None, git_revision=None)
+    change(run / "test.json", seconds=None)
+    shorter = card(run)
+    for words in (
+        "energy, estimated",
+        "| hardware",
+        "time of the training",
+        "120 pairs",
+        "revision of",
+        "None",
+        "licence",
+    ):
+        assert words not in shorter.text, words
+    assert "license" not in str(shorter).split("---")[1]
+    # Without a test set there are no scores, and no metadata of them.
+    change(run / "test.json", bleu=None)
+    unscored = card(run)
+    assert "## Scores" not in unscored.text and "BLEU" not in unscored.text
+    assert unscored.data.eval_results is None and "model-index" not in str(unscored)
+
+
+def test_time_and_energy_are_computed_from_the_run(run) -> None:
+    change(run / "environment.json", cpu_threads=3, processes=2, cpu="A processor")
+    change(run / "test.json", seconds=7200.0)
+    text = card(run).text
+    assert "| hardware | 6 threads x A processor |" in text and "| 2.0 hours, validations included |" in text
+    assert "0.14 kWh: 6 x 12 W" in text
+    change(run / "environment.json", gpu="A GPU", gpu_watts=500.0)
+    assert "| hardware | 2 x A GPU |" in card(run).text and "| 2 kWh: 2 x 500 W" in card(run).text
+    change(run / "environment.json", gpu_watts=None)
+    assert "energy, estimated" not in card(run).text
+
+
+def test_where_files_lay_is_nobodys_business(run) -> None:
+    folder = "/home/alice smith/o'brien/client=acme"
+    files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
+    command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
+    command += ["--more_data+", json.dumps({"train_files": files, "dataset": folder}), "--training.max_steps", "12"]
+    change(run / "environment.json", command=command)
+    change_recipe(run, "tokenizer", path=f"{folder}/tok")
+    change_recipe(run, "data", train_files=files, validation_files="../acme/dev.tsv", test_files="acme/x y/test.jsonl")
+    for repo_id in (None, "me/tiny"):
+        text = str(card(run, repo_id=repo_id))
+        assert not any(word in text for word in ("alice", "brien", "smith", str(run.parent))), text
+        assert text.count("acme") == 1, "which is the name of a folder that is a dataset"
+    assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --data.test_files '{de: t.de, en: t.en}' \\\n" in text
+    assert "trained on t.en, t.de (120 pairs); validated on dev.tsv (120 pairs); tested on test.jsonl" in text
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_dataset_is_on_the_hub_if_it_was_no_folder_then(run, is_local) -> None:
+    change_recipe(run, "data", dataset="acme/merger", train_files=None, validation_files=None, test_files=None)
+    change(run / "environment.json", data=[{"dataset_is_local": is_local, "pairs": {"train": 9}}])
+    rendered = card(run)
+    assert rendered.data.datasets == (None if is_local else ["acme/merger"])
+    assert rendered.data.eval_results[0].dataset_type == ("text" if is_local else "acme/merger")
+    assert ("acme" in str(rendered)) is not is_local
+    assert "merger (train) (9 pairs)" in rendered.text
+    change(run / "environment.json", data=None)
+    assert "acme" not in str(card(run)), "a run that did not note it"
+
+
+def test_odd_values_do_not_break_the_page(run) -> None:
+    odd = "odd|na`me # heading <script>x"
+    change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")
+    change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
+    text = card(run).text
+    assert "odd\\|na`me # heading &lt;script&gt;x.tsv" in text
+    assert "| A \\| B |" in text.replace("2 threads x ", "").replace("1 threads x ", "")
+    assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
+
+
+def test_the_examples_of_the_card_run(run, monkeypatch) -> None:
+    from transformers import pipelines
+
+    asked = []
+    monkeypatch.setattr(pipelines, "pipeline", lambda *names, **options: asked.append(options) or str)
+    monkeypatch.setattr("transformers.pipeline", pipelines.pipeline)
+    blocks = card(run, repo_id="me/tiny", revision="v2").text.split("```python\n")[1:]
+    for block in blocks:
+        exec(block.split("```")[0], {})
+    assert asked == [
+        {"model": "me/tiny", "revision": "v2"},
+        {"model": "me/tiny", "revision": "v2", "trust_remote_code": True},
+    ]
+
+
+def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
+    model = tiny_run / "model"
+    text = (model / "README.md").read_text("utf-8")
+    assert (
+        text.startswith("---\nlanguage:\n") and "![Loss and BLEU over the updates of the training](curve.png)" in text
+    )
+    assert (model / "curve.png").read_bytes().startswith(b"\x89PNG")
+    files = card_files(tiny_run, model, result(tiny_run), None, "main")
+    assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
+
+
+def test_without_matplotlib_there_is_no_curve_and_a_word_about_it(run, monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "hf_vaswani.hub.curve", None)
+    files = card_files(run, run / "model", result(run), None, "main")
+    assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
+    assert "The model card has no curve" in caplog.text
+
+
+def test_the_curve_is_that_of_the_run() -> None:
+    training = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": None}, {"step": 30, "loss": 2.0}]
+    validations = [
+        {"step": 15, "loss": 2.5, "bleu": 9.0, "best": False},
+        {"step": 30, "loss": 2.1, "bleu": 12.5, "best": True},
+    ]
+    loss, bleu = plot_curve(training, validations).axes
+    assert [line.get_xydata().tolist() for line in loss.lines] == [[[10, 3], [30, 2]], [[15, 2.5], [30, 2.1]]]
+    assert bleu.lines[0].get_xydata().tolist() == [[15, 9.0], [30, 12.5]]
+    assert bleu.get_legend_handles_labels()[1] == ["best: 12.50"]
+    assert len(plot_curve(training, []).axes) == 1
+    assert curve_picture(training, validations) == curve_picture(training, validations)
+
+
+def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
+    run = tmp_path / "run"
+    options = [argument for argument in tiny_recipe(tmp_path) if not argument.startswith("--data.test_files")]
+    assert main(["train", *options, "--run_dir", str(run), "--training.max_steps", "4"]) == 0
+    assert "## Scores" not in (run / "model" / "README.md").read_text("utf-8")
+    assert main(["train", *options, "--run_dir", str(tmp_path / "other"), "--hub.repo_id", "me/tiny"]) == 2

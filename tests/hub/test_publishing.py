@@ -1,0 +1,566 @@
+"""To a Hub on loopback, by the real client: with a score, and whole, or not at all; and from there anywhere."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.hub import publishing
+from hf_vaswani.hub.publishing import push_waiting
+from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.run_folder import digests
+
+from ..conftest import ROOT, tiny_recipe
+from ..hub_server import Access, HubServer
+
+WRITE, READ, WRONG = "hf_the_writing_token", "hf_the_reading_token", "hf_a_token_of_nobody"
+CODE = {path.name for path in (ROOT / "hf_vaswani" / "model").glob("*_vaswani.py")}
+MODEL_FILES = CODE | {
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    "README.md", "curve.png",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer(tokens={WRITE: Access("alice", "write"), READ: Access("alice", "read")}) as server:
+        yield server
+        assert server.unknown == []
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, whose weights are large enough for an upload that can break off."""
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder)
+    model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=180_000, d_model=16, d_ff=16, num_heads=2))
+    model.save_pretrained(folder / "model")
+    assert (folder / "model" / "model.safetensors").stat().st_size > 10_000_000
+    result = json.loads((folder / "test.json").read_text()) | {"bleu": 31.4}
+    result["files"] = digests(folder / "model")
+    # Without a digest, as an earlier version wrote it, it may be changed at will.
+    del result["digest"]
+    (folder / "test.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture
+def push(
+    hub: HubServer, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+) -> Callable[..., tuple[int, str]]:
+    """`hf-vaswani push` of the run; what it says must not have a token in it."""
+
+    def call(*options: str, token: str = WRITE) -> tuple[int, str]:
+        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
+        for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", token)
+        code = main(["push", str(run), "--repo-id", "alice/m", *options])
+        said = capsys.readouterr()
+        text = said.out + said.err + caplog.text
+        assert not any(secret in text for secret in (WRITE, READ, WRONG))
+        return code, said.out if code == 0 else said.err
+
+    return call
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- The gate ----------------------------------------------------------------------------------------------------
+
+
+def test_below_the_bar_nothing_goes_out(hub, push) -> None:
+    code, said = push("--min-bleu", "31.5")
+    assert code == 2 and "its BLEU is 31.40, and hub.min_bleu is 31.50" in said and said.count("\n") == 1
+    assert hub.log == []
+    assert push("--min-bleu", "31.4")[0] == 0
+
+
+def without_score(run: Path) -> None:
+    result = json.loads((run / "test.json").read_text())
+    del result["bleu"]
+    (run / "test.json").write_text(json.dumps(result))
+
+
+def with_other_weights(run: Path) -> None:
+    shutil.copy(run / "checkpoint-8" / "model.safetensors", run / "model" / "model.safetensors")
+
+
+def with_another_network(run: Path) -> None:
+    config = json.loads((run / "model" / "config.json").read_text()) | {"scale_embedding": False}
+    (run / "model" / "config.json").write_text(json.dumps(config))
+
+
+def of_an_older_version(run: Path) -> None:
+    result = json.loads((run / "test.json").read_text())
+    del result["files"]
+    (run / "test.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without_score, "has no BLEU, because the run has no test set"),
+        (with_other_weights, "model.safetensors was changed since the model was scored"),
+        (with_another_network, "config.json was changed since the model was scored"),
+        (
+            lambda run: (run / "model" / "modeling_vaswani.py").unlink(),
+            "modeling_vaswani.py is missing since the model",
+        ),
+        (lambda run: (run / "environment.json").unlink(), "environment.json is missing"),
+        (of_an_older_version, "is of an older version"),
+        (lambda run: (run / "test.json").unlink(), "has no result"),
+        (lambda run: (run / "recipe.yaml").unlink(), "has no recipe.yaml"),
+        (lambda run: (run / "test.json").write_text((run / "test.json").read_text().replace("31.4", "NaN")), "is nan"),
+    ],
+)
+def test_without_a_score_of_these_weights_nothing_goes_out(hub, run, push, change, words) -> None:
+    change(run)
+    code, said = push()
+    assert code == 2 and words in said and said.count("\n") == 1
+    assert hub.log == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--repo-id", "alice"], "--repo-id must be of the form user/name, but it is 'alice'"),
+        (["--repo-id", "alice/m m"], "--repo-id must be of the form user/name"),
+        (["--min-bleu", "101"], "--min-bleu must be from 0 to 100"),
+        (
+            ["--revision", "no..branch"],
+            "--revision must be the name of a branch, as main or v2, but it is 'no..branch'",
+        ),
+        (["--checkpoint", "3"], "There is no "),
+        (["--checkpoint", "4"], "checkpoint-4 has no BLEU, because it was not validated"),
+    ],
+)
+def test_bad_options_are_named(hub, push, options, words) -> None:
+    code, said = push(*options)
+    assert code == 2 and words in said and said.count("\n") == 1
+    assert hub.log == []
+
+
+# ---- One commit --------------------------------------------------------------------------------------------------
+
+
+def test_one_commit_has_everything(hub, run, push) -> None:
+    before = contents(run)
+    code, said = push()
+    assert code == 0
+    commits = hub.commits("alice/m")
+    assert [commit.title for commit in commits] == ["model: BLEU 31.40 after 12 updates", "initial commit"]
+    assert said == f"Published {hub.url}/alice/m/commit/{commits[0].sha}\n"
+    files = hub.files("alice/m")
+    assert files.keys() == MODEL_FILES | {".gitattributes"}
+    for name in MODEL_FILES - {"README.md", "curve.png"}:
+        assert files[name] == (run / "model" / name).read_bytes(), name
+    card = ModelCard(files["README.md"].decode())
+    assert 'model="alice/m"' in card.text
+    assert card.data.eval_results[0].metric_value == 31.4
+    assert contents(run) == before
+    # What else lies there is nobody's business.
+    (run / "model" / "notes.json").write_text("{}")
+    shutil.copy(run / "model" / "model.safetensors", run / "model" / "ema.safetensors")
+    # Again, there is nothing to say.
+    assert push() == (0, said)
+    assert len(hub.commits("alice/m")) == 2
+
+
+def test_what_an_earlier_push_left_goes_and_what_others_have_put_there_stays(hub, push) -> None:
+    old = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "older_vaswani.py")
+    kept = ("LICENSE", "notes.py", "adapter.safetensors", "onnx/model.safetensors")
+    hub.commit("alice/m", dict.fromkeys((*old, *kept), b"old") | {"config.json": b'{"model_type": "vaswani"}'})
+    assert push()[0] == 0
+    assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", *kept}
+    assert len(hub.commits("alice/m")) == 3
+
+
+def test_a_model_of_another_kind_is_not_written_over(hub, push) -> None:
+    hub.commit("alice/m", {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"theirs"})
+    before = hub.files("alice/m")
+    code, said = push()
+    assert code == 2 and "alice/m (main) has a model of another kind, 'bert'" in said and said.count("\n") == 1
+    assert hub.files("alice/m") == before
+
+
+def test_another_branch_is_made(hub, push) -> None:
+    hub.commit("alice/m", {"model.safetensors": b"old"})
+    assert push("--revision", "v2")[0] == 0
+    assert hub.files("alice/m")["model.safetensors"] == b"old"
+    assert hub.files("alice/m", "v2").keys() >= MODEL_FILES
+    assert 'revision="v2"' in hub.files("alice/m", "v2")["README.md"].decode()
+
+
+def test_private_is_a_promise(hub, push) -> None:
+    assert push("--private")[0] == 0
+    assert hub.is_private("alice/m")
+    hub.commit("alice/open", {"file": b"public"})
+    before = hub.files("alice/open")
+    code, said = push("--private", "--repo-id", "alice/open", "--revision", "v2")
+    assert code == 2 and "hub.private is true, but alice/open is public" in said
+    assert hub.files("alice/open") == before
+    assert not any("/branch/" in path for _, path, _ in hub.log)
+
+
+def test_a_checkpoint_goes_with_its_validation(hub, run, push) -> None:
+    assert push("--checkpoint", "12")[0] == 0
+    (line,) = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    files = hub.files("alice/m")
+    assert files.keys() == MODEL_FILES | {".gitattributes"}
+    assert files["model.safetensors"] == (run / "checkpoint-12" / "model.safetensors").read_bytes()
+    assert hub.commits("alice/m")[0].title == f"checkpoint-12: BLEU {line['bleu']:.2f} after 12 updates"
+    result = ModelCard(files["README.md"].decode()).data.eval_results[0]
+    assert result.metric_value == round(line["bleu"], 2)
+
+
+def test_a_checkpoint_that_was_changed_has_no_score(hub, run, push) -> None:
+    shutil.copy(run / "checkpoint-8" / "model.safetensors", run / "checkpoint-12" / "model.safetensors")
+    code, said = push("--checkpoint", "12")
+    assert code == 2 and "model.safetensors was changed since the model was scored" in said
+    assert hub.log == []
+
+
+def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push) -> None:
+    checkpoint = run / "checkpoint-12"
+    shutil.copy(run / "checkpoint-8" / "model.safetensors", checkpoint / "ema.safetensors")
+    progress = json.loads((checkpoint / "progress.json").read_text()) | {"files": digests(checkpoint)}
+    del progress["digest"]
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    assert push("--checkpoint", "12")[0] == 0
+    files = hub.files("alice/m")
+    assert "ema.safetensors" not in files
+    assert files["model.safetensors"] == (run / "checkpoint-8" / "model.safetensors").read_bytes()
+
+
+# ---- What goes wrong ---------------------------------------------------------------------------------------------
+
+COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "words"),
+    [
+        (COMMIT, {"status": 500}, "failed, or could not be reached"),
+        (COMMIT, {"status": 429, "message": "Retry after 3 seconds."}, "too many requests"),
+        (COMMIT, {"status": 409, "message": "Conflict"}, "somebody has changed alice/m"),
+        (COMMIT, {"status": 400, "message": "Too large"}, "refused it for alice/m (main)"),
+        (COMMIT, {"cut": 100}, "failed, or could not be reached"),
+        (COMMIT, {"lose_answer": True}, "failed, or could not be reached"),
+        (UPLOAD, {"status": 403, "message": "Storage quota"}, "may not write to alice/m"),
+        (("POST", "/api/repos/create"), {"status": 503}, "failed, or could not be reached"),
+        (("GET", "/api/models/"), {"cut": 0}, "failed, or could not be reached"),
+        (("POST", "/api/validate-yaml"), {"status": 400, "message": "License must be one of"}, "refused it for"),
+        (
+            ("POST", "/api/validate-yaml"),
+            {"status": 503, "message": "<html>", "headers": {"Content-Type": "text/html"}},
+            "failed, or could not be reached",
+        ),
+    ],
+)
+def test_a_failure_is_one_sentence_and_the_same_command_goes_on(hub, run, push, where, fault, words) -> None:
+    hub.commit("alice/m", {"model.safetensors": b"old", "config.json": b'{"model_type": "vaswani"}'})
+    there, before = hub.files("alice/m"), contents(run)
+    hub.fault(*where, **fault)
+    code, said = push()
+    assert code == 2 and words in said and said.count("\n") == 1, said
+    assert "could not be published" in said
+    if "lose_answer" not in fault:
+        assert hub.files("alice/m") == there
+    assert contents(run) == before
+    assert push()[0] == 0
+    assert hub.files("alice/m").keys() >= MODEL_FILES
+    assert hub.files("alice/m")["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        (UPLOAD, {"status": 500}),
+        (UPLOAD, {"cut": 5_000_000}),
+        (("POST", "/preupload/"), {"status": 503}),
+        (("POST", "/objects/batch"), {"cut": 0}),
+        (COMMIT, {"delay": 2}),
+    ],
+    ids=["upload fails", "upload breaks off", "no answer", "connection drops", "slow"],
+)
+def test_what_fails_once_is_tried_again_by_the_client(hub, run, push, where, fault) -> None:
+    hub.fault(*where, **fault)
+    assert push()[0] == 0
+    assert hub.files("alice/m")["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("token", "repo_id", "words"),
+    [
+        (WRONG, "alice/m", "does not know this token: log in by `hf auth login`"),
+        (READ, "alice/m", "the token may not write to alice/m"),
+        (READ, "alice/new", "the token may not write to alice/new"),
+        (WRITE, "bob/m", "the token may not write to bob/m"),
+        ("", "alice/m", "wants a token: log in by `hf auth login`"),
+    ],
+)
+def test_who_may_not_write_is_told_what_it_takes(hub, run, push, token, repo_id, words) -> None:
+    hub.commit("alice/m", {"model.safetensors": b"old"})
+    there, before = hub.files("alice/m"), contents(run)
+    code, said = push("--repo-id", repo_id, token=token)
+    assert code == 2 and words in said and said.count("\n") == 1, said
+    assert hub.files("alice/m") == there and contents(run) == before
+    assert push()[0] == 0
+
+
+def test_a_commit_of_somebody_else_is_not_written_over(hub, push) -> None:
+    def meanwhile(repo_id: str) -> None:
+        hub.on_commit = None
+        hub.commit(repo_id, {"model.safetensors": b"theirs"})
+
+    hub.on_commit = meanwhile
+    code, said = push()
+    assert code == 2 and "somebody has changed alice/m (main) meanwhile" in said
+    assert hub.files("alice/m")["model.safetensors"] == b"theirs"
+    assert push()[0] == 0
+    assert hub.files("alice/m").keys() >= MODEL_FILES
+
+
+def test_no_hub_at_all(hub, push) -> None:
+    hub.stop()
+    code, said = push()
+    assert code == 2 and "failed, or could not be reached" in said and said.count("\n") == 1
+
+
+def test_offline_is_said(hub, run, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    assert main(["push", str(run), "--repo-id", "alice/m"]) == 2
+    assert "HF_HUB_OFFLINE says that there is no network" in capsys.readouterr().err
+    assert hub.log == []
+
+
+# ---- Beside a training -------------------------------------------------------------------------------------------
+
+
+def train(hub: HubServer, folder: Path, *options: str, token: str = WRITE) -> subprocess.CompletedProcess[str]:
+    """`python train.py`, with a checkpoint and a validation every 4 of 12 updates; no output has a token in it."""
+    arguments = [*tiny_recipe(folder, validate_every=4), "--run_dir", str(folder / "run"), "--hub.repo_id", "alice/m"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *arguments, *options],
+        capture_output=True,
+        text=True,
+        env=os.environ | hub.environment(folder / "home", token),
+        cwd=folder,
+        check=False,
+    )
+    written = b"".join(contents(folder / "run").values())
+    assert token not in done.stdout + done.stderr and token.encode() not in written
+    return done
+
+
+def titles(hub: HubServer) -> list[str]:
+    return [commit.title.split(":")[0] for commit in reversed(hub.commits("alice/m"))]
+
+
+def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> None:
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "2", "--hub.license", "mit")
+    assert done.returncode == 0, done.stderr
+    assert titles(hub) == ["initial commit", "checkpoint-8", "model"]
+    assert done.stdout.splitlines()[-1] == f"Published {hub.url}/alice/m/commit/{hub.commits('alice/m')[0].sha}"
+    run, files = tmp_path / "run", hub.files("alice/m")
+    assert not (run / "unpublished").exists()
+    assert files.keys() == MODEL_FILES | {".gitattributes"}
+    assert not any(WRITE.encode() in content for content in files.values())
+    # The card and the picture that lie in the model's folder are those of the Hub.
+    for name in MODEL_FILES:
+        assert files[name] == (run / "model" / name).read_bytes(), name
+    assert ModelCard(files["README.md"].decode()).data.license == "mit"
+    # The same command again, on a complete run, publishes nothing new.
+    assert train(hub, tmp_path, "--hub.every_n_checkpoints", "2", "--hub.license", "mit").returncode == 0
+    assert len(hub.commits("alice/m")) == 3
+
+
+def test_a_push_that_takes_long_holds_nothing_up(hub, tmp_path) -> None:
+    """The commit of the first checkpoint is not answered before the training is over."""
+    result = tmp_path / "run" / "test.json"
+    seen = []
+
+    def wait(repo_id: str) -> None:
+        hub.on_commit = None
+        for _ in range(600):
+            if result.exists():
+                break
+            time.sleep(0.1)
+        seen.append(result.exists())
+
+    hub.on_commit = wait
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1")
+    assert done.returncode == 0, done.stderr
+    assert seen == [True]
+    # What came meanwhile is one newest checkpoint.
+    assert titles(hub) == ["initial commit", "checkpoint-4", "checkpoint-12", "model"]
+
+
+def test_a_push_that_fails_is_reported_kept_and_tried_again_at_the_end(hub, tmp_path) -> None:
+    hub.fault(*COMMIT, status=500, times=1)
+    # 12 updates have three checkpoints; the third is the only one of three.
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint-12 could not be published: the Hub failed" in done.stderr
+    assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
+    assert not (tmp_path / "run" / "unpublished").exists()
+
+
+def test_a_hub_that_fails_for_good_costs_no_training(hub, tmp_path) -> None:
+    hub.fault("POST", "/api/repos/create", status=503, times=None)
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
+    assert done.returncode == 2
+    assert "Test BLEU" in done.stdout and "could not be published: the Hub failed" in done.stderr.splitlines()[-1]
+    run = tmp_path / "run"
+    assert (run / "model" / "model.safetensors").is_file() and (run / "unpublished" / "checkpoint-12").is_dir()
+    hub.clear_faults()
+    again = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
+    assert again.returncode == 0, again.stderr
+    assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
+    assert not (run / "unpublished").exists()
+
+
+def test_what_waits_does_not_stand_in_the_way(hub, run, push, capsys, caplog) -> None:
+    """A checkpoint whose BLEU is no longer enough, and something that is none."""
+    waiting = run / "unpublished"
+    shutil.copytree(run / "checkpoint-12", waiting / "checkpoint-12")
+    (waiting / "checkpoint-old").mkdir()
+    assert push("--min-bleu", "20")[0] == 0
+    assert titles(hub) == ["initial commit", "model"] and (waiting / "checkpoint-12").is_dir()
+    push_waiting(run, HubRecipe(repo_id="alice/m", min_bleu=20))
+    assert "hub.min_bleu is 20.00" in caplog.text and not (waiting / "checkpoint-12").exists()
+    assert titles(hub) == ["initial commit", "model"]
+
+
+def test_below_the_bar_a_training_ends_well_and_publishes_nothing(hub, tmp_path) -> None:
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1", "--hub.min_bleu", "99")
+    assert done.returncode == 2 and "Test BLEU" in done.stdout
+    assert "and hub.min_bleu is 99.00" in done.stderr.splitlines()[-1]
+    assert not any(path.startswith("/api/repos") for _, path, _ in hub.log)
+
+
+def test_only_one_of_two_processes_talks_to_the_hub(hub, tmp_path) -> None:
+    arguments = [*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run"), "--hub.repo_id", "alice/m"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*torchrun, str(ROOT / "train.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | hub.environment(tmp_path / "home", WRITE) | {"OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert titles(hub) == ["initial commit", "model"]
+    assert sum(path == "/api/repos/create" for _, path, _ in hub.log) == 1
+    assert done.stdout.count("Published") == 1
+
+
+# ---- From there, anywhere ----------------------------------------------------------------------------------------
+
+LOAD = """
+import json, sys
+{before}
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+trust = {trust}
+model = AutoModelForSeq2SeqLM.from_pretrained("alice/m", **trust)
+translator = pipeline("translation", model="alice/m", **trust)
+guessed = pipeline(model="alice/m", **trust) if {online} else translator
+pinned = AutoModelForSeq2SeqLM.from_pretrained("alice/m", revision=sys.argv[1], **trust)
+print(json.dumps({{
+    "module": type(model).__module__.split(".")[0],
+    "sums": [float(each.model.encoder.embed_tokens.weight.double().sum()) for each in (model, pinned)],
+    "texts": [each("one two three", max_new_tokens=12) for each in (translator, guessed)],
+}}))
+"""
+WITHOUT = {"before": "sys.modules['hf_vaswani'] = None", "trust": "{'trust_remote_code': True}"}
+WITH = {"before": "import hf_vaswani", "trust": "{}"}
+
+
+def load(hub: HubServer, home: Path, revision: str, how: dict[str, str], **environment: str) -> dict[str, Any]:
+    home.mkdir(exist_ok=True)
+    program = LOAD.format(**how, online="HF_HUB_OFFLINE" not in environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program, revision],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=os.environ | hub.environment(home / "hf") | environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) -> None:
+    for name in ("model", "test.json"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    shutil.copytree(tiny_run / "model", run / "model")
+    shutil.copy(tiny_run / "test.json", run / "test.json")
+    assert push("--checkpoint", "12")[0] == 0
+    first = hub.commits("alice/m")[0].sha
+    assert push()[0] == 0
+    folders = (tiny_run / "model", tiny_run / "checkpoint-12")
+    name = "model.encoder.embed_tokens.weight"
+    sums = [float(load_file(folder / "model.safetensors")[name].double().sum()) for folder in folders]
+    assert sums[0] != sums[1]
+    found = {}
+    for label, how in (("without", WITHOUT), ("with", WITH)):
+        home = tmp_path / label
+        found[label] = load(hub, home, first, how)
+        assert found[label]["module"] == ("transformers_modules" if label == "without" else "hf_vaswani")
+        assert found[label]["sums"] == sums
+        hub.log.clear()
+        assert load(hub, home, first, how, HF_HUB_OFFLINE="1") == found[label]
+        assert hub.log == []
+    assert found["with"]["texts"] == found["without"]["texts"]
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(hub, push, monkeypatch) -> None:
+    monkeypatch.setattr(publishing, "ANSWER_SECONDS", 0.5)
+    hub.fault(*COMMIT, delay=20, times=None)
+    began = time.monotonic()
+    code, said = push()
+    assert code == 2 and "failed, or could not be reached" in said and said.count("\n") == 1
+    assert time.monotonic() - began < 19
+    hub.clear_faults()
+    assert push()[0] == 0
+
+
+@pytest.mark.parametrize("status", [500, 401, 403])
+def test_settings_that_the_hub_does_not_hand_out_are_not_passed_over(hub, push, tmp_path, status) -> None:
+    """Without them the model would load, and translate with another beam."""
+    assert push("--checkpoint", "12")[0] == 0
+    program = (
+        "import hf_vaswani\nfrom transformers import AutoModelForSeq2SeqLM\n"
+        "try: print('beams', AutoModelForSeq2SeqLM.from_pretrained('alice/m').generation_config.num_beams)\n"
+        "except OSError as error: print('refused', error)\n"
+    )
+
+    def load_model(**environment: str) -> str:
+        command = [sys.executable, "-c", program]
+        env = os.environ | hub.environment(tmp_path / "hf") | environment
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
+
+    for method in ("HEAD", "GET"):
+        hub.fault(method, "generation_config.json", status=status, times=None)
+    assert "refused" in load_model() and "beams" not in load_model()
+    hub.clear_faults()
+    assert load_model().strip() == "beams 2" == load_model(HF_HUB_OFFLINE="1").strip()

@@ -1,0 +1,716 @@
+"""The searches on the incremental decoder against transformers' own, which the same call takes where it must."""
+
+import contextlib
+import copy
+import itertools
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
+from hf_vaswani.model import generation_vaswani, modeling_vaswani
+from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.model.modeling_vaswani import eager_attention_forward, position_ids
+from hf_vaswani.model.search_vaswani import best_tokens
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def random_model(seed: int = 0, vocab_size: int = 90, **fields) -> VaswaniForConditionalGeneration:
+    """A model whose translations vary, in length too."""
+    torch.manual_seed(seed)
+    sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.1}
+    model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **sizes | fields))
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and module is not model.lm_head:
+                module.weight.mul_(2)
+        model.lm_head.bias.normal_()
+        model.lm_head.bias[EOS] += 2.5
+    model.generation_config.max_length_offset = 10
+    return model.eval()
+
+
+def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(3, vocab_size, (count, 12), generator=generator)
+    lengths = torch.randint(2, 13, (count,), generator=generator) if padded else torch.full((count,), 12)
+    ids[torch.arange(12) >= lengths[:, None]] = PAD
+    ids[torch.arange(count), lengths - 1] = EOS
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
+    """What either search returns; whether the first is taken is counted."""
+    found, taken = [], []
+    choose = generation_vaswani.for_fast_search
+
+    def spy(*args, **kwargs):
+        taken.append(choose(*args, **kwargs))
+        return taken[-1]
+
+    for choice in (spy, lambda *args, **kwargs: None):
+        monkeypatch.setattr(generation_vaswani, "for_fast_search", choice)
+        found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
+    monkeypatch.setattr(generation_vaswani, "for_fast_search", choose)
+    assert [arguments is not None for arguments in taken] == [fast]
+    return found
+
+
+def scores_of(model, inputs, **settings) -> torch.Tensor:
+    return model.generate(**inputs, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor, scores: torch.Tensor | None = None) -> None:
+    """The same sequences; but rounding may put two in the other order whose scores are the same to it."""
+    assert found.shape == expected.shape
+    for row in (found != expected).any(dim=1).nonzero()[:, 0].tolist():
+        assert scores is not None and row
+        assert (scores - scores[row]).abs().lt(1e-6).sum() > 1, f"row {row}"
+
+
+TRANSFORMERS = {"length_penalty_type": "power", "finish_candidates": "top"}
+SETTINGS = [
+    {},
+    TRANSFORMERS,
+    TRANSFORMERS | {"early_stopping": True},
+    {"early_stopping": False, "length_penalty": 2.0},
+    {"max_new_tokens": 9, "min_new_tokens": 4},
+    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
+    {"forced_bos_token_id": 9, "suppress_tokens": [11, 12], "eos_token_id": [2, 30]},
+    {"forced_eos_token_id": 2, "max_length_offset": 3},
+    {"max_length_offset": None, "max_length": 30},
+]
+
+
+@pytest.mark.parametrize(
+    ("batch", "settings"),
+    [(7, settings) for settings in SETTINGS] + list(itertools.product([1, 64], SETTINGS[:2])),
+    ids=str,
+)
+@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
+def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, batch, settings) -> None:
+    if beams == 1:
+        settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
+    settings = settings | {"num_beams": beams, "num_return_sequences": returned}
+    model, lengths = random_model(), set()
+    for padded in (False, True):
+        inputs = sentences(batch, padded)
+        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+        if beams > 1:
+            expected = scores_of(model, inputs, **settings)
+            torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
+            assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
+        assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
+        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 1:].tolist()}
+    assert batch == 1 or len(lengths) > 1
+
+
+MODELS = [
+    {"norm_position": "pre"},
+    {"position_encoding": "learned", "max_position_embeddings": 70},
+    {"sinusoid_layout": "tensor2tensor", "scale_embedding": False, "position_offset": 40},
+    {"d_k": 6, "d_v": 10, "attention_bias": True, "activation_function": "gelu"},
+    {"share_embeddings": False, "encoder_layers": 2, "decoder_layers": 1},
+    {"share_embeddings": False, "tie_word_embeddings": False},
+    {"decoder_start_token_id": PAD},
+]
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_every_kind_of_model(monkeypatch, fields, beams) -> None:
+    for seed in range(3):
+        fast, stock = fast_and_stock(monkeypatch, random_model(seed, **fields), sentences(9), num_beams=beams)
+        assert torch.equal(fast.sequences, stock.sequences)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_prompt_is_read_first(monkeypatch, beams) -> None:
+    prompts = torch.randint(3, 90, (9, 5), generator=torch.Generator().manual_seed(1))
+    prompts[:, 0] = BOS
+    inputs = sentences(9) | {"decoder_input_ids": prompts}
+    fast, stock = fast_and_stock(monkeypatch, random_model(), inputs, num_beams=beams)
+    assert torch.equal(fast.sequences, stock.sequences) and torch.equal(fast.sequences[:, :5], prompts)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
+    inputs = {name: tensor.flip(1) for name, tensor in sentences(9).items()}
+    model = random_model()
+    model.set_attn_implementation(implementation)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+    assert torch.equal(fast.sequences, stock.sequences)
+
+
+@pytest.mark.parametrize("beams", [4, 10])
+def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
+    model, inputs = random_model().to(torch.bfloat16), sentences(64)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+    length = min(fast.sequences.shape[1], stock.sequences.shape[1])
+    same = (fast.sequences[:, :length] == stock.sequences[:, :length]).all(dim=1)
+    # Two of transformers' implementations of attention agree no better.
+    assert same.float().mean() > 0.75
+    difference = fast.sequences_scores - scores_of(model, inputs, num_beams=beams)
+    # A candidate that is the last to be looked at here may not be there.
+    assert (difference.abs() < 0.2).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
+    model = random_model()
+    model.lm_head.bias.data[EOS] = -100
+    settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
+    fast, stock = fast_and_stock(monkeypatch, model, sentences(3), **settings)
+    assert fast.sequences.shape == (3, 151) and torch.equal(fast.sequences, stock.sequences)
+
+
+class OfSentences(LogitsProcessor):
+    """Forbids each sentence a token of its own, by the place of its rows."""
+
+    def __init__(self, beams: int) -> None:
+        self.beams, self.calls = beams, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(scores))
+        assert len(input_ids) == len(rows) and len(rows) % self.beams == 0
+        self.calls += 1
+        return scores.index_put((rows, 70 + rows // self.beams), torch.tensor(-torch.inf))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_processor_of_the_callers_sees_every_row(monkeypatch, beams) -> None:
+    model, inputs = random_model(), sentences(20)
+    plain = model.generate(**inputs, num_beams=beams)
+    settings = {"num_beams": beams, "logits_processor": [OfSentences(beams)]}
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+    assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
+
+
+class NothingIsLeft(LogitsProcessor):
+    """Forbids everything after two tokens."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, EOS] = -torch.inf
+        return scores if input_ids.shape[1] < 3 else torch.full_like(scores, -torch.inf)
+
+
+def test_a_sentence_without_an_end_is_returned_empty() -> None:
+    found = random_model().generate(**sentences(3), num_beams=2, logits_processor=[NothingIsLeft()])
+    assert found.tolist() == [[BOS]] * 3
+
+
+def hooked(model) -> None:
+    model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
+
+
+def patched(model) -> None:
+    layer = model.model.decoder.layers[0]
+    layer.forward = layer.forward
+
+
+LEFT_TO_TRANSFORMERS = [
+    {"output_attentions": True},
+    {"output_hidden_states": True},
+    {"output_logits": True},
+    {"output_scores": True},
+    {"use_cache": False},
+    {"cache_implementation": "static"},
+    {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    hooked,
+    patched,
+    nn.Module.train,
+]
+
+
+@pytest.mark.parametrize(
+    "case", LEFT_TO_TRANSFORMERS, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
+)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> None:
+    model = random_model()
+    settings = {"num_beams": beams}
+    if isinstance(case, dict):
+        settings |= case
+    else:
+        case(model)
+    torch.manual_seed(0)
+    fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
+
+
+def test_a_tokenizer_as_pipelines_give_it_changes_nothing(monkeypatch) -> None:
+    fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
+
+
+def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatch) -> None:
+    model, inputs = random_model(), sentences(3)
+    for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):
+        fast_and_stock(monkeypatch, model, inputs, fast=False, **settings)
+    first = model.generate(
+        **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
+    )
+    again = {"decoder_input_ids": first.sequences, "past_key_values": first.past_key_values}
+    fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
+
+
+def test_autocast_is_left_to_transformers(monkeypatch) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
+
+
+def test_an_empty_sentence_is_left_to_transformers(monkeypatch) -> None:
+    inputs = sentences(3)
+    inputs["attention_mask"][1] = 0
+    fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)
+
+
+# ---- its parts
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_each_step_equals_the_decoder_without_a_cache(beams) -> None:
+    model, inputs = random_model(), sentences(4)
+    decoder = model.model.decoder
+    states = model.model.encoder(**inputs).last_hidden_state
+    with torch.no_grad():
+        step = IncrementalDecoder(decoder, states, inputs["attention_mask"], beams)
+        generator = torch.Generator().manual_seed(0)
+        written = torch.full((4, 1, 1), BOS)
+        step.step(written[:, :, 0])
+        written = written.expand(4, beams, 1)
+        which = torch.arange(4)
+        for length in range(2, 40):
+            tokens = torch.randint(3, 90, (*written.shape[:2], 1), generator=generator)
+            written = torch.cat((written, tokens), dim=2)
+            found = step.step(tokens[:, :, 0])
+            expected = decoder(
+                written.flatten(0, 1),
+                encoder_hidden_states=states[which].repeat_interleave(beams, dim=0),
+                encoder_attention_mask=inputs["attention_mask"][which].repeat_interleave(beams, dim=0),
+            ).last_hidden_state[:, -1]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+            parents = torch.randint(beams, written.shape[:2], generator=generator)
+            step.reorder(parents)
+            written = torch.take_along_dim(written, parents[:, :, None], dim=1)
+            if length in (10, 30):
+                kept = torch.arange(len(written) - 1)
+                step.keep(kept)
+                written, which = written[kept], which[kept]
+        # What no hypothesis sees is not kept for ever.
+        assert step.written < beams * 39 or beams == 1
+
+
+@pytest.mark.parametrize("hypotheses", [1, 5])
+@pytest.mark.parametrize("vocab_size", [20, 60, 320, 1000, 1023])
+@pytest.mark.parametrize("k", [1, 8, 20])
+def test_the_best_tokens(hypotheses, vocab_size, k) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    numbers = torch.randn(3, hypotheses, vocab_size, generator=generator)
+    offsets = torch.randn(3, hypotheses, generator=generator)
+    part = torch.randn(3, hypotheses, vocab_size + 7, generator=generator)[:, :, :vocab_size]
+    for scores in (numbers, numbers.masked_fill(numbers > -2, -torch.inf), part):
+        best, rows, tokens = best_tokens(scores, offsets, k)
+        expected = (scores + offsets[:, :, None]).flatten(1)
+        assert torch.equal(best, expected.topk(k).values)
+        places = rows * vocab_size + tokens
+        assert torch.equal(best, expected.gather(1, places)) and all(len(set(p)) == k for p in places.tolist())
+
+
+# ---- Models that were changed
+
+
+class Gated(nn.Module):
+    """A feed-forward network with the same parts, of which one half opens the other."""
+
+    def __init__(self, old: nn.Module) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.activation, self.dropout = old.fc1, old.fc2, old.activation, old.dropout
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc1(states)
+        return self.fc2(self.activation(hidden) * hidden.sigmoid())
+
+
+def other(output):
+    """Another output of the same form: what follows is not what it would have been."""
+    if isinstance(output, torch.Tensor):
+        return output * torch.linspace(-2, 2, output.shape[-1])
+    if isinstance(output, tuple):
+        return other(output[0]), *output[1:]
+    for key in ("logits", "last_hidden_state"):
+        if getattr(output, key, None) is not None:
+            output[key] = other(output[key])
+    return output
+
+
+def by_subclass(module: nn.Module, monkeypatch) -> None:
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": lambda *a, **k: other(kind.forward(*a, **k))})
+
+
+def by_the_class(module: nn.Module, monkeypatch) -> None:
+    forward = type(module).forward
+    monkeypatch.setattr(type(module), "forward", lambda *args, **kwargs: other(forward(*args, **kwargs)))
+
+
+def by_the_instance(module: nn.Module, monkeypatch) -> None:
+    forward = module.forward
+    module.forward = lambda *args, **kwargs: other(forward(*args, **kwargs))
+
+
+def by_a_hook(module: nn.Module, monkeypatch) -> None:
+    module.register_forward_hook(lambda module, inputs, output: other(output))
+
+
+def by_a_global_hook(module: nn.Module, monkeypatch) -> None:
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda each, inputs, output: other(output) if each is module else None
+    )
+    monkeypatch.callback = hook.remove
+
+
+def by_a_wrapper(module: nn.Module, monkeypatch) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wrapped = module
+
+        def __getattr__(self, name: str):
+            return super().__getattr__(name) if name in ("wrapped",) else getattr(self.wrapped, name)
+
+        def forward(self, *args, **kwargs):
+            return other(self.wrapped(*args, **kwargs))
+
+    monkeypatch.replace(Wrapper().eval())
+
+
+CHANGES = [by_subclass, by_the_class, by_the_instance, by_a_hook, by_a_global_hook, by_a_wrapper]
+# All kinds of modules that a model is made of, in both stacks.
+PLACES = [
+    "model.encoder.layers.0",
+    "model.encoder.layers.0.self_attn",
+    "model.encoder.layers.0.feed_forward",
+    "model.encoder.positions",
+    "model.encoder.embed_tokens",
+    "model.decoder",
+    "model.decoder.embed_tokens",
+    "model.decoder.positions",
+    "model.decoder.positions.dropout",
+    "model.decoder.layers.1",
+    "model.decoder.layers.1.self_attn",
+    "model.decoder.layers.0.self_attn.k_proj",
+    "model.decoder.layers.1.self_attn.out_proj",
+    "model.decoder.layers.1.self_attn_norm",
+    "model.decoder.layers.1.self_attn_norm.layer_norm",
+    "model.decoder.layers.1.cross_attn_norm.dropout",
+    "model.decoder.layers.1.cross_attn",
+    "model.decoder.layers.0.cross_attn.q_proj",
+    "model.decoder.layers.1.feed_forward",
+    "model.decoder.layers.1.feed_forward.fc1",
+    "model.decoder.layers.1.feed_forward.activation",
+    "model.decoder.layers.1.feed_forward.dropout",
+    "model.decoder.layers.1.feed_forward.fc2",
+    "model.decoder.norm",
+    "lm_head",
+]
+
+
+def test_the_places_are_of_every_class() -> None:
+    model = random_model(norm_position="pre")
+    kinds = {type(module) for module in model.modules()} - {nn.ModuleList}
+    changed = {type(model.get_submodule(place)) for place in PLACES}
+    # The outermost are changed below, by subclasses of their own.
+    assert {kind.__name__ for kind in kinds - changed} == {
+        "VaswaniForConditionalGeneration",
+        "VaswaniModel",
+        "VaswaniEncoder",
+    }
+
+
+def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
+    """What `generate()` returns by itself, and what it returns where the fast search is out of reach."""
+    found = [model.generate(**inputs, **settings)]
+    with monkeypatch.context() as without:
+        without.setattr(generation_vaswani, "for_fast_search", lambda *args, **kwargs: None)
+        return [*found, model.generate(**inputs, **settings)]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_changed_module_is_what_translates(monkeypatch, place, change, beams) -> None:
+    model, inputs = random_model(norm_position="pre"), sentences(5)
+    plain = model.generate(**inputs, num_beams=beams)
+    monkeypatch.replace = lambda module: model.set_submodule(place, module)
+    monkeypatch.callback = lambda: None
+    try:
+        change(model.get_submodule(place), monkeypatch)
+        fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
+    finally:
+        monkeypatch.callback()
+    assert torch.equal(fast, stock)
+    assert fast.tolist() != plain.tolist()
+
+
+def gated(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.feed_forward = Gated(layer.feed_forward)
+
+
+def rms_norm(model, monkeypatch):
+    for module in model.modules():
+        if hasattr(module, "layer_norm"):
+            module.layer_norm = nn.RMSNorm(16)
+
+
+def subclassed(model, monkeypatch):
+    class Louder(VaswaniForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            return other(super().forward(*args, **kwargs))
+
+    model.__class__ = Louder
+
+
+def another_middle(model, monkeypatch):
+    class Middle(type(model.model)):
+        def forward(self, *args, encoder_outputs=None, **kwargs):
+            encoder_outputs.last_hidden_state = encoder_outputs.last_hidden_state.flip(1)
+            return super().forward(*args, encoder_outputs=encoder_outputs, **kwargs)
+
+    model.model.__class__ = Middle
+
+
+def another_attention(model, monkeypatch):
+    def backwards(module, query, key, value, mask, scaling, **kwargs):
+        return eager_attention_forward(module, query, key, value, mask, -3 * scaling)
+
+    transformers.AttentionInterface.register("backwards", backwards)
+    transformers.AttentionMaskInterface.register("backwards", transformers.masking_utils.eager_mask)
+    model.set_attn_implementation("backwards")
+
+
+def another_function(model, monkeypatch):
+    monkeypatch.setattr(modeling_vaswani, "position_ids", lambda *args: position_ids(*args) // 2)
+
+
+def a_method_of_its_own(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        split = layer.self_attn.split_heads
+        layer.self_attn.split_heads = lambda states, split=split: split(states).flip(1)
+
+
+def parametrized(model, monkeypatch):
+    nn.utils.parametrizations.weight_norm(model.model.decoder.layers[0].feed_forward.fc1)
+    model.model.decoder.layers[0].feed_forward.fc1.parametrizations.weight.original0.data.mul_(-3)
+
+
+def another_input(model, monkeypatch):
+    prepare = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda ids, **kwargs: prepare((ids + 1) % 90, **kwargs)
+
+
+def a_layer_in_training(model, monkeypatch):
+    # Dropout that stays on, to draw several translations.
+    model.model.decoder.layers[1].train()
+
+
+def a_bias_for(name):
+    def change(model, monkeypatch):
+        torch.manual_seed(5)
+        for layer in model.model.decoder.layers:
+            old = getattr(layer.self_attn, name)
+            new = nn.Linear(old.in_features, old.out_features).eval()
+            new.weight, new.bias.data = old.weight, 3 * torch.randn(old.out_features)
+            setattr(layer.self_attn, name, new)
+
+    change.__name__ = f"a_bias_for_{name}"
+    return change
+
+
+def no_norm(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.self_attn_norm.layer_norm = nn.Identity().eval()
+
+
+def normalized_over_the_length(model, monkeypatch):
+    for layer in model.model.decoder.layers:
+        layer.feed_forward.activation = nn.Softmax(dim=1).eval()
+
+
+def pruned_heads(model, monkeypatch):
+    """One of two is left, of each attention to the target; its module does not know."""
+    for layer in model.model.decoder.layers:
+        attention = layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(attention, name).weight = nn.Parameter(getattr(attention, name).weight[:8].clone())
+        attention.out_proj.weight = nn.Parameter(attention.out_proj.weight[:, :8].clone())
+
+
+def a_scaling_of_each_head(model, monkeypatch):
+    model.set_attn_implementation("eager")
+    for layer in model.model.decoder.layers:
+        layer.self_attn.scaling = torch.tensor([-4.0, 5.0])[:, None, None]
+
+
+def another_mask(model, monkeypatch):
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    blind = lambda *args, **kwargs: None  # noqa: E731
+    monkeypatch.setitem(masks._global_mapping, "sdpa", blind)
+
+
+def another_cache(model, monkeypatch):
+    kind = transformers.cache_utils.DynamicLayer
+    update = kind.update
+    monkeypatch.setattr(kind, "update", lambda self, key, value, *args: update(self, key, value.flip(-1), *args))
+
+
+def another_product(model, monkeypatch):
+    linear = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda states, weight, bias=None: -linear(states, weight, bias))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *map(a_bias_for, ("q_proj", "v_proj")),
+        no_norm,
+        normalized_over_the_length,
+        pruned_heads,
+        a_scaling_of_each_head,
+        another_mask,
+        another_cache,
+        another_product,
+        gated,
+        rms_norm,
+        subclassed,
+        another_middle,
+        another_attention,
+        another_function,
+        a_method_of_its_own,
+        parametrized,
+        another_input,
+        a_layer_in_training,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    plain = model.generate(**inputs, num_beams=beams)
+    change(model, monkeypatch)
+    with monkeypatch.context() as seeded:
+        # The same draws for both, where something is drawn.
+        generate = model.generate
+        seeded.setattr(model, "generate", lambda **kwargs: (torch.manual_seed(3), generate(**kwargs))[1])
+        fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
+    assert torch.equal(fast, stock)
+    assert fast.tolist() != plain.tolist()
+
+
+def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -> None:
+    model, inputs = random_model(), sentences(5)
+    model.model.decoder.layers[1] = copy.deepcopy(model.model.decoder.layers[0])
+    # The fast search has a place for each layer, and finds what is found without a cache.
+    without = model.generate(**inputs, num_beams=2, use_cache=False)
+    assert torch.equal(model.generate(**inputs, num_beams=2), without)
+    slow = {"output_scores": True, "return_dict_in_generate": True}
+    with pytest.raises(ValueError, match="Decoder layer 1 has an attention whose layer_idx is 0"):
+        model.generate(**inputs, num_beams=2, **slow)
+    for name in ("self_attn", "cross_attn"):
+        getattr(model.model.decoder.layers[1], name).layer_idx = 1
+    assert torch.equal(model.generate(**inputs, num_beams=2, **slow).sequences, without)
+
+
+def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
+    """Whatever has been done to it that changes nothing of what it computes."""
+    model, inputs = random_model(), sentences(3)
+    model.model.encoder.layers[0].register_forward_hook(lambda *args: None)
+    model.train().eval()
+    model.note = "a note"
+    copied = copy.deepcopy(model)
+    for each in (model, copied, VaswaniForConditionalGeneration(model.config).eval()):
+        fast_and_stock(monkeypatch, each, inputs, num_beams=2)
+
+
+# ---- Another default device
+
+
+@contextlib.contextmanager
+def everything_elsewhere():
+    """A tensor that is made without a device is on no device that computes: what a GPU would refuse shows here."""
+    with torch.device("meta"):
+        yield
+
+
+WAYS = [
+    {"num_beams": 1},
+    {"num_beams": 4, "num_return_sequences": 3},
+    {"num_beams": 4, "no_repeat_ngram_size": 2, "bad_words_ids": [[5]], "repetition_penalty": 1.2},
+    {"num_beams": 3, "max_new_tokens": 5},
+    {"num_beams": 1, "ensemble": True},
+    {"num_beams": 3, "ensemble": True},
+    {"num_beams": 1, "do_sample": True},
+    # These two are left to transformers' own searches.
+    {"num_beams": 1, "output_scores": True, "return_dict_in_generate": True},
+    {"num_beams": 3, "output_scores": True, "return_dict_in_generate": True},
+]
+
+
+@pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 70}], ids=str)
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+# 90 words and 1 000: the best of many tokens are found in groups.
+@pytest.mark.parametrize("vocab_size", [90, 1000])
+def test_every_search_runs_where_the_model_is(settings, vocab_size, fields) -> None:
+    models = [random_model(seed, vocab_size, **fields) for seed in range(2)]
+    settings = settings | ({"ensemble": models[1:]} if "ensemble" in settings else {})
+    found = []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        torch.manual_seed(0)
+        inputs = sentences(40, vocab_size=vocab_size)
+        with place():
+            found.append(models[0].generate(**inputs, **settings))
+    one, other = (getattr(each, "sequences", each) for each in found)
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_an_update_is_made_where_the_model_is(attention, loss_only) -> None:
+    model, inputs = random_model().train(), sentences(9)
+    model.set_attn_implementation(attention)
+    labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+    found = []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        torch.manual_seed(0)
+        model.zero_grad()
+        with place():
+            loss = model(**inputs, labels=labels, epsilon_ls=0.1, loss_only=loss_only).loss
+            loss.backward()
+        found.append([loss.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_the_pipeline_runs_where_the_model_is(tiny_run) -> None:
+    """From the ids on, which transformers' tokenizers put on the default device."""
+    kinds = (VaswaniForConditionalGeneration, transformers.AutoTokenizer)
+    model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in kinds)
+    translator = VaswaniTranslationPipeline(model, tokenizer, device="cpu")
+    for text in ("one two", ""):
+        encoding, found = translator.preprocess(text), []
+        for place in (contextlib.nullcontext, everything_elsewhere):
+            with place():
+                found.append(translator._forward(dict(encoding), num_return_sequences=2))
+        assert torch.equal(found[0]["output_ids"], found[1]["output_ids"]) and len(found[0]["output_ids"][0]) == 2
+
+
+def test_translations_are_scored_where_the_model_is() -> None:
+    model, inputs, found = random_model(), sentences(9), []
+    for place in (contextlib.nullcontext, everything_elsewhere):
+        with place(), torch.no_grad():
+            output = model(**inputs, labels=inputs["input_ids"])
+            found.append((output.logits, output.loss))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

@@ -1,0 +1,964 @@
+"""The search of Section 6.1 against a plain beam search, against all outputs there are, and inside generate()."""
+
+import itertools
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    pipeline,
+)
+from transformers.generation import GenerationMixin, LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.generation_vaswani import (
+    CHANGED_HOOKS,
+    HOOKS,
+    VaswaniGenerationMixin,
+    changed_hooks,
+    length_penalty,
+)
+
+from ..conftest import ROOT
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def tiny_model(seed: int = 0, vocab_size: int = 8, eos: float = 1.0, **fields) -> VaswaniForConditionalGeneration:
+    """A random model; `eos` is added to the logit of `</s>`: inf and -inf end at once and never."""
+    torch.manual_seed(seed)
+    sizes = {"d_model": 8, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    config = VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **(sizes | fields))
+    model = VaswaniForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            # A fresh model says the same whatever it reads.
+            if isinstance(module, nn.Linear) and module is not model.lm_head:
+                module.weight.mul_(2)
+        model.lm_head.bias.normal_()
+        model.lm_head.bias[EOS] += eos
+    return model
+
+
+def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
+    """Random sources of these lengths, `</s>` included, with padding on this side."""
+    generator = torch.Generator().manual_seed(sum(lengths))
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in zip(ids, lengths, strict=True):
+        tokens = torch.randint(3, vocab_size, (length,), generator=generator)
+        tokens[-1] = EOS
+        (row[-length:] if side == "left" else row[:length]).copy_(tokens)
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
+    kept = inputs["attention_mask"][row].bool()
+    return {name: tensor[row : row + 1, kept] for name, tensor in inputs.items()}
+
+
+def search(model, inputs, **settings) -> list[tuple[float, list[int]]]:
+    """Scores and generated tokens, with what stands behind `</s>`."""
+    output = model.generate(**inputs, **settings, return_dict_in_generate=True)
+    prompt = settings["decoder_input_ids"].shape[1] if "decoder_input_ids" in settings else 1
+    return list(zip(output.sequences_scores.tolist(), output.sequences[:, prompt:].tolist(), strict=True))
+
+
+def assert_same(found, expected) -> None:
+    """The same hypotheses, but for padding, which is `</s>` in transformers' beam search where the pad token is 0."""
+    assert len(found) == len(expected)
+    for (score, tokens), (expected_score, expected_tokens) in zip(found, expected, strict=True):
+        assert tokens[: len(expected_tokens)] == expected_tokens
+        assert set(tokens[len(expected_tokens) :]) <= {PAD, EOS}
+        assert score == pytest.approx(expected_score, abs=2e-5)
+
+
+# ---- a plain beam search and an exhaustive one, from the formulas
+
+
+Rows = list[list[float]]
+
+
+class Language(LogitsProcessor):
+    """Another random distribution after every prefix: a tiny model's are too much alike to tell all rules apart."""
+
+    def __init__(self, seed: int, spread: float = 2.0, eos: float = 0.0, vocab_size: int = 8) -> None:
+        self.seed, self.spread, self.eos, self.vocab_size = seed, spread, eos, vocab_size
+
+    def rows(self, prefixes: list[list[int]]) -> Rows:
+        rows = []
+        for prefix in prefixes:
+            draw = random.Random(f"{self.seed} {prefix}")
+            logits = torch.tensor([draw.gauss(0, self.spread) for _ in range(self.vocab_size)])
+            logits[EOS] += self.eos
+            rows.append(torch.log_softmax(logits, dim=0).tolist())
+        return rows
+
+    def __call__(self, input_ids, scores):
+        return torch.tensor(self.rows(input_ids[:, 1:].tolist()))
+
+    def search(self, **settings) -> list[tuple[float, list[int]]]:
+        model = tiny_model(vocab_size=self.vocab_size)
+        return search(model, {"input_ids": torch.tensor([[EOS]])}, logits_processor=[self], **settings)
+
+
+class Script(Language):
+    """Probabilities after some prefixes, all alike after the others."""
+
+    def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
+        self.probabilities, self.vocab_size = probabilities, 8
+
+    def rows(self, prefixes: list[list[int]]) -> Rows:
+        tables = [self.probabilities.get(tuple(prefix), {}) for prefix in prefixes]
+        return [[math.log(table.get(token, 1e-9 if table else 1 / 8)) for token in range(8)] for table in tables]
+
+
+@torch.no_grad()
+def rows_of(model: VaswaniForConditionalGeneration, source: torch.Tensor) -> Callable[[list[list[int]]], Rows]:
+    def rows(prefixes: list[list[int]]) -> Rows:
+        target = torch.tensor([[BOS, *prefix] for prefix in prefixes])
+        logits = model(input_ids=source.expand(len(prefixes), -1), decoder_input_ids=target).logits[:, -1]
+        return torch.log_softmax(logits.float(), dim=-1).tolist()
+
+    return rows
+
+
+def penalty(length: int, alpha: float, kind: str) -> float:
+    return ((5 + length) / 6) ** alpha if kind == "gnmt" else length**alpha
+
+
+def grow(alive, rows):
+    for (log_prob, tokens), row in zip(alive, rows([tokens for _, tokens in alive]), strict=True):
+        for token, value in enumerate(row):
+            yield log_prob + value, [*tokens, token]
+
+
+def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish="all", stop="never", returned=1):
+    """Scores and tokens of the `returned` best, by the rules as the module's docstring has them."""
+    alive, finished, cut = [(0.0, [])], [], []
+    for length in range(1, longest + 1):
+        candidates = sorted(grow(alive, rows), reverse=True)[: 2 * num_beams]
+        for place, (log_prob, tokens) in enumerate(candidates):
+            hypothesis = (log_prob / penalty(length, alpha, kind), tokens)
+            if tokens[-1] == EOS or finish == "top":
+                if (tokens[-1] == EOS or length == longest) and (finish == "all" or place < num_beams):
+                    finished.append(hypothesis)
+            elif length == longest:
+                cut.append(hypothesis)
+        finished = sorted(finished, reverse=True)[:num_beams]
+        alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:num_beams]
+        best, full = alive[0][0], len(finished) == num_beams
+        if stop == "never":
+            hoped = best / penalty(longest if alpha > 0 else length, alpha, kind)
+            done = len(finished) >= returned and finished[returned - 1][0] >= hoped
+        else:
+            done = full and (stop is True or finished[-1][0] >= best / penalty(length, alpha, kind))
+        if done:
+            break
+    return (finished + cut)[:returned]
+
+
+def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
+    """Every output up to a length that ends in `</s>`, and every one that is cut there, with its log-probability."""
+    alive, outputs = [(0.0, [])], []
+    for length in range(1, longest + 1):
+        grown = list(grow(alive, rows))
+        outputs += [one for one in grown if one[1][-1] == EOS or length == longest]
+        alive = [one for one in grown if one[1][-1] != EOS]
+    return outputs
+
+
+# ---- rows 22 to 25: penalty, candidates, early stop
+
+
+def test_length_penalty_by_hand() -> None:
+    assert length_penalty(1, 0.6) == 1
+    assert length_penalty(7, 1.0) == 2
+    assert length_penalty(13, 0.6) == pytest.approx(1.9331820)
+    assert length_penalty(13, 0.0) == length_penalty(13, 0.0, "power") == 1
+    assert length_penalty(4, 0.5, "power") == 2
+    assert length_penalty(torch.tensor([1, 7, 13]), 2.0).tolist() == [1, 4, 9]
+
+
+RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
+
+
+def settings_of(num_beams, alpha, kind, finish, stop, returned) -> dict:
+    names = ("num_beams", "length_penalty", "length_penalty_type", "finish_candidates", "early_stopping")
+    return dict(zip(names, (num_beams, alpha, kind, finish, stop), strict=True)) | {"num_return_sequences": returned}
+
+
+@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+def test_hypotheses_and_scores_are_those_of_a_plain_search(kind, finish, stop) -> None:
+    draw = random.Random(f"{kind} {finish} {stop}")
+    for seed in range(10):
+        num_beams, alpha = draw.randint(2, 5), draw.choice([-0.5, 0.0, 0.3, 0.6, 1.0, 2.0])
+        rules = (num_beams, alpha, kind, finish, stop, draw.randint(1, num_beams))
+        offset = draw.randint(0, 6)
+        model, inputs = tiny_model(seed, eos=draw.choice([-2.0, 0.0, 1.0, 2.0])), a_batch(draw.randint(2, 6))
+        longest = inputs["input_ids"].shape[1] + offset
+        expected = plain_beam_search(rows_of(model, inputs["input_ids"]), longest, *rules)
+        assert_same(search(model, inputs, **settings_of(*rules), max_length_offset=offset), expected)
+        language = Language(seed, spread=draw.choice([1, 2, 4]), eos=draw.choice([-1.0, 0.0, 1.0]))
+        expected = plain_beam_search(language.rows, 2 + offset, *rules)
+        assert_same(language.search(**settings_of(*rules), max_length_offset=1 + offset), expected)
+
+
+def test_the_papers_settings_are_the_defaults() -> None:
+    for seed in range(6):
+        model, inputs = tiny_model(seed, eos=0.0), a_batch(5)
+        expected = plain_beam_search(rows_of(model, inputs["input_ids"]), 55, 4, 0.6, "gnmt", "all", "never", 1)
+        assert_same(search(model, inputs, num_beams=4), expected)
+        language = Language(seed)
+        expected = plain_beam_search(language.rows, 51, 4, 0.6, "gnmt", "all", "never", 1)
+        assert_same(language.search(num_beams=4), expected)
+
+
+@pytest.mark.parametrize(
+    "other", [{"alpha": 1.0}, {"kind": "power"}, {"finish": "top"}, {"stop": True}, {"num_beams": 3}]
+)
+def test_every_rule_changes_translations(other) -> None:
+    """Or the tests above would pass whatever generate() did with it."""
+    usual = {"num_beams": 2, "alpha": 2.0}
+    pairs = [
+        (
+            plain_beam_search(Language(seed).rows, 8, **usual),
+            plain_beam_search(Language(seed).rows, 8, **(usual | other)),
+        )
+        for seed in range(20)
+    ]
+    assert any(usual[0][1] != changed[0][1] for usual, changed in pairs)
+
+
+def test_row_24_by_hand() -> None:
+    """With two beams `</s>` is the third candidate: -1.39 if it may finish; what comes later is worse than -2."""
+    script = Script({(): {3: 0.40, 4: 0.35, EOS: 0.25}})
+    assert_same(script.search(num_beams=2), [(math.log(0.25), [EOS])])
+    [(score, tokens)] = script.search(num_beams=2, finish_candidates="top")
+    assert tokens[0] == 3
+    assert score < -2
+
+
+def test_row_25_by_hand() -> None:
+    """`4 4 ... </s>` is unlikely at first and sure from then on: only who looks ahead to the longest length waits."""
+    path = {(4,) * n: {4: 1.0} for n in range(1, 9)} | {(4,) * 9: {EOS: 1.0}}
+    script = Script({(): {3: 0.55, EOS: 0.30, 4: 0.15}, (3,): {EOS: 0.97, 5: 0.03}} | path)
+    short = math.log(0.55 * 0.97) / (7 / 6) ** 2
+    long = math.log(0.15) / (15 / 6) ** 2
+    assert long > short
+    assert_same(script.search(num_beams=2, length_penalty=2.0), [(long, [4] * 9 + [EOS])])
+    for stop in (False, True):
+        assert_same(script.search(num_beams=2, length_penalty=2.0, early_stopping=stop), [(short, [3, EOS])])
+    # Nothing that is this long can follow: 2 tokens are the longest here.
+    few = script.search(num_beams=2, length_penalty=2.0, max_length_offset=1)
+    assert_same(few, [(short, [3, EOS])])
+
+
+def test_transformers_rule_asks_for_as_many_as_there_are_beams() -> None:
+    long = {(token,) * n: {token: 0.98, 5: 0.01, 6: 0.01} for token in (3, 4) for n in range(1, 9)}
+    script = Script({(): {EOS: 0.5, 3: 0.3, 4: 0.2}, **long, (3,) * 9: {EOS: 1.0}})
+    [(_, tokens)] = script.search(num_beams=2, length_penalty=2.0, early_stopping=False)
+    assert tokens == [3] * 9 + [EOS]
+
+
+def test_a_negative_alpha_hopes_for_the_next_token() -> None:
+    script = Script({(): {3: 0.9, EOS: 0.1}, (3,): {EOS: 1.0}})
+    assert_same(script.search(num_beams=2, length_penalty=-2.0), [(math.log(0.9) * (7 / 6) ** 2, [3, EOS])])
+
+
+def test_beams_that_are_none_do_not_finish() -> None:
+    """At first only one of the beams holds a hypothesis; where few tokens are allowed, the others must not count."""
+    allowed = {(): [3], (3,): [EOS, 4], (3, 4): [EOS]}
+    found = search(
+        tiny_model(),
+        a_batch(3),
+        num_beams=2,
+        num_return_sequences=2,
+        early_stopping=True,
+        prefix_allowed_tokens_fn=lambda _, ids: allowed.get(tuple(ids[1:].tolist()), [EOS]),
+    )
+    assert sorted(tokens for _, tokens in found) == [[3, EOS, EOS], [3, 4, EOS]]
+    assert all(score > -100 for score, _ in found)
+
+
+@pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("gnmt", -1.0)])
+def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
+    settings = {"num_beams": 64, "length_penalty_type": kind, "length_penalty": alpha}
+    bests = []
+    for seed in range(6):
+        model, source = tiny_model(seed, vocab_size=5, eos=-1.0), a_batch(3, vocab_size=5)["input_ids"]
+        language = Language(seed, vocab_size=5)
+        for rows, find in (
+            (rows_of(model, source), partial(search, model, {"input_ids": source}, max_length_offset=1)),
+            (language.rows, partial(language.search, max_length_offset=3)),
+        ):
+            outputs = [(log_p / penalty(len(tokens), alpha, kind), tokens) for log_p, tokens in all_outputs(rows, 4)]
+            best, best_finished = max(outputs), max(one for one in outputs if one[1][-1] == EOS)
+            bests.append(best == best_finished)
+            assert_same(find(**settings), [best_finished])
+            finished = sorted((one for one in outputs if one[1][-1] == EOS), reverse=True)[:3]
+            assert_same(find(**settings, num_return_sequences=3), finished)
+            assert_same(find(**settings, finish_candidates="top"), [best])
+    assert set(bests) == {True, False} or alpha < 0
+
+
+def test_one_beam_is_greedy_whatever_the_penalty() -> None:
+    for seed in range(5):
+        model, inputs = tiny_model(seed), a_batch(4)
+        tokens: list[int] = []
+        while len(tokens) < 54 and EOS not in tokens:
+            row = rows_of(model, inputs["input_ids"])([tokens])[0]
+            tokens.append(row.index(max(row)))
+        for settings in ({}, {"length_penalty_type": "power", "finish_candidates": "top"}):
+            assert model.generate(**inputs, **settings).tolist() == [[BOS, *tokens]]
+
+
+@pytest.mark.parametrize("stop", [False, True, "never"])
+def test_transformers_rules_give_what_transformers_gives(stop) -> None:
+    hooks = ("_beam_search", "_update_finished_beams", "_check_early_stop_heuristic")
+    plain = type("Plain", (VaswaniForConditionalGeneration,), {hook: vars(GenerationMixin)[hook] for hook in hooks})
+    for seed in range(6):
+        model, inputs = tiny_model(seed, vocab_size=20), a_batch(5, 3, 2, vocab_size=20)
+        settings = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 9, "early_stopping": stop}
+        settings |= {"length_penalty": 0.8}
+        found = search(model, inputs, **settings, length_penalty_type="power", finish_candidates="top")
+        model.__class__ = plain
+        # transformers gives no scores of hypotheses without those of each step.
+        assert_same(found, search(model, inputs, **settings, output_scores=True))
+
+
+def test_scores_are_log_probabilities_over_the_penalty() -> None:
+    for kind in ("gnmt", "power"):
+        settings = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.7, "length_penalty_type": kind}
+        model = tiny_model(3, eos=0.0)
+        output = model.generate(**a_batch(4, 2), **settings, return_dict_in_generate=True, output_scores=True)
+        steps = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+        lengths = (output.beam_indices >= 0).sum(dim=1)
+        assert len(set(lengths.tolist())) > 1
+        expected = [s.sum().item() / penalty(n, 0.7, kind) for s, n in zip(steps, lengths.tolist(), strict=True)]
+        assert output.sequences_scores.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_length_does_not_count_the_decoders_prompt() -> None:
+    model, inputs = tiny_model(1, eos=0.0), a_batch(4)
+    prompt = torch.tensor([[BOS, 5, 6, 7]])
+    for kind in ("gnmt", "power"):
+        settings = {"num_beams": 3, "length_penalty_type": kind, "length_penalty": 1.0, "max_length_offset": 2}
+        [(score, tokens)] = search(model, inputs, decoder_input_ids=prompt, **settings)
+        rows = [rows_of(model, inputs["input_ids"])([[5, 6, 7, *tokens[:i]]])[0] for i in range(len(tokens))]
+        log_prob = sum(row[token] for row, token in zip(rows, tokens, strict=True))
+        assert score == pytest.approx(log_prob / penalty(len(tokens), 1.0, kind), abs=1e-5)
+        # Nor does the limit.
+        never = tiny_model(1, eos=-math.inf)
+        assert never.generate(**inputs, decoder_input_ids=prompt, **settings).shape == (1, 4 + 6)
+
+
+def count_steps(model, monkeypatch, **arguments) -> int:
+    steps = []
+    forward = model.model.decoder.forward
+    monkeypatch.setattr(model.model.decoder, "forward", lambda *args, **kw: steps.append(1) or forward(*args, **kw))
+    model.generate(**arguments)
+    return len(steps)
+
+
+def test_search_goes_on_only_while_the_returned_ones_may_improve(monkeypatch) -> None:
+    """The same translation as when it goes on to the longest length, in fewer steps; more for more of them."""
+    inputs = a_batch(4)
+    one = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4)
+    four = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4, num_return_sequences=4)
+    assert one < four < 54
+
+
+def test_a_cut_hypothesis_is_returned_where_none_has_finished() -> None:
+    never = tiny_model(0, eos=-math.inf)
+    found = search(never, a_batch(3, 2), num_beams=3, num_return_sequences=2, max_length_offset=1)
+    rows = [a_batch(3, 2)["input_ids"][i : i + 1, : 3 - i] for i in (0, 1)]
+    expected = [plain_beam_search(rows_of(never, rows[i]), 4 - i, num_beams=3, returned=2) for i in (0, 1)]
+    assert_same(found, expected[0] + expected[1])
+    assert [len(tokens) for _, tokens in expected[0] + expected[1]] == [4, 4, 3, 3]
+
+
+def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
+    """`</s>` can only be the first token: one hypothesis finishes, and the others are cut with better scores."""
+
+    class OnlyFirst(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[:, EOS] = -9.0 if input_ids.shape[1] == 1 else -math.inf
+            return scores
+
+    settings = {"num_beams": 6, "num_return_sequences": 3, "max_length_offset": 0, "length_penalty": 3.0}
+    settings["logits_processor"] = [OnlyFirst()]
+    model = tiny_model(0, vocab_size=5)
+    found = search(model, a_batch(3, vocab_size=5), **settings)
+    assert (found[0][1][0], found[0][0]) == (EOS, -9.0)
+    assert all(EOS not in tokens and score > -9.0 for score, tokens in found[1:])
+    assert found[1][0] >= found[2][0]
+    top = search(model, a_batch(3, vocab_size=5), **settings, finish_candidates="top", early_stopping="never")
+    assert all(EOS not in tokens for _, tokens in top)
+
+
+def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
+    class FewOutputs(LogitsProcessor):
+        """Of the first sentence only `</s>` and `3 3 ...` are possible, the second one is better."""
+
+        def __call__(self, input_ids, scores):
+            scores[:3] = -math.inf
+            scores[:3, 3] = -0.1
+            scores[:3, EOS] = -5.0 if input_ids.shape[1] == 1 else -math.inf
+            return scores
+
+    settings = {"num_beams": 3, "num_return_sequences": 3, "max_length_offset": 0, "logits_processor": [FewOutputs()]}
+    found = search(tiny_model(0, eos=-math.inf), a_batch(2, 6), **settings)
+    assert found[0][1][0] == EOS
+    assert found[1][1][:2] == [3, 3]
+    assert [score for score, _ in found[:2]] == pytest.approx([-5.0, -0.2 / (7 / 6) ** 0.6])
+    # There is no third one.
+    assert found[2][0] < -1e8
+
+
+# ---- row 26: the longest output
+
+
+MODES = [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}]
+
+
+def lengths_of(sequences: torch.Tensor) -> list[int]:
+    """Generated tokens of rows in which `</s>` is only padding; without it, beam search pads with -1."""
+    return [sum(token not in (PAD, EOS, -1) for token in row) for row in sequences[:, 1:].tolist()]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_each_sentence_has_its_own_limit(mode, side) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2, 7, side=side)
+    model.generation_config.suppress_tokens = [PAD]
+    assert lengths_of(model.generate(**inputs, **mode)) == [55, 52, 57]
+    assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
+    assert lengths_of(model.generate(**alone(inputs, 1), **mode, max_length_offset=3)) == [5]
+    if mode:
+        several = model.generate(**inputs, **mode, max_length_offset=3, num_return_sequences=2)
+        assert lengths_of(several) == [8, 8, 5, 5, 10, 10]
+    model.generation_config.eos_token_id = None
+    assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
+    # As the model does, the limit takes padding without a mask for tokens.
+    assert lengths_of(model.generate(inputs["input_ids"], **mode, max_length_offset=3)) == [10, 10, 10]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_limit_without_source_ids(mode) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2)
+    model.generation_config.suppress_tokens = [PAD]
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    mask = inputs["attention_mask"]
+    # generate() changes the encoder's output, so each call gets its own.
+    for source in (lambda: {"inputs_embeds": embeds}, lambda: {"encoder_outputs": model.get_encoder()(**inputs)}):
+        assert lengths_of(model.generate(**source(), **mode, attention_mask=mask, max_length_offset=4)) == [9, 6]
+        assert lengths_of(model.generate(**source(), **mode, max_length_offset=4)) == [9, 9]
+        if "do_sample" not in mode:
+            same = model.generate(**source(), **mode, attention_mask=mask)
+            assert same.tolist() == model.generate(**inputs, **mode).tolist()
+
+
+@pytest.mark.parametrize("mode", [{}, {"num_beams": 3}], ids=str)
+def test_other_limits_replace_it(mode) -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(5, 2)
+    model.generation_config.suppress_tokens = [PAD]
+    assert lengths_of(model.generate(**inputs, **mode, max_new_tokens=4)) == [4, 4]
+    assert lengths_of(model.generate(**inputs, **mode, max_length=4)) == [3, 3]
+    assert lengths_of(model.generate(**inputs, generation_config=GenerationConfig(max_length=4, **mode))) == [3, 3]
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        assert lengths_of(model.generate(**inputs, **mode, max_length_offset=None)) == [20, 20]
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        config = GenerationConfig(max_length_offset=None, **mode)
+        assert lengths_of(model.generate(**inputs, generation_config=config)) == [20, 20]
+    model.generation_config.max_length = 6
+    assert lengths_of(model.generate(**inputs, **mode)) == [5, 5]
+    model.generation_config.update(max_length=None, max_new_tokens=6)
+    assert lengths_of(model.generate(**inputs, **mode)) == [6, 6]
+
+
+def test_a_learned_table_limits_the_output() -> None:
+    model = tiny_model(0, eos=-math.inf, position_encoding="learned", max_position_embeddings=12)
+    model.generation_config.suppress_tokens = [PAD]
+    inputs = a_batch(5, 2)
+    assert lengths_of(model.generate(**inputs, max_length_offset=8)) == [11, 10]
+    assert lengths_of(tiny_model(0, eos=-math.inf, max_position_embeddings=12).generate(**inputs))[0] > 12
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("stop", ["never", False, True])
+@pytest.mark.parametrize("finish", ["all", "top"])
+def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
+    """Limits differ, some sentences are cut and others end early."""
+    ended = set()
+    for seed in range(3):
+        model, inputs = tiny_model(seed, eos=-1.0), a_batch(2, 9, 4, 3, 6, side=side)
+        beams = {"num_beams": 4, "num_return_sequences": 2, "max_length_offset": 1}
+        beams |= {"early_stopping": stop, "finish_candidates": finish}
+        together, greedy = search(model, inputs, **beams), model.generate(**inputs, max_length_offset=1).tolist()
+        for row in range(5):
+            expected = search(model, alone(inputs, row), **beams)
+            assert_same(together[2 * row : 2 * row + 2], expected)
+            ended |= {tokens[-1] == EOS for _, tokens in expected}
+            tokens = model.generate(**alone(inputs, row), max_length_offset=1)[0].tolist()
+            assert greedy[row] == tokens + [PAD] * (len(greedy[row]) - len(tokens))
+    assert ended == {True, False}
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("num_beams", "eos"), [(1, 2.0), (4, 1.0)])
+def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> None:
+    """Of a model that ends some of them early, and reaches the limit with others."""
+    lines = (multi30k / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:200]
+    tokenizer = train_tokenizer(lines, 600)
+    model = tiny_model(eos=eos, vocab_size=len(tokenizer), d_model=32, d_ff=64, decoder_layers=2)
+    with torch.no_grad():
+        for layer in model.model.decoder.layers:
+            # The more it sees of the source, the more the translations differ.
+            layer.cross_attn.out_proj.weight.mul_(2)
+    found = {}
+    for size in (1, 7, 64):
+        found[size] = []
+        for start in range(0, 200, size):
+            inputs = tokenizer(lines[start : start + size], padding=True, return_tensors="pt")
+            rows = model.generate(**inputs, num_beams=num_beams, max_length_offset=5)
+            found[size] += tokenizer.batch_decode(rows, skip_special_tokens=True)
+    assert found[1] == found[7] == found[64]
+    assert len(set(found[1])) > 100
+    lengths = {
+        len(tokenizer(text)["input_ids"]) - len(tokenizer(line)["input_ids"])
+        for text, line in zip(found[1], lines, strict=True)
+    }
+    assert min(lengths) < 0 and max(lengths) >= 4
+
+
+# ---- several models
+
+
+@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+def test_an_ensemble_goes_by_the_mean_of_the_probabilities(kind, finish, stop) -> None:
+    differ = 0
+    for seed in range(5):
+        models = [
+            tiny_model(3 * seed, eos=1.0),
+            tiny_model(3 * seed + 1, eos=1.0, d_model=12, decoder_layers=2),
+            tiny_model(3 * seed + 2, position_encoding="learned"),
+        ]
+        inputs, rules = a_batch(4), (3, 0.6, kind, finish, stop, 2)
+        each = [rows_of(model, inputs["input_ids"]) for model in models]
+
+        def mean(prefixes, each=each):
+            rows = torch.tensor([rows(prefixes) for rows in each], dtype=torch.float64)
+            return rows.exp().mean(dim=0).log().tolist()
+
+        expected = plain_beam_search(mean, 7, *rules)
+        settings = settings_of(*rules) | {"max_length_offset": 3}
+        assert_same(search(models[0], inputs, **settings, ensemble=models[1:]), expected)
+        differ += search(models[0], inputs, **settings)[0][1] != expected[0][1]
+        [greedy] = models[0].generate(**inputs, max_length_offset=3, ensemble=models[1:]).tolist()
+        expected = plain_beam_search(mean, 7, 1, 0.0, "gnmt", "top", True)
+        assert greedy[1:] == expected[0][1]
+    assert differ
+
+
+def test_an_ensemble_of_sentences_of_unequal_length() -> None:
+    models, inputs = [tiny_model(seed) for seed in (0, 4)], a_batch(2, 9, 4, 3)
+    settings = {"num_beams": 3, "max_length_offset": 2, "ensemble": models[1:]}
+    found = search(models[0], inputs, **settings)
+    for row in range(4):
+        assert_same(found[row : row + 1], search(models[0], alone(inputs, row), **settings))
+
+
+def test_what_no_ensemble_can_do_is_refused() -> None:
+    model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
+    for settings in (
+        {"do_sample": True},
+        {"output_scores": True, "return_dict_in_generate": True},
+        {"use_cache": False},
+    ):
+        with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+            model.generate(**inputs, ensemble=[other], **settings)
+    with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+        model.generate(**a_batch(4), ensemble=[other], assistant_model=other)
+    with pytest.raises(ValueError, match="one vocabulary, but one has 9 entries and this one has 8"):
+        model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
+    with pytest.raises(ValueError, match="needs input_ids"):
+        model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
+    with pytest.raises(ValueError, match="ensemble must be a list of models, but it is a VaswaniFor"):
+        model.generate(**inputs, ensemble=other)
+    with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
+        model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
+    other.train()
+    with pytest.raises(ValueError, match="in evaluation mode"):
+        model.generate(**inputs, ensemble=[other], num_beams=2)
+
+
+# ---- row 27
+
+
+def test_the_settings_of_parsing() -> None:
+    """Section 6.3: beam 21, alpha 0.3, input length + 300."""
+    model, inputs = tiny_model(0, vocab_size=40, eos=2.0), a_batch(4, vocab_size=40)
+    model.generation_config.update(num_beams=21, length_penalty=0.3, max_length_offset=300)
+    assert_same(search(model, inputs), plain_beam_search(rows_of(model, inputs["input_ids"]), 304, 21, 0.3))
+    never = tiny_model(0, eos=-math.inf)
+    never.generation_config.update(num_beams=21, length_penalty=0.3, max_length_offset=300)
+    assert never.generate(**a_batch(2)).shape == (1, 1 + 302)
+
+
+# ---- settings: where they come from, and where they are kept
+
+
+def test_settings_are_kept(tmp_path) -> None:
+    model = tiny_model()
+    own = {"length_penalty_type": "gnmt", "max_length_offset": 50, "finish_candidates": "all"}
+    assert own.items() <= vars(model.generation_config).items()
+    assert model.generation_config.num_beams is None
+    changed = {"length_penalty_type": "power", "max_length_offset": None, "finish_candidates": "top", "num_beams": 3}
+    changed |= {"length_penalty": 0.3, "early_stopping": True}
+    model.generation_config.update(**changed)
+    model.save_pretrained(tmp_path)
+    assert changed.items() <= json.loads((tmp_path / "generation_config.json").read_text()).items()
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert changed.items() <= vars(loaded.generation_config).items()
+    assert VaswaniForConditionalGeneration.can_generate()
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1}', None])
+def test_an_older_checkpoint_gets_the_papers_settings(tmp_path, content) -> None:
+    tiny_model(2).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    if content:
+        (tmp_path / "generation_config.json").write_text(content)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generation_config.length_penalty_type == "gnmt"
+    assert search(loaded, a_batch(4), num_beams=4) == search(tiny_model(2), a_batch(4), num_beams=4)
+
+
+def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
+    model, inputs = tiny_model(3, eos=0.0), a_batch(4)
+
+    def score(**settings) -> float:
+        return search(model, inputs, **settings)[0][0]
+
+    gnmt, power = score(num_beams=4), score(num_beams=4, length_penalty_type="power", length_penalty=1.0)
+    assert gnmt != pytest.approx(power)
+    # Without an alpha, each type has its own.
+    assert score(num_beams=4, length_penalty=0.6) == gnmt
+    assert score(num_beams=4, length_penalty_type="power") == power
+    assert score(generation_config=GenerationConfig(num_beams=4)) == gnmt
+    assert score(generation_config=GenerationConfig(num_beams=4, length_penalty_type="power")) == power
+    ids = {"decoder_start_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    model.generation_config = GenerationConfig(num_beams=4, **ids)
+    assert score() == gnmt
+    assert score(length_penalty_type="power") == power
+    model.generation_config.length_penalty_type = "power"
+    assert score() == power
+    assert score(generation_config=GenerationConfig(length_penalty_type="gnmt")) == gnmt
+    model.generation_config.length_penalty = 0.6
+    assert score(length_penalty_type="gnmt") == gnmt
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"length_penalty_type": "wu"}, """length_penalty_type must be "gnmt" or "power", but it is 'wu'."""),
+        ({"finish_candidates": "some"}, """finish_candidates must be "all" or "top", but it is 'some'."""),
+        ({"max_length_offset": -1}, "max_length_offset must be None or a whole number of at least 0, but it is -1."),
+        ({"max_length_offset": 1.5}, "at least 0, but it is 1.5."),
+        ({"max_length_ofset": 1}, "max_length_ofset"),
+    ],
+)
+def test_what_means_nothing_is_refused(setting, message) -> None:
+    for num_beams in (1, 2):
+        with pytest.raises(ValueError) as error:
+            tiny_model().generate(**a_batch(2), num_beams=num_beams, **setting)
+        assert message in str(error.value)
+
+
+def test_nothing_is_printed(tmp_path) -> None:
+    program = f"""if True:
+        import torch, transformers
+        from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+        transformers.logging.disable_progress_bar()
+        sizes = dict(vocab_size=8, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1,
+                     max_position_embeddings=4)
+        model = VaswaniForConditionalGeneration(VaswaniConfig(**sizes))
+        for num_beams in (None, 4):
+            model.generation_config.update(num_beams=num_beams)
+            model.save_pretrained({str(tmp_path)!r})
+            model = VaswaniForConditionalGeneration.from_pretrained({str(tmp_path)!r}).eval()
+            ids = torch.tensor([[3, 4, 2]])
+            for settings in ({{}}, dict(num_beams=1), dict(num_beams=3), dict(do_sample=True), dict(max_new_tokens=9),
+                             dict(num_beams=3, length_penalty=1.0, length_penalty_type="power")):
+                model.generate(ids, **settings)
+            model.generate(ids, generation_config=transformers.GenerationConfig(num_beams=2))
+            # transformers says on its own account that an assistant gets both a config and keywords.
+            transformers.generation.utils.logger.warning_once = lambda text: None
+            model.generate(ids, num_beams=1, assistant_model=model)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+# ---- the rest of generate()
+
+
+def test_assisted_decoding_is_greedy_decoding() -> None:
+    for seed, eos in ((0, 0.0), (1, 1.0), (2, -math.inf)):
+        model, inputs = tiny_model(seed, eos=eos, encoder_layers=2, decoder_layers=2), a_batch(4)
+        assistant = tiny_model(seed + 10, eos=eos)
+        expected = model.generate(**inputs).tolist()
+        assert model.generate(**inputs, assistant_model=assistant).tolist() == expected
+        assert model.generate(**inputs, assistant_model=assistant, max_length_offset=1).tolist() == [expected[0][:6]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=str)
+def test_a_static_cache_and_no_cache_change_nothing(settings) -> None:
+    model, inputs = tiny_model(0, eos=-1.0), a_batch(4, 2)
+    settings |= {"max_length_offset": 3}
+    expected = model.generate(**inputs, **settings).tolist()
+    assert model.generate(**inputs, **settings, cache_implementation="static").tolist() == expected
+    assert model.generate(**inputs, **settings, use_cache=False).tolist() == expected
+
+
+def test_streamers_processors_and_criteria_of_the_caller() -> None:
+    model, inputs = tiny_model(0, eos=-math.inf), a_batch(4, 2)
+
+    class Recorder(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.tokens.append(-1)
+
+    recorder = Recorder()
+    output = model.generate(**alone(inputs, 0), max_length_offset=2, streamer=recorder)
+    assert recorder.tokens == [*output[0].tolist(), -1]
+
+    class AfterThree(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((input_ids.shape[0],), input_ids.shape[1] > 3)
+
+    for num_beams in (1, 3):
+        criteria = StoppingCriteriaList([AfterThree()])
+        assert model.generate(**inputs, num_beams=num_beams, stopping_criteria=criteria).shape == (2, 4)
+        assert model.generate(**inputs, num_beams=num_beams, max_time=0.0).shape == (2, 2)
+        only = model.generate(**inputs, num_beams=num_beams, prefix_allowed_tokens_fn=lambda *_: [5], max_new_tokens=3)
+        assert only.tolist() == [[BOS, 5, 5, 5]] * 2
+
+
+def test_settings_of_threads_do_not_meet() -> None:
+    model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
+    settings = [
+        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5}
+        for beams, kind, alpha, finish in itertools.product((2, 3), ("gnmt", "power"), (0.3, 2.0), ("all", "top"))
+    ]
+    expected = [search(model, inputs, **setting) for setting in settings]
+    assert len({str(hypotheses) for hypotheses in expected}) > 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
+
+
+def test_methods_of_transformers_that_are_not_what_they_were_are_found() -> None:
+    class WithoutStep(GenerationMixin):
+        def _update_finished_beams(self, topk_log_probs):
+            """Not what it was."""
+
+    assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
+    assert changed_hooks(object) == list(HOOKS)
+    assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
+    # Each of them is replaced here, and nothing else that transformers has for itself.
+    private = {
+        name for name in vars(VaswaniGenerationMixin) if name.startswith("_") and hasattr(GenerationMixin, name)
+    }
+    assert {name for name in private if not name.startswith("__")} == set(HOOKS)
+
+
+ANOTHER_TRANSFORMERS = """
+import sys, torch
+from transformers.generation import GenerationMixin
+theirs = GenerationMixin._prepare_generated_length
+def renamed(self, generation_config, has_default_max_length, input_ids_length, the_inputs=None, **kwargs):
+    kwargs["inputs_tensor"] = kwargs.get("inputs_tensor", the_inputs)
+    return theirs(self, generation_config, has_default_max_length, input_ids_length=input_ids_length, **kwargs)
+GenerationMixin._prepare_generated_length = renamed
+if sys.argv[2] == "plug-in":
+    import hf_vaswani
+from transformers import AutoModelForSeq2SeqLM
+model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], trust_remote_code=sys.argv[2] != "plug-in")
+ids = torch.arange(3, 12)[None]
+print(model(input_ids=ids, labels=ids).loss.item() > 0)
+print(model.generate(ids, num_beams=3, length_penalty_type="gnmt").tolist())
+try:
+    model.generate(ids, ensemble=[model])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["plug-in", "remote code"])
+def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> None:
+    """A saved model loads and is trained, and generate() says what it does without."""
+    model = tiny_model(3, eos=0.0, vocab_size=20)
+    model.save_pretrained(tmp_path / "model")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", ANOTHER_TRANSFORMERS, str(tmp_path / "model"), how]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    loss, found, refusal = done.stdout.splitlines()
+    assert loss == "True" and "An ensemble cannot translate with transformers" in refusal
+    assert done.stderr.count("has changed _prepare_generated_length") == 1
+    # What it finds is what transformers' rules find here, with the same limit.
+    ids = torch.arange(3, 12)[None]
+    rules = {"length_penalty_type": "power", "finish_candidates": "top", "early_stopping": False}
+    expected = model.generate(ids, num_beams=3, **rules, max_new_tokens=9 + model.generation_config.max_length_offset)
+    assert json.loads(found) == expected.tolist()
+
+
+NO_NUMBERS = [("length_penalty", value) for value in (math.nan, math.inf, -math.inf, 1e30, -11, "x")]
+NO_NUMBERS += [
+    ("repetition_penalty", math.nan),
+    ("repetition_penalty", math.inf),
+    ("num_beams", 0),
+    ("num_beams", 1.5),
+]
+NO_NUMBERS += [("num_return_sequences", 0), ("max_new_tokens", 0), ("max_new_tokens", -3), ("max_length", "x")]
+NO_NUMBERS += [("diversity_penalty", math.nan), ("max_length_offset", -1), ("max_length_offset", math.nan)]
+
+
+@pytest.mark.parametrize(("name", "value"), NO_NUMBERS, ids=str)
+def test_numbers_that_no_search_can_use_are_refused_by_name(name, value) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*{str(value).replace('+', '.')}"):
+        tiny_model(3).generate(**a_batch(2, 1), **{"num_beams": 2} | {name: value})
+
+
+def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:
+    found = {}
+    for kind, stop in itertools.product(("gnmt", "power"), (None, "never", False)):
+        settings = {"num_beams": 2, "length_penalty": 4.0, "length_penalty_type": kind, "max_new_tokens": 9}
+        settings |= {} if stop is None else {"early_stopping": stop}
+        found[kind, stop] = [Language(seed, eos=2.0).search(**settings) for seed in range(20)]
+    assert found["gnmt", None] == found["gnmt", "never"] != found["gnmt", False]
+    assert found["power", None] == found["power", False] != found["power", "never"]
+
+
+# ---- Damaged folders
+
+
+def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A saved model with a tokenizer, whose weights are changed by a function."""
+    model = tiny_model(3, vocab_size=260)
+    model.generation_config.num_beams = 3
+    model.save_pretrained(folder)
+    train_tokenizer([], 260, kind="bytes").save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+FC1, HEAD = "model.decoder.layers.0.feed_forward.fc1.weight", "lm_head.bias"
+DAMAGES = {
+    f"1 missing .the first is {FC1}": lambda weights: weights.pop(FC1),
+    f"2 missing .the first is {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
+    "1 unexpected .the first is extra": lambda weights: weights.update(extra=torch.ones(1)),
+    f"{FC1} has values that are not finite": lambda weights: weights[FC1][0, 0].fill_(math.nan),
+    f"{HEAD} has values that are not finite": lambda weights: weights[HEAD][0].fill_(math.inf),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_path, message) -> None:
+    folder = damaged(tmp_path, DAMAGES[message])
+    for trust in (None, True):
+        with pytest.raises(ValueError, match=f"^The weights of {folder} are not those of its config.json: {message}"):
+            pipeline("translation", model=str(folder), trust_remote_code=trust)
+    # A model that somebody loads by hand and trains further is a model like others.
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(ValueError, match=message):
+        pipeline("translation", model=model, tokenizer=tokenizer)
+    model.train()
+    pipeline("translation", model=model, tokenizer=tokenizer)
+
+
+def test_a_pipeline_built_by_name_refuses_weights_of_another_shape(tmp_path) -> None:
+    folder = damaged(tmp_path, lambda weights: weights.update({FC1: torch.ones(3, 8)}))
+    with pytest.raises(ValueError, match=r"1 of another shape .*fc1.weight, \(3, 8\) in the file and \(16, 8\)"):
+        pipeline("translation", model=str(folder))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"share_embeddings": False}, {"share_embeddings": False, "tie_word_embeddings": False}, {"vocab_size": 300}],
+    ids=str,
+)
+def test_a_pipeline_built_by_name_takes_every_whole_model(tmp_path, fields) -> None:
+    model = tiny_model(3, **{"vocab_size": 260} | fields)
+    model.half().save_pretrained(tmp_path)
+    train_tokenizer([], 260, kind="bytes").save_pretrained(tmp_path)
+    found = pipeline("translation", model=str(tmp_path))
+    assert found.model.dtype == torch.float16 and found.model.loading_error is None
+
+
+SETTINGS_FILES = [
+    ("{", "Expecting property name"),
+    ("", "Expecting value"),
+    ('{"num_beams": 3', "delimiter"),
+    ("[]", ""),
+    ('{"num_beams": 0}', "num_beams"),
+    ('{"num_beams": "x"}', ""),
+    ('{"num_beams": 2.5}', ""),
+    ('{"length_penalty": NaN}', "length_penalty"),
+    ('{"length_penalty": 1e999}', "length_penalty"),
+    ('{"length_penalty": "1"}', ""),
+    ('{"max_length": -1}', "max_length"),
+    ("\\xff", ""),
+]
+
+
+@pytest.mark.parametrize(("content", "word"), SETTINGS_FILES)
+def test_a_damaged_generation_config_is_refused_and_not_passed_over(tmp_path, content, word) -> None:
+    folder = damaged(tmp_path, lambda weights: None)
+    assert pipeline("translation", model=str(folder)).model.generation_config.num_beams == 3
+    (folder / "generation_config.json").write_bytes(content.encode("latin-1"))
+    message = f"generation_config.json of {folder} cannot be used: .*{word}"
+    with pytest.raises(ValueError, match=message):
+        AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match=message):
+        pipeline("translation", model=str(folder))
+    (folder / "generation_config.json").unlink()
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).generation_config.num_beams in (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("d_model", "abc"), ("num_heads", 0), ("num_heads", 3), ("dropout", None)]
+)
+def test_a_config_that_makes_no_model_is_a_value_error(tmp_path, name, value) -> None:
+    folder = damaged(tmp_path, lambda weights: None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {name: value}))
+    for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, partial(pipeline, "translation")):
+        with pytest.raises(ValueError, match=name):
+            load(str(folder))

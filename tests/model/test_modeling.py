@@ -1,0 +1,1042 @@
+"""The network: the paper's details one by one, what padding, the future and the cache may change, and saving."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModel, AutoModelForSeq2SeqLM
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+from hf_vaswani.model import modeling_vaswani
+from hf_vaswani.model.modeling_vaswani import (
+    VaswaniAddAndNorm,
+    VaswaniAttention,
+    VaswaniDropout,
+    VaswaniFeedForward,
+    VaswaniPositions,
+    eager_attention_forward,
+    position_ids,
+    sinusoids,
+    smoothed_cross_entropy,
+    smoothed_linear_cross_entropy,
+)
+from hf_vaswani.recipe import Recipe, load_recipe
+
+from ..conftest import ROOT, SEED
+
+
+def tiny_config(**fields) -> VaswaniConfig:
+    sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 24, "num_heads": 2, "encoder_layers": 2, "decoder_layers": 2}
+    return VaswaniConfig(**(sizes | fields))
+
+
+def tiny_model(seed: int = 0, **fields) -> VaswaniForConditionalGeneration:
+    torch.manual_seed(seed)
+    model = VaswaniForConditionalGeneration(tiny_config(**fields)).eval()
+    # A fresh post-norm model says the same whatever it reads; larger matrices make it look.
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and module is not model.lm_head:
+                module.weight.mul_(2)
+    return model
+
+
+def batch(rows: int = 3, source: int = 7, target: int = 5) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "input_ids": torch.randint(4, 40, (rows, source), generator=generator),
+        "attention_mask": torch.ones(rows, source, dtype=torch.long),
+        "decoder_input_ids": torch.randint(4, 40, (rows, target), generator=generator),
+    }
+
+
+# ---- 3.2 Attention
+
+
+def test_attention_of_the_worked_example() -> None:
+    """Scores under the causal mask: row 2 sees two equal scores, so each weight is one half."""
+    scores = torch.tensor([[1.0, 0, -1, -1], [1, 1, -1, 0], [0, 1, 1, -1], [-1, -1, 2, 1]])
+    mask = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1)[None, None]
+    # Q K^T gives the scores when K is the unit matrix.
+    query, key, value = scores[None, None], torch.eye(4)[None, None], torch.eye(4)[None, None]
+    attended, weights = eager_attention_forward(nn.Module().eval(), query, key, value, mask, scaling=1.0)
+    assert weights[0, 0, 1].tolist() == [0.5, 0.5, 0, 0]
+    assert weights[0, 0, 0].tolist() == [1, 0, 0, 0]
+    torch.testing.assert_close(attended[0, :, 0], weights[0, 0])
+
+
+def test_weights_are_normalised_in_float32(monkeypatch) -> None:
+    """The CPU's softmax of half precision adds up in float32 by itself; other devices need not."""
+    types, softmax = [], nn.functional.softmax
+    monkeypatch.setattr(
+        nn.functional, "softmax", lambda *args, **kwargs: types.append(kwargs) or softmax(*args, **kwargs)
+    )
+    states = torch.randn(1, 1, 5, 8).bfloat16()
+    weights = eager_attention_forward(nn.Module().eval(), states, states, states, None, scaling=0.5)[1]
+    assert types[0]["dtype"] == torch.float32 and weights.dtype == torch.bfloat16
+
+
+def test_one_wide_head_costs_what_eight_narrow_ones_cost() -> None:
+    with torch.device("meta"):
+        eight, one = VaswaniAttention(VaswaniConfig()), VaswaniAttention(VaswaniConfig(num_heads=1))
+        assert eight.split_heads(torch.empty(2, 3, 512)).shape == (2, 8, 3, 64)
+        assert one.split_heads(torch.empty(2, 3, 512)).shape == (2, 1, 3, 512)
+    counts = [sum(weight.numel() for weight in attention.parameters()) for attention in (eight, one)]
+    assert counts == [4 * 512 * 512] * 2
+
+
+def test_attention_without_positions_ignores_the_order_of_keys_and_values() -> None:
+    attention = VaswaniAttention(tiny_config()).eval()
+    x, memory, order = torch.randn(2, 4, 16), torch.randn(2, 6, 16), torch.tensor([4, 2, 0, 5, 1, 3])
+    expected = attention(x, encoder_hidden_states=memory)[0]
+    torch.testing.assert_close(attention(x, encoder_hidden_states=memory[:, order])[0], expected)
+    placed = [states + sinusoids(torch.arange(6), 16) for states in (memory, memory[:, order])]
+    outputs = [attention(x, encoder_hidden_states=states)[0] for states in placed]
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attention_is_softmax_of_qk_over_root_dk(implementation) -> None:
+    config = tiny_config(d_k=3, d_v=5)
+    config._attn_implementation = implementation
+    torch.manual_seed(0)
+    attention = VaswaniAttention(config).eval()
+    x, memory = torch.randn(2, 4, 16), torch.randn(2, 6, 16)
+    heads = []
+    for head in range(2):
+        q = x @ attention.q_proj.weight[3 * head : 3 * head + 3].T
+        k = memory @ attention.k_proj.weight[3 * head : 3 * head + 3].T
+        v = memory @ attention.v_proj.weight[5 * head : 5 * head + 5].T
+        heads.append(torch.softmax(q @ k.transpose(1, 2) / math.sqrt(3), dim=-1) @ v)
+    expected = torch.cat(heads, dim=-1) @ attention.out_proj.weight.T
+    torch.testing.assert_close(attention(x, encoder_hidden_states=memory)[0], expected)
+
+
+def test_the_paper_has_no_biases_in_attention_and_two_in_feed_forward() -> None:
+    layer = VaswaniModel(tiny_config()).encoder.layers[0]
+    biases = {name for name, _ in layer.named_parameters() if name.endswith("bias")}
+    assert biases == {
+        "self_attn_norm.layer_norm.bias",
+        "feed_forward.fc1.bias",
+        "feed_forward.fc2.bias",
+        "feed_forward_norm.layer_norm.bias",
+    }
+    assert VaswaniAttention(tiny_config(attention_bias=True)).q_proj.bias is not None
+
+
+# ---- 3.3 Feed-forward
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("relu", torch.relu), ("gelu", nn.functional.gelu), ("silu", nn.functional.silu)]
+)
+def test_feed_forward_is_two_transformations_with_an_activation_between(name, function) -> None:
+    feed_forward = VaswaniFeedForward(tiny_config(activation_function=name)).eval()
+    first, second, x = feed_forward.fc1, feed_forward.fc2, torch.randn(2, 3, 16)
+    expected = function(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
+    torch.testing.assert_close(feed_forward(x), expected)
+
+
+# ---- 3.5 Positions
+
+
+def test_sinusoids_of_the_worked_example() -> None:
+    expected = torch.tensor(
+        [[0, 1, 0, 1], [0.84, 0.54, 0.10, 0.995], [0.91, -0.42, 0.20, 0.98], [0.14, -0.99, 0.30, 0.96]]
+    )
+    torch.testing.assert_close(sinusoids(torch.arange(4), 4, base=100.0), expected, atol=6e-3, rtol=0)
+
+
+def test_sinusoids_are_right_far_out() -> None:
+    row = sinusoids(torch.tensor([100_000]), 512)[0]
+    for i in (0, 1, 100, 255):
+        angle = 100_000 / 10_000 ** (2 * i / 512)
+        assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+        assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+def test_layouts_of_the_sinusoids(layout) -> None:
+    table = sinusoids(torch.tensor([0, 1, 37]), 8, layout)
+    for row, position in enumerate((0, 1, 37)):
+        exponents = [0, 1 / 3, 2 / 3, 1] if layout == "tensor2tensor" else [0, 1 / 4, 2 / 4, 3 / 4]
+        angles = [position / 10_000**exponent for exponent in exponents]
+        if layout == "interleaved":
+            expected = [wave(angle) for angle in angles for wave in (math.sin, math.cos)]
+        else:
+            expected = [wave(angle) for wave in (math.sin, math.cos) for angle in angles]
+        assert table[row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+def test_the_model_adds_the_layout_of_its_config(layout) -> None:
+    model, tokens = (
+        VaswaniModel(tiny_config(sinusoid_layout=layout, max_position_embeddings=4)).eval(),
+        torch.ones(1, 9),
+    )
+    for stack in (model.encoder, model.decoder):
+        added = stack.positions(torch.zeros(1, 9, 16), tokens)
+        torch.testing.assert_close(added[0], sinusoids(torch.arange(9), 16, layout))
+
+
+def test_positions_begin_at_the_offset_of_the_config() -> None:
+    """As if each sentence had stood behind so many tokens; and no offset is no shift."""
+    data = batch()
+    data["attention_mask"][1, 4:] = 0
+    plain, shifted = tiny_model(), tiny_model(position_offset=40)
+    shifted.load_state_dict(plain.state_dict())
+    embeds = [stack.embed_tokens(torch.arange(4, 9)[None]) * 4 for stack in (plain.model.encoder, plain.model.decoder)]
+    for model, first in ((plain, 0), (shifted, 40)):
+        for stack, scaled in zip((model.model.encoder, model.model.decoder), embeds, strict=True):
+            for mask in (None, torch.ones(1, 5)):
+                added = stack.positions(scaled / 4, mask)[0]
+                torch.testing.assert_close(added, scaled[0] + sinusoids(torch.arange(first, first + 5), 16))
+    # The same by hand: the difference of the two sinusoids in the embeddings, which are multiplied by 4.
+    counted = position_ids(torch.zeros(3, 7, 16), data["attention_mask"])
+    given = plain.model.encoder.embed_tokens(data["input_ids"])
+    target = plain.model.decoder.embed_tokens(data["decoder_input_ids"])
+    steps = sinusoids(torch.arange(47), 16)
+    by_hand = plain(
+        attention_mask=data["attention_mask"],
+        inputs_embeds=given + (steps[counted + 40] - steps[counted]) / 4,
+        decoder_inputs_embeds=target + (steps[40:45] - steps[:5]) / 4,
+    )
+    found = shifted(**data).logits
+    torch.testing.assert_close(found, by_hand.logits, atol=1e-5, rtol=0)
+    assert (found - plain(**data).logits).abs().max() > 0.01
+
+
+def test_learned_positions_are_a_table_for_each_stack(tmp_path) -> None:
+    """Row E of Table 3: drawn like the embeddings, trained, saved; sinusoids are none of this."""
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(tiny_config(position_encoding="learned", max_position_embeddings=500))
+    tables = [model.model.encoder.positions.table.weight, model.model.decoder.positions.table.weight]
+    assert tables[0].data_ptr() != tables[1].data_ptr()
+    for table in tables:
+        assert table.shape == (500, 16) and table.std().item() == pytest.approx(1 / 4, rel=0.05)
+    model(**batch(), labels=batch()["decoder_input_ids"]).loss.backward()
+    assert tables[0].grad[:7].any(-1).all() and not tables[0].grad[7:].any()
+    assert tables[1].grad[:5].any(-1).all() and not tables[1].grad[5:].any()
+    embeds = torch.randn(1, 3, 16)
+    torch.testing.assert_close(
+        model.eval().model.encoder.positions(embeds, past_length=4), embeds * 4 + tables[0][4:7]
+    )
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.decoder.positions.table.weight, tables[1])
+
+
+def test_sinusoids_go_on_where_a_learned_table_ends() -> None:
+    source, target = torch.full((1, 1500), 5), torch.full((1, 1300), 6)
+    model = tiny_model(max_position_embeddings=64)
+    assert torch.isfinite(model(input_ids=source, decoder_input_ids=target).logits).all()
+    assert model.generate(source, max_new_tokens=80, min_new_tokens=80).shape[1] == 81
+
+
+def test_padding_is_not_counted() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
+    counted = position_ids(torch.zeros(4, 4, 16), mask)
+    assert counted.tolist() == [[0, 1, 2, 2], [0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]
+    assert position_ids(torch.zeros(4, 1, 16), mask, past_length=3).tolist() == [[2], [1], [1], [0]]
+    assert position_ids(torch.zeros(4, 2, 16), None, past_length=3).tolist() == [[3, 4]]
+
+
+def test_sinusoids_are_neither_parameter_nor_buffer_nor_saved() -> None:
+    model = tiny_model()
+    assert not list(model.buffers())
+    assert not [name for name in model.state_dict() if "position" in name]
+
+
+def test_embedding_is_scaled_and_position_added_in_float32() -> None:
+    positions = VaswaniPositions(tiny_config(dropout=0.0))
+    embeds = torch.randn(1, 3, 16)
+    torch.testing.assert_close(positions(embeds, past_length=5)[0], embeds[0] * 4 + sinusoids(torch.arange(5, 8), 16))
+    embeds = torch.randn(1, 200, 16).bfloat16()
+    half = positions(embeds)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, (embeds.float() * 4 + sinusoids(torch.arange(200), 16)).bfloat16())
+
+
+def test_embeddings_may_stay_unscaled() -> None:
+    embeds = torch.randn(1, 3, 16)
+    positions = VaswaniPositions(tiny_config(scale_embedding=False)).eval()
+    torch.testing.assert_close(positions(embeds)[0], embeds[0] + sinusoids(torch.arange(3), 16))
+
+
+# ---- 3.1 Layers
+
+
+def test_layer_norm_divides_by_the_biased_deviation() -> None:
+    """Epsilon is added to the variance, under the root."""
+    config = tiny_config(layer_norm_eps=0.3)
+    for norm in (
+        VaswaniAddAndNorm(config).layer_norm,
+        VaswaniModel(tiny_config(layer_norm_eps=0.3, norm_position="pre")).encoder.norm,
+    ):
+        x = torch.randn(5, 16)
+        expected = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 0.3).sqrt()
+        torch.testing.assert_close(norm(x), expected)
+    assert all(module.eps == 1e-6 for module in tiny_model().modules() if isinstance(module, nn.LayerNorm))
+
+
+def test_post_norm_stacks_have_no_norm_on_top_and_pre_norm_stacks_have_one() -> None:
+    post, pre = VaswaniModel(tiny_config()), VaswaniModel(tiny_config(norm_position="pre"))
+    for stack in ("encoder", "decoder"):
+        assert not list(getattr(post, stack).norm.parameters())
+        assert isinstance(getattr(pre, stack).norm, nn.LayerNorm)
+
+
+def test_dropout_sites() -> None:
+    """On embedding + position and on each sub-layer's output, nowhere else (Section 5.4)."""
+    model = VaswaniForConditionalGeneration(tiny_config(dropout=0.25))
+    rates = {name: module.p for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
+    active = {name for name, rate in rates.items() if rate}
+    assert all(rates[name] == 0.25 for name in active)
+    assert all(name.endswith(("norm.dropout", "positions.dropout")) for name in active)
+    assert len(active) == 2 + 2 * 2 + 2 * 3
+
+
+@pytest.mark.parametrize("position_encoding", ["sinusoidal", "learned"])
+def test_dropout_on_embedding_and_position(position_encoding) -> None:
+    """Once, and on the sum."""
+    torch.manual_seed(0)
+    positions = VaswaniPositions(tiny_config(dropout=0.25, position_encoding=position_encoding))
+    embeds = torch.ones(1, 500, 16)
+    whole, dropped = positions.eval()(embeds), positions.train()(embeds)
+    torch.testing.assert_close(dropped, torch.where(dropped == 0, 0.0, whole / 0.75))
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+def test_dropout_on_a_sublayers_output_before_it_is_added(norm_position) -> None:
+    """Section 5.4: "before it is added to the sub-layer input and normalized"."""
+    torch.manual_seed(0)
+    add_and_norm = VaswaniAddAndNorm(tiny_config(dropout=0.25, norm_position=norm_position)).train()
+    x, normalised = torch.randn(50, 20, 16), []
+    add_and_norm.layer_norm.register_forward_pre_hook(lambda _, inputs: normalised.append(inputs[0]))
+    output = add_and_norm(x, lambda y: 100 * torch.ones_like(y))
+    added = (output if norm_position == "pre" else normalised[0]) - x
+    torch.testing.assert_close(added, torch.where(added < 1, 0.0, 100 / 0.75), atol=1e-4, rtol=0)
+    assert (added < 1).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    if norm_position == "pre":
+        assert torch.equal(normalised[0], x)
+    else:
+        assert torch.equal(output, nn.functional.layer_norm(normalised[0], (16,), eps=1e-6))
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.3, 0.5, 0.9])
+def test_dropout_has_its_rate_and_its_scale_in_every_place(rate) -> None:
+    """Four elements share a draw of 64 bits: each has the rate for itself, and knows nothing of the others."""
+    torch.manual_seed(0)
+    ones = torch.ones(250_000, 4, requires_grad=True)
+    output = VaswaniDropout(rate)(ones)
+    dropped = (output == 0).double()
+    margin = 5 * math.sqrt(rate * (1 - rate) / 250_000)
+    assert dropped.mean(dim=0).tolist() == pytest.approx([rate] * 4, abs=margin)
+    together = dropped.T @ dropped / 250_000  # [4, 4]
+    assert together[~torch.eye(4, dtype=torch.bool)].tolist() == pytest.approx([rate**2] * 12, abs=margin)
+    following = (dropped.flatten()[1:] * dropped.flatten()[:-1]).mean().item()
+    assert following == pytest.approx(rate**2, abs=margin)
+    # What is kept makes up for what is not, by the rate that is really drawn.
+    scale = 1 / (1 - round(rate * 65536) / 65536)
+    assert output[output != 0].unique().tolist() == pytest.approx([scale], rel=1e-6)
+    output.backward(torch.full_like(ones, 3.0))
+    torch.testing.assert_close(ones.grad, 3 * output.detach())
+
+
+def test_dropout_follows_the_state_of_the_random_numbers() -> None:
+    dropout, x = VaswaniDropout(0.3), torch.randn(7, 5, 3)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, second = dropout(x), dropout(x)
+    assert not torch.equal(first, second)
+    torch.set_rng_state(state)
+    assert torch.equal(dropout(x), first) and torch.equal(dropout(x), second)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 1), (2, 3, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dropout_of_any_shape_and_type(shape, dtype) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    output = VaswaniDropout(0.5)(x)
+    assert output.shape == x.shape and output.dtype == dtype and set(output.flatten().tolist()) <= {0.0, 2.0}
+
+
+def test_no_dropout_costs_nothing() -> None:
+    x = torch.randn(3, 4)
+    state = torch.get_rng_state()
+    assert VaswaniDropout(0.0)(x).data_ptr() == x.data_ptr()
+    assert VaswaniDropout(0.3).eval()(x).data_ptr() == x.data_ptr()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not VaswaniDropout(1.0)(x).any()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradient_checkpointing_drops_the_same_again(use_reentrant) -> None:
+    model, data = tiny_model(dropout=0.3).train(), with_labels()
+    losses, found = [], []
+    for checkpointing in (False, True):
+        if checkpointing:
+            enable_checkpointing(model, use_reentrant)
+        torch.manual_seed(3)
+        loss = model(**data, loss_only=True).loss
+        loss.backward()
+        losses.append(loss.item())
+        found.append(gradients(model))
+    assert losses[0] == losses[1]
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+def test_attention_dropout_is_on_the_weights() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 300, 4)
+    module = nn.Module().train()
+    kept = eager_attention_forward(module.eval(), query, key, key, None, scaling=0.5)[1]
+    dropped = eager_attention_forward(module.train(), query, key, key, None, scaling=0.5, dropout=0.5)[1]
+    torch.testing.assert_close(dropped, torch.where(dropped == 0, 0.0, kept / 0.5))
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_activation_dropout_is_between_the_activation_and_the_second_transformation() -> None:
+    torch.manual_seed(0)
+    feed_forward = VaswaniFeedForward(
+        tiny_config(activation_dropout=0.5, d_ff=400, activation_function="gelu")
+    ).train()
+    hidden, second = [], []
+    feed_forward.activation.register_forward_hook(lambda _, inputs, output: hidden.append(output))
+    feed_forward.fc2.register_forward_pre_hook(lambda _, inputs: second.append(inputs[0]))
+    output = feed_forward(torch.randn(2, 3, 16))
+    torch.testing.assert_close(second[0], torch.where(second[0] == 0, 0.0, hidden[0] / 0.5))
+    assert (second[0] == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert (hidden[0] != 0).all() and torch.equal(output, feed_forward.fc2(second[0]))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("rate", ["attention_dropout", "activation_dropout"])
+def test_the_other_dropouts_act_in_training_alone(rate, implementation) -> None:
+    model, data = tiny_model(dropout=0.0, **{rate: 0.5}), batch()
+    model.set_attn_implementation(implementation)
+    assert torch.equal(model(**data).logits, model(**data).logits)
+    model.train()
+    assert not torch.equal(model(**data).logits, model(**data).logits)
+
+
+# ---- 3.4 Weights
+
+
+def test_one_matrix_for_both_embeddings_and_the_output(tmp_path: Path) -> None:
+    model = tiny_model()
+    pointers = {
+        model.model.encoder.embed_tokens.weight.data_ptr(),
+        model.model.decoder.embed_tokens.weight.data_ptr(),
+        model.lm_head.weight.data_ptr(),
+    }
+    assert len(pointers) == 1
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        stored = [name for name in file.keys() if file.get_tensor(name).shape == (40, 16)]  # noqa: SIM118
+    assert len(stored) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "matrices"), [({"share_embeddings": False}, 2), ({"tie_word_embeddings": False}, 3)]
+)
+def test_fewer_ties(fields, matrices, tmp_path) -> None:
+    model = tiny_model(**fields)
+    weights = (model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head)
+    assert len({module.weight.data_ptr() for module in weights}) == matrices
+    model.save_pretrained(tmp_path)
+    loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded.eval()(**batch()).logits, model(**batch()).logits, atol=0, rtol=0)
+
+
+def test_the_output_may_have_a_bias() -> None:
+    model, data = tiny_model(lm_head_bias=True), batch()
+    assert model.lm_head.bias.shape == (40,) and not model.lm_head.bias.any()
+    before = model(**data).logits
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.arange(40.0))
+    torch.testing.assert_close(model(**data).logits, before + torch.arange(40.0))
+    assert tiny_model().lm_head.bias is None
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id", "eos_token_id"])
+def test_the_target_is_shifted_right_behind_a_first_symbol(name) -> None:
+    """`<s>`; `</s>` as in fairseq; `<pad>`, whose embedding is zero, as in Marian and tensor2tensor."""
+    start = getattr(tiny_config(), name)
+    model = tiny_model(decoder_start_token_id=start)
+    shifted = model.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6, 2]]))
+    assert shifted.tolist() == [[start, 5, 6]]
+    assert model.generate(batch()["input_ids"], max_new_tokens=2)[:, 0].tolist() == [start] * 3
+    first = model.model.decoder.positions(model.model.decoder.embed_tokens(shifted))[0, 0]
+    assert torch.equal(first, sinusoids(torch.arange(1), 16)[0]) == (name == "pad_token_id")
+
+
+def test_every_matrix_is_drawn_by_xavier() -> None:
+    torch.manual_seed(0)
+    model = VaswaniModel(tiny_config(d_model=64, d_ff=96, d_k=24, d_v=40, attention_bias=True))
+    matrices = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(matrices) == 2 * (4 + 2) + 2 * (8 + 2)
+    for matrix in matrices:
+        bound = math.sqrt(6 / sum(matrix.weight.shape))
+        assert bound * 0.98 < matrix.weight.abs().max().item() <= bound
+        assert matrix.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert not matrix.bias.any()
+
+
+def test_initial_weights() -> None:
+    torch.manual_seed(0)
+    model = VaswaniForConditionalGeneration(tiny_config(vocab_size=4000, d_model=64, d_ff=256))
+    embedding = model.get_input_embeddings().weight
+    assert embedding[1:].std().item() == pytest.approx(64**-0.5, rel=0.02)
+    # A normal distribution, of which some of 256 000 draws lie far out.
+    assert embedding.abs().max() > 4 * 64**-0.5
+    assert not embedding[0].any()
+    fc1 = model.model.encoder.layers[0].feed_forward.fc1
+    bound = math.sqrt(6 / (64 + 256))
+    assert bound * 0.98 < fc1.weight.abs().max().item() <= bound
+    assert fc1.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+    assert not fc1.bias.any()
+
+
+def test_padding_row_stays_zero_in_training() -> None:
+    model = tiny_model().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    data = batch()
+    data["input_ids"][0, 3:] = 0
+    data["attention_mask"][0, 3:] = 0
+    labels = data.pop("decoder_input_ids")
+    for _ in range(2):
+        model(**data, labels=labels, epsilon_ls=0.1).loss.backward()
+        optimizer.step()
+    assert not model.get_input_embeddings().weight[0].any()
+    assert model.get_input_embeddings().weight[5].any()
+
+
+def test_an_output_matrix_of_its_own_learns_all_its_rows() -> None:
+    model, data = tiny_model(tie_word_embeddings=False).train(), batch()
+    model(**data, labels=data["decoder_input_ids"]).loss.backward()
+    assert model.lm_head.weight.grad[0].any()
+    assert not model.get_input_embeddings().weight.grad[0].any()
+
+
+# ---- The whole
+
+
+def test_padding_changes_nothing() -> None:
+    model, data = tiny_model(), batch()
+    padded = {
+        "input_ids": nn.functional.pad(data["input_ids"], (0, 4), value=0),
+        "attention_mask": nn.functional.pad(data["attention_mask"], (0, 4)),
+        "decoder_input_ids": nn.functional.pad(data["decoder_input_ids"], (0, 3), value=0),
+    }
+    torch.testing.assert_close(model(**padded).logits[:, :5], model(**data).logits, atol=1e-5, rtol=0)
+
+
+def test_the_source_mask_is_not_dropped() -> None:
+    model, data = tiny_model(), batch()
+    masked = data | {"attention_mask": torch.tensor([[1] * 4 + [0] * 3] * 3)}
+    assert (model(**masked).logits - model(**data).logits).abs().max() > 1e-3
+
+
+def test_the_future_changes_nothing_before_it() -> None:
+    model, data = tiny_model(), batch()
+    changed = data | {"decoder_input_ids": data["decoder_input_ids"].clone()}
+    changed["decoder_input_ids"][:, 3] = 39
+    difference = (model(**changed).logits - model(**data).logits).abs().amax(dim=(0, 2))
+    assert difference[:3].max() < 1e-6
+    assert difference[3:].min() > 1e-3
+
+
+def test_positions_matter() -> None:
+    model, data = tiny_model(), batch()
+    turned = data | {"input_ids": data["input_ids"].flip(1)}
+    assert (model(**turned).logits - model(**data).logits).abs().max() > 1e-3
+
+
+def test_eager_equals_sdpa_and_gives_attentions() -> None:
+    model, data = tiny_model(), batch()
+    data["attention_mask"][1, 4:] = 0
+    expected = model(**data).logits
+    model.set_attn_implementation("eager")
+    output = model(**data, output_attentions=True, output_hidden_states=True)
+    torch.testing.assert_close(output.logits, expected, atol=1e-5, rtol=0)
+    assert [a.shape for a in output.encoder_attentions] == [(3, 2, 7, 7)] * 2
+    assert [a.shape for a in output.decoder_attentions] == [(3, 2, 5, 5)] * 2
+    assert [a.shape for a in output.cross_attentions] == [(3, 2, 5, 7)] * 2
+    torch.testing.assert_close(output.cross_attentions[0].sum(-1), torch.ones(3, 2, 5))
+    assert output.cross_attentions[0][1, :, :, 4:].max() == 0
+    assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+@pytest.mark.parametrize(
+    "fields", [{}, {"norm_position": "pre"}, {"d_k": 3, "d_v": 5, "decoder_layers": 3}, {"position_offset": 9}]
+)
+def test_cached_decoding_equals_uncached(num_beams, fields) -> None:
+    model, data = tiny_model(**fields), batch()
+    data["attention_mask"][1, 4:] = 0
+    del data["decoder_input_ids"]
+    arguments = {"num_beams": num_beams, "max_new_tokens": 12, "output_scores": True, "return_dict_in_generate": True}
+    cached, uncached = model.generate(**data, **arguments), model.generate(**data, **arguments, use_cache=False)
+    assert cached.sequences.tolist() == uncached.sequences.tolist()
+    for a, b in zip(cached.scores, uncached.scores, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_generation_starts_with_bos_and_translates_each_row_as_if_alone() -> None:
+    model, data = tiny_model(), batch(rows=4)
+    data["attention_mask"][1, 3:] = 0
+    together = model.generate(data["input_ids"], attention_mask=data["attention_mask"], num_beams=3, max_new_tokens=8)
+    assert together[:, 0].tolist() == [1] * 4
+    for row in range(4):
+        kept = data["attention_mask"][row].bool()
+        alone = model.generate(data["input_ids"][row : row + 1, kept], num_beams=3, max_new_tokens=8)[0].tolist()
+        assert together[row].tolist()[: len(alone)] == alone
+
+
+def test_labels_are_shifted_and_the_loss_is_the_mean_over_true_tokens() -> None:
+    model, data = tiny_model(), batch()
+    del data["decoder_input_ids"]
+    labels = torch.tensor([[5, 6, 2, -100], [7, 2, -100, -100], [8, 9, 10, 2]])
+    output = model(**data, labels=labels)
+    shifted = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0], [1, 8, 9, 10]])
+    log_probs = torch.log_softmax(model(**data, decoder_input_ids=shifted).logits, dim=-1)
+    picked = [-log_probs[r, t, labels[r, t]] for r in range(3) for t in range(4) if labels[r, t] >= 0]
+    assert output.loss.item() == pytest.approx(torch.stack(picked).mean().item(), abs=1e-5)
+    summed = model(**data, labels=labels, num_items_in_batch=18).loss
+    assert summed.item() == pytest.approx(torch.stack(picked).sum().item() / 18, abs=1e-5)
+
+
+def enable_checkpointing(model: VaswaniForConditionalGeneration, use_reentrant: bool) -> None:
+    """By its name before and since transformers 5.23."""
+    enable = "activation_checkpointing_enable"
+    getattr(model, enable if hasattr(model, enable) else "gradient_checkpointing_enable")(
+        {"use_reentrant": use_reentrant}
+    )
+
+
+def with_labels() -> dict[str, torch.Tensor]:
+    """Some positions have nothing to predict, and the padding row is looked up."""
+    data = batch()
+    data["labels"] = data.pop("decoder_input_ids")
+    data["labels"][0, 3:] = data["labels"][2, 1] = -100
+    data["input_ids"][0, 5:] = 0
+    data["attention_mask"][0, 5:] = 0
+    return data
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 12, 1000])
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"share_embeddings": False}], ids=str)
+@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, None), (0.1, None), (0.1, 31), (0.3, torch.tensor(7))])
+def test_the_loss_alone_is_the_same_loss_with_the_same_gradients(
+    monkeypatch, at_once, fields, epsilon_ls, items
+) -> None:
+    monkeypatch.setattr(modeling_vaswani, "positions_at_once", lambda weight: at_once)
+    model = tiny_model(dropout=0.0, **fields).train()
+    arguments = with_labels() | {"epsilon_ls": epsilon_ls, "num_items_in_batch": items}
+    whole = model(**arguments)
+    whole.loss.backward()
+    expected = gradients(model)
+    alone = model(**arguments, loss_only=True)
+    alone.loss.backward()
+    assert whole.logits.shape == (3, 5, 40) and alone.logits is None
+    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-6, rtol=1e-6)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected.pop(name), atol=1e-6, rtol=1e-5)
+    assert not expected
+    with torch.no_grad():
+        torch.testing.assert_close(model(**arguments, loss_only=True).loss, whole.loss, atol=1e-6, rtol=1e-6)
+
+
+def test_the_loss_alone_gives_the_padding_row_no_gradient() -> None:
+    model = tiny_model().train()
+    model(**with_labels(), epsilon_ls=0.1, loss_only=True).loss.backward()
+    gradient = model.get_input_embeddings().weight.grad
+    assert not gradient[0].any() and gradient[1:].any(dim=1).all()
+
+
+def test_the_loss_alone_makes_no_logits_but_a_few(monkeypatch) -> None:
+    monkeypatch.setattr(modeling_vaswani, "positions_at_once", lambda weight: 3)
+    model, data = tiny_model(vocab_size=1000).train(), batch(rows=8, target=10)
+    data["labels"] = data.pop("decoder_input_ids")
+    largest = []
+    for loss_only in (False, True):
+        with Sizes() as sizes:
+            model(**data, epsilon_ls=0.1, loss_only=loss_only).loss.backward()
+        largest.append(sizes.largest)
+    # What is left is as large as the matrix itself.
+    assert largest == [8 * 10 * 1000, 1000 * 16]
+
+
+def test_the_loss_alone_is_exact_where_probabilities_vanish() -> None:
+    """Logits of hundreds: the true token's probability is 0 in float32, and its logarithm is not."""
+    torch.manual_seed(0)
+    states, weight = 30 * torch.randn(2, 3, 8), torch.randn(20, 8)
+    labels = torch.randint(0, 20, (2, 3))
+    expected = smoothed_cross_entropy((states.double() @ weight.double().T), labels, 0.1)
+    assert expected > 100
+    torch.testing.assert_close(smoothed_linear_cross_entropy(states, weight, labels, 0.1), expected, rtol=1e-5, atol=0)
+
+
+def test_the_loss_alone_in_half_precision() -> None:
+    model, data = tiny_model(dropout=0.0).train(), with_labels()
+    expected = model(**data, epsilon_ls=0.1).loss
+    expected.backward()
+    gradient = gradients(model)["model.encoder.embed_tokens.weight"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**data, epsilon_ls=0.1, loss_only=True).loss
+    mixed.backward()
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=0)
+    found = gradients(model)["model.encoder.embed_tokens.weight"]
+    assert found.dtype == torch.float32 and (found - gradient).norm() < 0.1 * gradient.norm()
+    model.bfloat16()(**data, epsilon_ls=0.1, loss_only=True).loss.backward()
+    found = gradients(model)["model.encoder.embed_tokens.weight"]
+    assert found.dtype == torch.bfloat16 and (found.float() - gradient).norm() < 0.2 * gradient.norm()
+
+
+def test_the_loss_alone_of_nothing_is_nothing() -> None:
+    """What a process computes that has no sentences left for an update."""
+    model, data = tiny_model().train(), with_labels()
+    data["labels"][:] = -100
+    loss = model(**data, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
+    loss.backward()
+    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
+
+
+def test_the_loss_alone_goes_backward_once() -> None:
+    loss = tiny_model().train()(**with_labels(), loss_only=True).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("frozen", ["matrix", "states"])
+def test_the_loss_alone_makes_only_the_gradients_that_are_asked_for(frozen) -> None:
+    states, weight = torch.randn(2, 3, 8), torch.randn(20, 8)
+    (states if frozen == "matrix" else weight).requires_grad_()
+    smoothed_linear_cross_entropy(states, weight, torch.randint(0, 20, (2, 3)), 0.1).backward()
+    assert (states.grad is None) == (frozen == "states") and (weight.grad is None) == (frozen == "matrix")
+
+
+@pytest.mark.parametrize("kind", ["hooked", "biased", "replaced"])
+def test_the_loss_alone_does_not_pass_by_an_output_layer_that_is_more_than_a_matrix(kind) -> None:
+    model, data = tiny_model(lm_head_bias=kind == "biased"), with_labels()
+    called = []
+    if kind == "hooked":
+        model.lm_head.register_forward_hook(lambda module, inputs, output: called.append(1) or 2 * output)
+    elif kind == "biased":
+        nn.init.normal_(model.lm_head.bias)
+    else:
+        model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+    alone, whole = (model(**data, epsilon_ls=0.1, loss_only=loss_only) for loss_only in (True, False))
+    assert alone.logits is None and torch.equal(alone.loss, whole.loss)
+    assert len(called) == (2 if kind == "hooked" else 0)
+
+
+def test_the_loss_alone_needs_labels() -> None:
+    with pytest.raises(ValueError, match="loss_only needs labels"):
+        tiny_model()(**batch(), loss_only=True)
+
+
+def test_label_smoothing_gives_the_others_an_equal_share() -> None:
+    logits, labels = torch.randn(1, 2, 7), torch.tensor([[3, 5]])
+    log_probs = torch.log_softmax(logits, dim=-1)[0]
+    expected = 0.0
+    for position, true in enumerate((3, 5)):
+        for token in range(7):
+            expected -= (0.9 if token == true else 0.1 / 6) * log_probs[position, token].item()
+    assert smoothed_cross_entropy(logits, labels, 0.1).item() == pytest.approx(expected / 2, abs=1e-5)
+
+
+def test_the_loss_of_half_precision_logits_is_taken_in_float32() -> None:
+    logits, labels = torch.randn(4, 50, 7).bfloat16(), torch.randint(0, 7, (4, 50))
+    loss = smoothed_cross_entropy(logits, labels, 0.1, num_items_in_batch=3)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, smoothed_cross_entropy(logits.float(), labels, 0.1, num_items_in_batch=3))
+
+
+def test_transformers_finds_the_labels_and_nothing_else_by_that_name() -> None:
+    from transformers.utils.generic import find_labels
+
+    assert find_labels(VaswaniForConditionalGeneration) == ["labels"]
+
+
+def test_giving_embeddings_equals_giving_ids() -> None:
+    model, data = tiny_model(), batch()
+    embeds = {
+        "inputs_embeds": model.get_input_embeddings()(data["input_ids"]),
+        "decoder_inputs_embeds": model.get_input_embeddings()(data["decoder_input_ids"]),
+    }
+    torch.testing.assert_close(model(**embeds).logits, model(**data).logits)
+    with pytest.raises(ValueError, match="exactly one"):
+        model(**data, inputs_embeds=embeds["inputs_embeds"])
+    with pytest.raises(ValueError, match="exactly one"):
+        model(input_ids=data["input_ids"])
+
+
+def test_auto_classes_load_what_was_saved(tmp_path, capfd) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is VaswaniForConditionalGeneration
+    assert not any(report.values())
+    torch.testing.assert_close(loaded(**batch()).logits, model(**batch()).logits, atol=0, rtol=0)
+    bare = AutoModel.from_pretrained(tmp_path)
+    assert type(bare) is VaswaniModel
+    torch.testing.assert_close(bare.decoder.embed_tokens.weight, model.lm_head.weight, atol=0, rtol=0)
+    assert "MISSING" not in capfd.readouterr().err
+
+
+@pytest.mark.portable
+def test_a_model_learns_to_copy() -> None:
+    """A translation system must first learn to copy."""
+    torch.manual_seed(SEED)
+    sizes = {"vocab_size": 14, "d_model": 32, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    model = VaswaniForConditionalGeneration(tiny_config(**sizes)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        words = torch.randint(4, 14, (64, 6))
+        ids = torch.cat([words, torch.full((64, 1), 2)], dim=1)
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    words = torch.randint(4, 14, (20, 6))
+    ids = torch.cat([words, torch.full((20, 1), 2)], dim=1)
+    copied = model.eval().generate(input_ids=ids, num_beams=1, max_new_tokens=8)[:, 1:8]
+    assert (copied == ids).all(dim=1).float().mean() >= 0.9
+
+
+# ---- Bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_mask": torch.ones(2, 7)}, ["attention_mask", "2 sentences", "3"]),
+        ({"attention_mask": torch.ones(3, 6)}, ["attention_mask", "6 tokens", "7"]),
+        ({"decoder_attention_mask": torch.ones(4, 5)}, ["decoder_attention_mask", "4 sentences", "3"]),
+        ({"decoder_input_ids": torch.ones(4, 5, dtype=torch.long)}, ["encoder's output", "3 sentences", "4"]),
+        ({"input_ids": torch.full((3, 7), 40)}, ["input_ids has 40", "vocab_size is 40"]),
+        ({"decoder_input_ids": torch.full((3, 5), -100)}, ["decoder_input_ids has -100", "vocab_size is 40"]),
+        ({"inputs_embeds": torch.zeros(3, 7, 16)}, ["exactly one of input_ids and inputs_embeds", "both"]),
+        ({"input_ids": None}, ["exactly one of input_ids and inputs_embeds", "neither"]),
+        ({"decoder_inputs_embeds": torch.zeros(3, 5, 16)}, ["exactly one of decoder_input_ids and", "both"]),
+        ({"decoder_input_ids": None}, ["exactly one of decoder_input_ids and", "neither"]),
+        ({"input_ids": torch.full((7,), 5)}, ["input_ids must be (batch, length)", "(7,)"]),
+        ({"attention_mask": torch.ones(7)}, ["attention_mask must be (batch, length)", "(7,)"]),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)}, ["d_model being 16", "(3, 7, 14)"]),
+        ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
+        ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
+        ({"labels": torch.full((3, 5), -1)}, ["labels has -1", "vocab_size is 40"]),
+        ({"labels": torch.full((3, 4), 5)}, ["labels is 4 tokens wide", "5"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_numbers(changes, words) -> None:
+    with pytest.raises(ValueError) as error:
+        tiny_model()(**(batch() | changes))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_learned_table_ends_where_it_ends() -> None:
+    model, data = tiny_model(position_encoding="learned", max_position_embeddings=7), batch()
+    assert torch.isfinite(model(**data).logits).all()
+    with pytest.raises(ValueError, match="positions has 7, but max_position_embeddings is 7"):
+        model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": None})
+    padded = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]] * 3)
+    assert torch.isfinite(model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": padded}).logits).all()
+
+
+def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:
+    model, data = tiny_model(), batch()
+    first = model(**data, use_cache=True)
+    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "past_key_values": first.past_key_values}
+    with pytest.raises(ValueError, match="decoder_attention_mask is 1 tokens wide, but there are 6"):
+        model(**step, decoder_attention_mask=torch.ones(3, 1))
+
+
+# ---- Tables 2 and 3
+
+
+def parameters_of(path: str) -> int:
+    """Of the recipe's model with a vocabulary of 37 000, which exists only on the meta device."""
+    recipe = load_recipe([str(ROOT / "configs" / path)])
+    with torch.device("meta"):
+        model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=37000, **asdict(recipe.model)))
+    return model.num_parameters()
+
+
+def formula(n=6, d=512, ff=2048, h=8, d_k=64, d_v=64) -> int:
+    """One matrix of the vocabulary; the attentions, networks and norms of n encoder and n decoder layers."""
+    attention, network, norm = h * 2 * d * (d_k + d_v), 2 * d * ff + ff + d, 2 * d
+    return 37000 * d + n * (attention + network + 2 * norm) + n * (2 * attention + network + 3 * norm)
+
+
+TABLE_3 = {
+    "base": (63_045_632, {}),
+    "a_1_heads": (63_045_632, {"h": 1, "d_k": 512, "d_v": 512}),
+    "a_4_heads": (63_045_632, {"h": 4, "d_k": 128, "d_v": 128}),
+    "a_16_heads": (63_045_632, {"h": 16, "d_k": 32, "d_v": 32}),
+    "a_32_heads": (63_045_632, {"h": 32, "d_k": 16, "d_v": 16}),
+    "b_dk_16": (55_967_744, {"d_k": 16}),
+    "b_dk_32": (58_327_040, {"d_k": 32}),
+    "c_2_layers": (33_644_544, {"n": 2}),
+    "c_4_layers": (48_345_088, {"n": 4}),
+    "c_8_layers": (77_746_176, {"n": 8}),
+    "c_d_model_256": (26_816_512, {"d": 256, "d_k": 32, "d_v": 32}),
+    "c_d_model_1024": (163_815_424, {"d": 1024, "d_k": 128, "d_v": 128}),
+    "c_d_ff_1024": (50_450_432, {"ff": 1024}),
+    "c_d_ff_4096": (88_236_032, {"ff": 4096}),
+    "d_dropout_0.0": (63_045_632, {}),
+    "d_dropout_0.2": (63_045_632, {}),
+    "d_label_smoothing_0.0": (63_045_632, {}),
+    "d_label_smoothing_0.2": (63_045_632, {}),
+    "e_learned_positions": (63_045_632 + 2 * 1024 * 512, None),
+    "big": (214_171_648, {"d": 1024, "ff": 4096, "h": 16}),
+}
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_parameters_of_table_3(row) -> None:
+    count, sizes = TABLE_3[row]
+    assert parameters_of(f"table3/{row}.yaml") == count
+    assert sizes is None or count == formula(**sizes)
+
+
+def stated(path: str) -> dict[str, object]:
+    """What a recipe states: all that differs from the defaults."""
+    defaults, flat = Recipe().flat(), load_recipe([str(ROOT / "configs" / path)]).flat()
+    return {key: value for key, value in flat.items() if value != defaults[key] and key != "run_dir"}
+
+
+WMT14 = {"data.dataset": "wmt/wmt14", "data.dataset_config": "de-en"}
+FRENCH = {"data.dataset_config": "fr-en", "data.target_language": "fr"}
+FRENCH |= {"tokenizer.kind": "wordpiece", "tokenizer.vocab_size": 32_000}
+BIG = {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "training.max_steps": 300_000}
+LAST_20 = {"training.save_every": 600, "training.keep_last": 20, "training.average_last": 20}
+CHANGES = {
+    "base": {},
+    "a_1_heads": {"model.num_heads": 1},
+    "a_4_heads": {"model.num_heads": 4},
+    "a_16_heads": {"model.num_heads": 16},
+    "a_32_heads": {"model.num_heads": 32},
+    "b_dk_16": {"model.d_k": 16, "model.d_v": 64},
+    "b_dk_32": {"model.d_k": 32, "model.d_v": 64},
+    "c_2_layers": {"model.encoder_layers": 2, "model.decoder_layers": 2},
+    "c_4_layers": {"model.encoder_layers": 4, "model.decoder_layers": 4},
+    "c_8_layers": {"model.encoder_layers": 8, "model.decoder_layers": 8},
+    "c_d_model_256": {"model.d_model": 256},
+    "c_d_model_1024": {"model.d_model": 1024},
+    "c_d_ff_1024": {"model.d_ff": 1024},
+    "c_d_ff_4096": {"model.d_ff": 4096},
+    "d_dropout_0.0": {"model.dropout": 0.0},
+    "d_dropout_0.2": {"model.dropout": 0.2},
+    "d_label_smoothing_0.0": {"training.label_smoothing": 0.0},
+    "d_label_smoothing_0.2": {"training.label_smoothing": 0.2},
+    "e_learned_positions": {"model.position_encoding": "learned"},
+    "big": BIG | {"model.dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("row", CHANGES)
+def test_a_recipe_of_table_3_states_its_row_and_how_the_table_is_made(row) -> None:
+    """Scored on newstest2013, without averaging."""
+    common = WMT14 | {"data.test_split": "validation", "training.average_last": 1}
+    assert stated(f"table3/{row}.yaml") == common | CHANGES[row]
+
+
+def test_every_row_of_table_3_has_its_recipe() -> None:
+    rows = {path.stem for path in (ROOT / "configs" / "table3").glob("*.yaml")}
+    assert rows == set(TABLE_3) == set(CHANGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("en_de_base", {"training.save_every": 1500}),
+        ("en_de_big", BIG | LAST_20 | {"model.dropout": 0.3}),
+        ("en_fr_base", FRENCH | {"training.save_every": 1500}),
+        ("en_fr_big", FRENCH | BIG | LAST_20),
+    ],
+)
+def test_recipes_of_table_2_state_what_the_paper_says(name, changes) -> None:
+    """The rest is the default: 100 000 updates, dropout 0.1, the last 5 checkpoints, beam 4, alpha 0.6."""
+    assert stated(f"wmt14_{name}.yaml") == WMT14 | changes
+
+
+def test_the_recipe_of_the_parser() -> None:
+    said = {key: value for key, value in stated("wsj_parsing.yaml").items() if not key.startswith("data.")}
+    assert said == {
+        "tokenizer.vocab_size": 16_000,
+        "model.d_model": 1024,
+        "model.encoder_layers": 4,
+        "model.decoder_layers": 4,
+        "evaluation.num_beams": 21,
+        "evaluation.length_penalty": 0.3,
+        "evaluation.max_length_offset": 300,
+        "evaluation.tokenize": "none",
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "other", "millions"),
+    [
+        ("c_8_layers", "base", 80 - 65),
+        ("base", "c_4_layers", 65 - 50),
+        ("c_4_layers", "c_2_layers", 50 - 36),
+        ("c_d_ff_4096", "base", 90 - 65),
+        ("base", "c_d_ff_1024", 65 - 53),
+        ("base", "b_dk_16", 65 - 58),
+        ("b_dk_32", "b_dk_16", 60 - 58),
+    ],
+)
+def test_differences_between_the_rows_are_those_of_the_paper(row, other, millions) -> None:
+    """In millions, each of the paper's two numbers being rounded to one."""
+    assert (TABLE_3[row][0] - TABLE_3[other][0]) / 1e6 == pytest.approx(millions, abs=1)
+
+
+@pytest.mark.parametrize(("name", "count"), [("base", 63_045_632), ("big", 214_171_648)])
+@pytest.mark.parametrize("pair", ["en_de", "en_fr"])
+def test_parameters_of_table_2(pair, name, count) -> None:
+    assert parameters_of(f"wmt14_{pair}_{name}.yaml") == count
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
+@pytest.mark.parametrize("side", ["", "decoder_"])
+@pytest.mark.parametrize("kind", ["input_ids", "inputs_embeds"])
+def test_a_batch_without_tokens_is_refused_with_its_shape(shape, side, kind) -> None:
+    model = tiny_model()
+    inputs = {"input_ids": torch.ones(2, 3, dtype=torch.long), "decoder_input_ids": torch.ones(2, 3, dtype=torch.long)}
+    del inputs[f"{side}input_ids"]
+    width = (model.config.d_model,) if kind == "inputs_embeds" else ()
+    inputs[side + kind] = torch.ones(*shape, *width, dtype=torch.float if width else torch.long)
+    with pytest.raises(ValueError, match=rf"{side + kind} .*\({shape[0]}, {shape[1]}"):
+        model(**inputs)
+    if not side:
+        with pytest.raises(ValueError, match=kind):
+            model.eval().generate(**{kind: inputs[kind]})

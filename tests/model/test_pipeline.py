@@ -1,0 +1,1183 @@
+"""The translation pipeline keeps the contract of transformers 4, for a model that is not ours: a tiny Marian.
+
+The Marian learns a dictionary of ten words by heart, so that the tests can state translations and not golden numbers.
+"""
+
+import copy
+import importlib
+import itertools
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch.utils.data import Dataset, IterableDataset
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+    TextIteratorStreamer,
+    pipelines,
+)
+from transformers.pipelines.pt_utils import KeyDataset
+
+import hf_vaswani
+from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.data.tokenizer import add_language_tags
+from hf_vaswani.model.pipeline_vaswani import LOCK
+from hf_vaswani.model.sentences_vaswani import sentence_spans
+
+from ..conftest import SEED
+
+# The type hints of pipeline() list the tasks that transformers brings itself.
+pipeline: Any = pipelines.pipeline
+
+PAD, EOS, UNK = 0, 1, 2
+SOURCE_WORDS = "a the dog cat man runs sleeps sings tall stop".split()
+TARGET_WORDS = "ein die hund katze mann rennt schläft singt groß .".split()
+FIRST_SOURCE, FIRST_TARGET = 3, 3 + len(SOURCE_WORDS)
+SENTENCES = ["a dog runs", "", "the tall man sings stop", "cat", "dog the", "a cat sleeps stop"]
+GERMAN = ["ein hund rennt", "", "die groß mann singt .", "katze", "hund die", "ein katze schläft ."]
+
+
+class MultilingualTokenizer(PreTrainedTokenizerFast):
+    """Prepares translations as mBART's tokenizer does, and remembers the languages that it was asked for."""
+
+    asked: list[tuple[str | None, str | None]] = []
+
+    def _build_translation_inputs(self, text: str, src_lang: str | None, tgt_lang: str | None, **keywords: Any) -> Any:
+        self.asked.append((src_lang, tgt_lang))
+        encoding = self(text, **keywords)
+        if tgt_lang is not None:
+            encoding["forced_bos_token_id"] = self.convert_tokens_to_ids(tgt_lang)
+        return encoding
+
+
+def build_tokenizer(tokenizer_class: type[PreTrainedTokenizerFast] = PreTrainedTokenizerFast) -> Any:
+    words = ["<pad>", "</s>", "<unk>", *SOURCE_WORDS, *TARGET_WORDS]
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    # For texts of several sentences.
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(".", " stop")])
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
+    return tokenizer_class(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+
+
+def build_model(**settings: Any) -> MarianMTModel:
+    config = MarianConfig(
+        vocab_size=FIRST_TARGET + len(TARGET_WORDS),
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+        scale_embedding=True,
+        init_std=0.1,
+        **{"max_position_embeddings": 300, "dropout": 0.0, **settings},
+    )
+    return MarianMTModel(config)
+
+
+def teach_dictionary(model: MarianMTModel) -> None:
+    """Trains on sentences of up to five words in any order, each word translated where it stands."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
+    position = torch.arange(6)
+    for _ in range(6000):
+        length = torch.randint(0, 6, (64, 1))
+        words = torch.rand(64, len(SOURCE_WORDS)).argsort(dim=1)[:, :6]
+        source = torch.where(position < length, words + FIRST_SOURCE, torch.where(position == length, EOS, PAD))
+        target = torch.where(position < length, words + FIRST_TARGET, torch.where(position == length, EOS, -100))
+        loss = model(input_ids=source, attention_mask=(position <= length).long(), labels=target).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 0.003:
+            return
+    raise AssertionError(f"the dictionary is not learned, and its loss is {loss.item()}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A saved model that knows the dictionary, with strong dropout, and its tokenizer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        model = build_model()
+        teach_dictionary(model)
+    model.config.dropout = 0.9
+    path = tmp_path_factory.mktemp("marian")
+    model.save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def translator(folder: str) -> Any:
+    return pipeline("translation", model=folder, device="cpu")
+
+
+@pytest.fixture
+def model(folder: str) -> Any:
+    """A model of its own for a test that changes it."""
+    return AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+
+@pytest.fixture
+def transformers_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return caplog
+
+
+def translation(*sentences: str) -> list[dict[str, str]]:
+    return [{"translation_text": sentence} for sentence in sentences]
+
+
+def translate_with(model: Any, **settings: Any) -> Any:
+    return VaswaniTranslationPipeline(model=model, tokenizer=build_tokenizer(), device="cpu", **settings)
+
+
+def spy_on_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The keywords of the last `model.generate`."""
+    seen: dict[str, Any] = {}
+    generate = model.generate
+
+    def spy(**keywords: Any) -> Any:
+        seen.clear()
+        seen.update(keywords)
+        return generate(**keywords)
+
+    monkeypatch.setattr(model, "generate", spy)
+    return seen
+
+
+@contextmanager
+def batch_sizes(translator: Any) -> Iterator[list[int]]:
+    """The sizes of the batches that the encoder gets in the meantime."""
+    sizes: list[int] = []
+    handle = translator.model.get_encoder().register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
+    )
+    try:
+        yield sizes
+    finally:
+        handle.remove()
+
+
+def endless_length(translator: Any, **settings: Any) -> int:
+    """Length of a translation that only the length limit ends, the start token included."""
+    ids = translator("a dog", return_tensors=True, suppress_tokens=[EOS], **settings)[0]["translation_token_ids"]
+    return len(ids)
+
+
+# ---- What goes in, what comes out --------------------------------------------------------------------------------
+
+
+def test_a_string_gives_a_list_of_one_dict(translator: Any) -> None:
+    assert isinstance(translator, VaswaniTranslationPipeline)
+    assert translator("a dog runs") == translation("ein hund rennt")
+
+
+def test_the_empty_string_is_a_sentence(translator: Any) -> None:
+    assert translator("") == translation("")
+
+
+@pytest.mark.portable
+def test_a_list_gives_a_flat_list(translator: Any) -> None:
+    assert translator(SENTENCES) == translation(*GERMAN)
+    assert translator(["cat"]) == translation("katze")
+
+
+def test_an_empty_list_gives_an_empty_list(translator: Any) -> None:
+    assert translator([]) == []
+
+
+def test_several_candidates_of_a_string_are_one_list(translator: Any) -> None:
+    candidates = translator("a dog runs", num_return_sequences=3)
+    assert candidates[0] == {"translation_text": "ein hund rennt"}
+    assert len({candidate["translation_text"] for candidate in candidates}) == 3
+
+
+def test_several_candidates_of_a_list_are_lists(translator: Any) -> None:
+    candidates = translator(SENTENCES, num_return_sequences=2, batch_size=4)
+    assert [len(of_sentence) for of_sentence in candidates] == [2] * len(SENTENCES)
+    assert [of_sentence[0] for of_sentence in candidates] == translation(*GERMAN)
+    assert translator(["cat"], num_return_sequences=2) == [translator("cat", num_return_sequences=2)]
+
+
+def test_lists_in_lists_give_lists_in_lists(translator: Any) -> None:
+    nested = [SENTENCES[:2], [], SENTENCES[2:]]
+    assert translator(nested) == [translation(*GERMAN[:2]), [], translation(*GERMAN[2:])]
+    assert translator([[["cat"], []], [["a dog"]]]) == [[translation("katze"), []], [translation("ein hund")]]
+    assert translator([[], [[]]]) == [[], [[]]]
+    several = translator(nested, num_return_sequences=2)
+    assert several == [translator(sentences, num_return_sequences=2) for sentences in nested]
+    assert several[0][0][0] == {"translation_text": GERMAN[0]} and len(several[0][0]) == 2
+
+
+def test_batches_go_across_the_lists_in_a_list(translator: Any) -> None:
+    with batch_sizes(translator) as sizes:
+        assert translator([["cat"], ["dog the", "cat"], [], ["cat"]], batch_size=3) == [
+            translation("katze"),
+            translation("hund die", "katze"),
+            [],
+            translation("katze"),
+        ]
+    assert sizes == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (["cat", ["cat"]], "item 1 of the list is a <class 'list'>"),
+        ([["cat"], "cat"], "item 0 of the list is a <class 'list'>"),
+        ([["cat"], ["cat", 3]], "item 1 of item 1 of the list is a <class 'int'>"),
+        ([[], [["cat"], None]], "item 0 of item 1 of the list is a <class 'list'>"),
+        ([("cat",)], "item 0 of the list is a <class 'tuple'>"),
+    ],
+)
+def test_a_list_has_texts_or_lists_in_it(translator: Any, wrong: Any, where: str) -> None:
+    with pytest.raises(TypeError) as error:
+        translator(wrong)
+    assert str(error.value) == f"Translation takes a str, but {where}."
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_generator_is_read_lazily(translator: Any, batch_size: int) -> None:
+    read = []
+
+    def endless() -> Iterator[str]:
+        for index in itertools.count():
+            read.append(index)
+            yield SENTENCES[index % len(SENTENCES)]
+
+    answers = translator(endless(), batch_size=batch_size)
+    assert len(read) <= 1
+    assert list(itertools.islice(answers, 3)) == [translation(sentence) for sentence in GERMAN[:3]]
+    assert len(read) <= 3 + 2 * batch_size
+
+
+def test_an_empty_generator_gives_nothing(translator: Any) -> None:
+    assert list(translator(sentence for sentence in SENTENCES[:0])) == []
+
+
+class Sentences(Dataset):
+    """A torch dataset that counts its reads."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(SENTENCES)
+
+    def __getitem__(self, index: int) -> str:
+        self.read += 1
+        return SENTENCES[index]
+
+
+def test_a_dataset_is_read_lazily(translator: Any) -> None:
+    dataset = Sentences()
+    answers = iter(translator(dataset, batch_size=2))
+    assert dataset.read == 0
+    assert next(answers) == translation(GERMAN[0])
+    assert dataset.read == 2
+    assert [next(answers) for _ in GERMAN[1:]] == [translation(sentence) for sentence in GERMAN[1:]]
+    with pytest.raises(StopIteration):
+        next(answers)
+
+
+def test_workers_read_a_dataset(translator: Any, folder: str) -> None:
+    dataset = Sentences()
+    assert list(translator(dataset, num_workers=1)) == [translation(sentence) for sentence in GERMAN]
+    by_constructor = pipeline("translation", model=folder, num_workers=1, split_sentences=True)
+    assert list(by_constructor(dataset)) == [translation(sentence) for sentence in GERMAN]
+    # Other processes read their own copies.
+    assert dataset.read == 0
+    assert translator(SENTENCES, num_workers=2, batch_size=2) == translation(*GERMAN)
+    assert list(translator((s for s in SENTENCES), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
+
+
+def test_a_key_dataset_is_a_dataset(translator: Any) -> None:
+    rows: Any = [{"en": sentence, "id": index} for index, sentence in enumerate(SENTENCES)]
+    assert list(translator(KeyDataset(rows, "en"))) == [translation(sentence) for sentence in GERMAN]
+    assert list(translator(KeyDataset(rows[:0], "en"))) == []
+
+
+class Column(Sequence[str]):
+    """What `dataset["en"]` is in datasets 4 and newer: a sequence that is no list."""
+
+    def __len__(self) -> int:
+        return len(SENTENCES)
+
+    def __getitem__(self, index: Any) -> Any:
+        return SENTENCES[index]
+
+
+def test_a_column_counts_as_a_list(translator: Any) -> None:
+    assert translator(Column()) == translation(*GERMAN)
+
+
+def test_the_column_of_datasets_counts_as_a_list(translator: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"en": SENTENCES, "pair": [["cat", "dog the"]] * len(SENTENCES)})
+    assert translator(rows["en"], batch_size=3) == translation(*GERMAN)
+    assert translator(rows["pair"]) == [translation("katze", "hund die")] * len(SENTENCES)
+    assert list(translator(KeyDataset(rows, "en"), batch_size=4)) == [translation(sentence) for sentence in GERMAN]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [(("a", "dog"), "tuple"), (None, "NoneType"), (3, "int"), ({"en": "a"}, "dict"), (b"a", "bytes"), (set(), "set")],
+)
+def test_other_types_are_refused(translator: Any, wrong: Any, name: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^Translation takes a str, a list .* but the input is a <class '{name}'>\.$"
+    ):
+        translator(wrong)
+
+
+@pytest.mark.parametrize("wrong", [("cat",), None, 3, {"role": "user", "content": "cat"}])
+def test_other_types_in_a_list_are_refused(translator: Any, wrong: Any) -> None:
+    message = rf"^Translation takes a str, but item 1 of the list is a <class '{type(wrong).__name__}'>\.$"
+    with pytest.raises(TypeError, match=message):
+        translator(["a dog", wrong])
+    # A list of such items alone is where transformers would see a chat.
+    with pytest.raises(TypeError, match="item 0 of the list"):
+        translator([wrong])
+
+
+def test_other_types_in_a_generator_are_refused(translator: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'int'>\.$"):
+        list(translator(item for item in ["cat", 3]))
+
+
+# ---- Texts of several sentences ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["A dog runs.", "Does it?", "It does!", "Well...", "Yes…", "No?!", "End"],
+        ["He said: 'No.'", 'She: ("Yes!")', "“Why?”", "And so on."],
+        ["Er sagte: „Nein.“", "»Doch!«", "Gut."],
+        ["It is e.g. here or … there.", "Not there."],
+        ["It costs 3.5 or .5 of it, see No. 5, p. 7 and Fig. 3 there.", "Really."],
+        ["Dr. Smith met Mrs. Jones and Prof. J. R. R. Meier, Ph.D., vs. St. Paul.", "They left."],
+        ["Das ist z. B. bzw. z.B. am 3. Mai unter Ludwig XIV. König geworden.", "Am 18. Juni 1815.", "Ja."],
+        ["Мы тут.", "А. С. Пушкин писал.", "Да."],
+        ["¿Qué?", "¡Así!", "¿Y tú?"],
+        ["वह आया।", "वह गया।"],
+        ["هل جاء؟", "نعم."],
+        # What the form does not tell.
+        ["He is 12. She is 10. It is vitamin C. It helps."],
+        ["Mehl usw.", "Lee"],
+        ["Gen. Lee and Rev. King came, inkl. Abb. Vier."],
+        # Closing marks by themselves.
+        ["« Bonjour. »", "Il part."],
+        ["Il dit : « Pars ! »", "Puis il part."],
+        ["« Il est parti. » dit-elle."],
+        ["“ Stop . ”", "He left ."],
+    ],
+)
+def test_a_text_is_cut_into_its_sentences(sentences: list[str]) -> None:
+    for space in (" ", "  ", "\u00a0", "\n", " \r\n\n"):
+        text = space.join(sentences)
+        assert [text[start:end] for start, end in sentence_spans(f"\t{text} ".strip())] == sentences
+        start, end = sentence_spans(f" {text} ")[-1]
+        assert f" {text} "[start:end] == sentences[-1]
+
+
+def test_scripts_without_spaces_are_cut_behind_their_marks() -> None:
+    sentences = ["你好。", "你好吗？！", "他说：“好。”", "「はい。」", "3.5です。", "「好。」，他说", "Ja."]
+    assert sentence_spans("彼は「行く。」と言った。") == [(0, 12)]
+    text = "".join(sentences[:-1]) + "\n" + sentences[-1]
+    assert [text[start:end] for start, end in sentence_spans(text)] == sentences
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n \n"])
+def test_a_text_without_a_word_is_one_sentence(translator: Any, text: str) -> None:
+    assert sentence_spans(text) == [(0, len(text))]
+    assert translator(text, split_sentences=True) == translator(text)
+    assert translator([text, "cat"], split_sentences=True) == translator([text, "cat"])
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 200_000, " " * 200_000 + ".", "(" * 200_000 + ".", "a." * 100_000, "。" * 200_000]
+)
+def test_long_runs_are_cut_in_no_time(text: str) -> None:
+    before = time.perf_counter()
+    assert len(sentence_spans(text)) == 1
+    assert time.perf_counter() - before < 5
+
+
+TEXT = "\n A dog runs. The man sings.  Cat sleeps.\n\n\tThe tall man.\r\nDog. "
+GERMAN_TEXT = "\n ein hund rennt . die mann singt . katze schläft .\n\n\tdie groß mann .\r\nhund . "
+
+
+def test_the_sentences_of_a_text_are_translated_on_their_own(translator: Any, folder: str) -> None:
+    assert translator("A dog runs. The man sings.", split_sentences=True) == translation(
+        "ein hund rennt . die mann singt ."
+    )
+    # The white space of newlines is the text's own.
+    expected = GERMAN_TEXT.rstrip(" ")
+    assert translator(TEXT, split_sentences=True, batch_size=2) == translation(expected)
+    assert translator(TEXT + "\n", split_sentences=True) == translation(expected + " \n")
+    by_constructor = pipeline("translation", model=folder, split_sentences=True)
+    assert by_constructor(TEXT) == translation(expected)
+    assert by_constructor(TEXT, split_sentences=False) == translator(TEXT) != translation(expected)
+
+
+def test_the_sentences_of_all_texts_fill_the_batches(translator: Any) -> None:
+    texts = ["A dog. Cat. The man runs.", "", "Cat sleeps", "Dog. A cat."]
+    german = translation("ein hund . katze . die mann rennt .", "", "katze schläft", "hund . ein katze .")
+    with batch_sizes(translator) as sizes:
+        assert translator(texts, split_sentences=True, batch_size=4) == german
+    # An empty text takes no place in a batch of the model.
+    assert sizes == [3, 3]
+    assert translator([texts[:1], [], texts[1:]], split_sentences=True, batch_size=7) == [german[:1], [], german[1:]]
+    assert translator([], split_sentences=True) == []
+    assert translator(Column(), split_sentences=True, num_workers=1) == translation(*GERMAN)
+
+
+def test_candidates_are_joined_by_their_ranks(translator: Any) -> None:
+    sentences = ["A dog runs.", "Cat sleeps."]
+    first, second = translator(sentences, num_return_sequences=3)
+    expected = [
+        {"translation_text": f"{one['translation_text']} {other['translation_text']}"}
+        for one, other in zip(first, second, strict=True)
+    ]
+    text = " ".join(sentences)
+    assert translator(text, split_sentences=True, num_return_sequences=3) == expected
+    assert translator([text, text], split_sentences=True, num_return_sequences=3, batch_size=4) == [expected] * 2
+    texts = (text for _ in range(2))
+    assert list(translator(texts, split_sentences=True, num_return_sequences=3)) == [expected] * 2
+
+
+def test_no_space_behind_the_mark_of_a_script_without_spaces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = translate_with(model, split_sentences=True)
+    for translations, joined in [
+        (["好。", "「好！」", "OK.", "", "", "好"], "好。「好！」OK. 好"),
+        (["", "a", "b", "c?”", "d", "e"], "a b c?” d e"),
+    ]:
+        answers = iter([[text] for text in translations])
+        monkeypatch.setattr(translator.tokenizer, "batch_decode", lambda ids, answers=answers, **_: next(answers))
+        assert translator("Cat. Dog. Cat. Dog. Cat. Dog.") == translation(joined)
+
+
+def test_generators_and_datasets_are_split_lazily(translator: Any) -> None:
+    texts = ["A dog. Cat.", "", TEXT]
+    german = [translation("ein hund . katze ."), translation(""), translation(GERMAN_TEXT.rstrip(" "))]
+    read = []
+
+    def endless() -> Iterator[str]:
+        for index in itertools.count():
+            read.append(index)
+            yield texts[index % len(texts)]
+
+    answers = iter(translator(endless(), split_sentences=True, batch_size=2))
+    assert not read and list(itertools.islice(answers, 4)) == [*german, german[0]]
+    assert len(read) == 4
+
+    rows: Any = [{"en": text} for text in texts]
+    answers = translator(KeyDataset(rows, "en"), split_sentences=True, batch_size=4, num_workers=1)
+    assert len(answers) == 3 and list(answers) == german
+    assert list(translator(KeyDataset(rows[:0], "en"), split_sentences=True)) == []
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[str]:
+            return iter(texts)
+
+    assert (
+        list(translator(Stream(), split_sentences=True)) == list(translator(Stream(), split_sentences=True)) == german
+    )
+    with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'list'>\.$"):
+        list(translator((item for item in [["cat"]]), split_sentences=True))
+
+
+def test_ids_of_sentences_are_not_joined(translator: Any, model: Any) -> None:
+    for inputs in ("Cat. Dog.", ["Cat."], [["Cat."]], (text for text in ["Cat."])):
+        with pytest.raises(ValueError, match=r"^The translations of sentences are joined as text: .* return_tensors"):
+            translator(inputs, split_sentences=True, return_tensors=True)
+    of_ids = translate_with(model, return_tensors=True)
+    with pytest.raises(ValueError, match="return_tensors"):
+        of_ids("Cat. Dog.", split_sentences=True)
+    assert of_ids("Cat. Dog.", split_sentences=True, return_tensors=False) == translation("katze . hund .")
+
+
+def test_every_sentence_gets_the_tag_of_its_language(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer()
+    add_language_tags(tokenizer, ["de", "fr"])
+    model.resize_token_embeddings(len(tokenizer))
+    translator = pipeline("translation", model=model, tokenizer=tokenizer, split_sentences=True)
+    preprocess, read = translator.preprocess, []
+
+    def spy(sentence: str, **keywords: Any) -> Any:
+        read.append(preprocess(sentence, **keywords))
+        return read[-1]
+
+    monkeypatch.setattr(translator, "preprocess", spy)
+    sentences = ["A dog.", "Cat.", "Dog."]
+    for tagged, text, keywords in [
+        (["<2de> " + sentence for sentence in sentences], "<2de> A dog. Cat.\nDog.", {}),
+        (["<2fr>" + sentence for sentence in sentences], " <2fr>A dog. Cat.\nDog. ", {}),
+        (["<2de> " + sentence for sentence in sentences], "A dog. Cat.\nDog.", {"tgt_lang": "de"}),
+        (["<2de>"], "<2de>", {}),
+    ]:
+        read.clear()
+        answer = translator(text, **keywords)
+        assert [encoding["input_ids"].tolist()[0] for encoding in read] == tokenizer(tagged)["input_ids"]
+        assert answer[0]["translation_text"].count("\n") == text.count("\n")
+
+
+def test_every_sentence_gets_the_prefix_and_the_languages(model: Any) -> None:
+    tokenizer = build_tokenizer(MultilingualTokenizer)
+    tokenizer.asked.clear()
+    translator = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="die")
+    translator.prefix = "the "
+    (answer,) = translator("Dog. Cat.", split_sentences=True)
+    assert answer["translation_text"] == "die hund . die katze ."
+    translator("Dog. Cat.", split_sentences=True, tgt_lang="mann", truncation=True)
+    assert tokenizer.asked == [("die", None)] * 2 + [("die", "mann")] * 2
+
+
+# ---- The keywords ------------------------------------------------------------------------------------------------
+
+
+def test_return_tensors_gives_token_ids(translator: Any, folder: str) -> None:
+    (answer,) = translator("a dog", return_tensors=True)
+    assert list(answer) == ["translation_token_ids"]
+    assert answer["translation_token_ids"].tolist() == [PAD, FIRST_TARGET, FIRST_TARGET + 2, EOS]
+    (answer,) = translator("a dog", return_tensors=True, return_text=True)
+    assert list(answer) == ["translation_token_ids"]
+    assert translator("a dog", return_text=True) == translation("ein hund")
+
+
+def test_a_keyword_of_the_call_wins_over_the_constructor(model: Any) -> None:
+    translator = translate_with(model, return_tensors=True, num_return_sequences=2)
+    assert [list(answer) for answer in translator("cat")] == [["translation_token_ids"]] * 2
+    assert translator("cat", return_tensors=False, num_return_sequences=1) == translation("katze")
+
+
+def test_clean_up_tokenization_spaces(translator: Any) -> None:
+    assert translator("a cat stop") == translation("ein katze .")
+    assert translator("a cat stop", clean_up_tokenization_spaces=True) == translation("ein katze.")
+
+
+def test_truncation(model: Any) -> None:
+    translator = translate_with(model)
+    translator.tokenizer.model_max_length = 3
+    assert translator("a dog runs") == translation("ein hund rennt")
+    for truncation in (True, "longest_first"):
+        assert translator("a dog runs", truncation=truncation) == translation("ein hund")
+    unlimited = translate_with(model, truncation=True)
+    unlimited.tokenizer.model_max_length = int(1e30)
+    positions, model.config.max_position_embeddings = model.config.max_position_embeddings, 3
+    # What the model takes is a limit where the tokenizer has none.
+    assert unlimited(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
+    assert unlimited("a dog runs", truncation=False) == translation("ein hund rennt")
+    model.config.max_position_embeddings = positions
+    answers = translate_with(model, truncation=True)
+    answers.tokenizer.model_max_length = 3
+    assert answers(["a dog runs", "cat"], batch_size=2) == translation("ein hund", "katze")
+    assert answers("a dog runs", truncation=False) == translation("ein hund rennt")
+
+
+@pytest.mark.parametrize("batch_size", [2, 4, 100])
+def test_batches_translate_as_single_sentences(translator: Any, batch_size: int) -> None:
+    with batch_sizes(translator) as sizes:
+        answers = translator(SENTENCES, batch_size=batch_size)
+    assert answers == [translator(sentence)[0] for sentence in SENTENCES]
+    groups = [SENTENCES[start : start + batch_size] for start in range(0, len(SENTENCES), batch_size)]
+    assert sizes == [sum(bool(sentence) for sentence in group) for group in groups]
+
+
+def test_the_constructor_sets_the_batches(model: Any) -> None:
+    translator = translate_with(model, batch_size=4)
+    for keywords, expected in (({}, [3, 2]), ({"batch_size": 5}, [4, 1])):
+        with batch_sizes(translator) as sizes:
+            assert list(translator(Sentences(), **keywords)) == [translation(sentence) for sentence in GERMAN]
+        assert sizes == expected
+
+
+def test_batches_need_a_pad_token(model: Any) -> None:
+    translator = translate_with(model)
+    translator.tokenizer.pad_token = None
+    with pytest.raises(ValueError, match="tokenizer without pad_token cannot do batching"):
+        translator(SENTENCES, batch_size=2)
+    assert translator(SENTENCES) == translation(*GERMAN)
+
+
+def test_an_unknown_keyword_is_refused_by_generate(translator: Any) -> None:
+    with pytest.raises(ValueError, match=r"not used by the model: \['num_beems'\]"):
+        translator("a dog", num_beems=2)
+
+
+def test_a_score_dictionary_of_generate_is_unwrapped(translator: Any) -> None:
+    assert translator("a dog", return_dict_in_generate=True, output_scores=True) == translation("ein hund")
+
+
+def test_assistant_and_tokenizer_reach_generate(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spy_on_generate(model, monkeypatch)
+    assistant = build_model()
+    translator = translate_with(model, assistant_model=assistant, num_beams=1)
+    assert translator("a dog runs") == translation("ein hund rennt")
+    assert seen["assistant_model"] is assistant
+    # generate(stop_strings=...) cannot do without it.
+    assert seen["tokenizer"] is translator.tokenizer
+
+
+def test_token_type_ids_stay_behind(model: Any) -> None:
+    translator = translate_with(model)
+    translator.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    assert "token_type_ids" in translator.tokenizer("cat")
+    assert translator(["cat", "a dog"], batch_size=2) == translation("katze", "ein hund")
+
+
+def test_local_files_only_is_not_a_generation_setting(folder: str) -> None:
+    assert pipeline("translation", model=folder, local_files_only=True)("cat") == translation("katze")
+
+
+# ---- Languages ---------------------------------------------------------------------------------------------------
+
+
+def test_languages_reach_a_multilingual_tokenizer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = spy_on_generate(model, monkeypatch)
+    tokenizer = build_tokenizer(MultilingualTokenizer)
+    tokenizer.asked.clear()
+    translator = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="die")
+    answers = translator(["a dog", "cat"], tgt_lang="mann", batch_size=2)
+    # The target language is the first word, as the tokenizer asked.
+    assert [answer["translation_text"].split()[0] for answer in answers] == ["mann", "mann"]
+    assert seen["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("mann")
+    assert translator("a dog", tgt_lang="mann")[0] == answers[0]
+    forced = translator("a dog", tgt_lang="mann", generation_config=GenerationConfig(num_beams=1))
+    assert forced[0]["translation_text"].startswith("mann")
+    translator("cat", src_lang="a")
+    assert tokenizer.asked == [("die", "mann")] * 4 + [("a", None)]
+
+
+def test_languages_come_from_the_task(model: Any) -> None:
+    tokenizer = build_tokenizer(MultilingualTokenizer)
+    tokenizer.asked.clear()
+    translator = pipeline("translation_die_to_mann", model=model, tokenizer=tokenizer)
+    translator("cat")
+    translator("cat", tgt_lang="singt")
+    fixed = pipeline("translation_die_to_mann", model=model, tokenizer=tokenizer, src_lang="a")
+    fixed("cat")
+    assert tokenizer.asked == [("die", "mann"), ("die", "singt"), ("a", "mann")]
+
+
+def test_languages_mean_nothing_to_other_tokenizers(translator: Any) -> None:
+    assert translator("cat", src_lang="en", tgt_lang="de") == translation("katze")
+
+
+def test_a_language_whose_tag_the_vocabulary_has_is_put_in_front(model: Any) -> None:
+    tokenizer = build_tokenizer()
+    plain = tokenizer("a dog")["input_ids"]
+    add_language_tags(tokenizer, ["de", "fr"])
+    de, fr = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    translator = pipeline("translation", model=model, tokenizer=tokenizer)
+    assert translator.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    # Without a language it is the sender's own business, who may write the tag.
+    assert translator.preprocess("a dog")["input_ids"].tolist() == [plain]
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+    by_task = pipeline("translation_en_to_fr", model=model, tokenizer=tokenizer)
+    assert by_task.preprocess("a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert by_task.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    assert by_task.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+    with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
+        translator("a dog", tgt_lang="es")
+    with pytest.raises(ValueError, match="target language is 'de', but the text begins with <2fr>"):
+        translator("<2fr> a dog", tgt_lang="de")
+
+
+def test_a_model_that_knows_its_languages_refuses_others(model: Any) -> None:
+    model.config.language_pairs = [["en", "de"]]
+    tokenizer = build_tokenizer()
+    translator = pipeline("translation_en_to_de", model=model, tokenizer=tokenizer)
+    assert translator("cat") == translator("cat", src_lang="en") == translator("cat", tgt_lang="de")
+    assert pipeline("translation", model=model, tokenizer=tokenizer)("cat") == translation("katze")
+    for task, keywords, asked in (
+        ("translation_en_to_fr", {}, "from 'en' to 'fr'"),
+        ("translation_de_to_en", {}, "from 'de' to 'en'"),
+        ("translation", {"tgt_lang": "fr"}, "to 'fr'"),
+        ("translation", {"src_lang": "fr"}, "from 'fr'"),
+    ):
+        with pytest.raises(ValueError, match=f"does not translate {asked}: .* trained for en-de"):
+            pipeline(task, model=model, tokenizer=tokenizer, **keywords)
+    for keywords in ({"tgt_lang": "fr"}, {"src_lang": "de"}):
+        for inputs in ("cat", ["cat", ""]):
+            with pytest.raises(ValueError, match="does not translate"):
+                translator(inputs, **keywords)
+
+
+def test_a_model_for_several_languages_has_to_be_told_which(model: Any) -> None:
+    tokenizer = build_tokenizer()
+    plain = tokenizer("a dog")["input_ids"]
+    add_language_tags(tokenizer, ["de", "fr"])
+    de, fr = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    model.config.language_pairs = [["en", "de"], ["en", "fr"]]
+    translator = pipeline("translation", model=model, tokenizer=tokenizer)
+    with pytest.raises(
+        ValueError, match="translates into de, fr: say into which by tgt_lang, or put one of <2de>, <2fr>"
+    ):
+        translator("a dog")
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert translator.preprocess("a dog", tgt_lang="de")["input_ids"].tolist() == [[de, *plain]]
+    assert translator(["", " \t"]) == translation("", "")
+    # With one target language there is nothing to say.
+    model.config.language_pairs = [["en", "fr"], ["de", "fr"]]
+    assert translator.preprocess("a dog")["input_ids"].tolist() == [[fr, *plain]]
+    assert translator.preprocess("<2fr> a dog")["input_ids"].tolist() == [[fr, *plain]]
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\t \u00a0\u3000", "<2de>", " <2fr> "])
+def test_nothing_is_invented_for_a_text_without_a_word(model: Any, blank: str) -> None:
+    tokenizer = build_tokenizer()
+    add_language_tags(tokenizer, ["de", "fr"])
+    model.resize_token_embeddings(len(tokenizer))
+    # It would say something whatever it reads.
+    assert model.generate(**tokenizer("", return_tensors="pt"), min_new_tokens=3, max_new_tokens=5).shape[1] >= 4
+    translator = translate_with(model, min_new_tokens=3)
+    translator.tokenizer = tokenizer
+    assert translator(blank)[0]["translation_text"] == ""
+    assert translator(blank, num_beams=3, num_return_sequences=2) == translation("", "")
+    cat = translator("cat")
+    assert cat != translation("")
+    for batch_size in (1, 2, 5):
+        assert translator([blank, "cat", blank], batch_size=batch_size) == [*translation(""), *cat, *translation("")]
+    assert list(translator(text for text in (blank, "cat"))) == [translation(""), cat]
+    assert translator([f"cat.\n{blank}\nCat."], split_sentences=True)[0]["translation_text"].strip()
+    assert translator(blank, split_sentences=True)[0]["translation_text"].strip() == ""
+    ids = translator(blank, return_tensors=True)[0]["translation_token_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ""
+    streamer = TextIteratorStreamer(tokenizer, timeout=5)
+    assert translator(blank, num_beams=1, streamer=streamer) == translation("") and list(streamer) in ([], [""])
+
+
+@pytest.mark.parametrize("text", ["a \ud800 dog", "\udfff", "dog \ud83d"])
+def test_half_a_character_is_refused_with_its_place(translator: Any, text: str) -> None:
+    place = next(i for i, letter in enumerate(text, start=1) if "\ud800" <= letter <= "\udfff")
+    for inputs, where in (
+        (text, "the input"),
+        (["cat", text], "item 1 of the list"),
+        ([["cat"], [text]], "item 0 of"),
+    ):
+        with pytest.raises(ValueError, match=f"{where}.* half of a surrogate pair as character {place}"):
+            translator(inputs)
+    with pytest.raises(ValueError, match="a sentence has half of a surrogate pair"):
+        list(translator(each for each in ["cat", text]))
+
+
+def test_task_specific_settings_of_the_config(folder: str, tmp_path: Path) -> None:
+    # T5 keeps "translate English to German: " there.
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.config.task_specific_params = {"translation_en_to_de": {"prefix": "the ", "max_length": 3}}
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    german = pipeline("translation_en_to_de", model=str(tmp_path))
+    assert german("dog runs") == translation("die hund")
+    assert german("dog runs", max_length=10) == translation("die hund rennt")
+    assert german("dog runs", max_new_tokens=1) == translation("die")
+    french = pipeline("translation_en_to_fr", model=str(tmp_path))
+    assert french("dog runs") == translation("hund rennt")
+
+
+# ---- Generation settings: the call, then the constructor, then the model, then four beams and 256 tokens ----------
+
+
+def test_the_pipeline_fills_in_four_beams_and_256_tokens(translator: Any) -> None:
+    assert len(translator("a dog", num_return_sequences=4)) == 4
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        translator("a dog", num_return_sequences=5)
+    assert endless_length(translator) == 1 + 256
+
+
+def test_a_short_model_stops_at_its_last_position() -> None:
+    assert endless_length(translate_with(build_model(max_position_embeddings=20))) == 20
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_constructor", "of_call", "length"),
+    [
+        ({"max_length": 40}, {}, {}, 40),
+        ({"max_length": 20}, {}, {}, 20),
+        ({"max_new_tokens": 40}, {}, {}, 41),
+        ({"max_length": 40}, {}, {"max_new_tokens": 50}, 51),
+        ({"max_length": 40}, {"max_new_tokens": 50}, {}, 51),
+        ({"max_new_tokens": 40}, {}, {"max_length": 10}, 10),
+        ({"max_new_tokens": 40}, {"max_length": 10}, {}, 10),
+        ({}, {"max_new_tokens": 40}, {"max_length": 10}, 10),
+        ({}, {"max_length": 40}, {"max_new_tokens": 10}, 11),
+        ({}, {"max_new_tokens": 40}, {"generation_config": GenerationConfig(max_length=10)}, 10),
+        ({"max_new_tokens": 40}, {}, {"generation_config": GenerationConfig(max_new_tokens=10)}, 11),
+    ],
+)
+def test_the_nearest_length_limit_wins_silently(
+    folder: str,
+    tmp_path: Path,
+    transformers_log: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+    of_model: dict[str, int],
+    of_constructor: dict[str, Any],
+    of_call: dict[str, Any],
+    length: int,
+) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.generation_config.update(**of_model)
+    model.save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    translator = pipeline("translation", model=str(tmp_path), **of_constructor)
+    transformers_log.clear()
+    recwarn.clear()
+    if "generation_config" in of_call:
+        # Beside a generation config no other setting may stand, so it says itself that nothing ends a sentence.
+        of_call["generation_config"].suppress_tokens = [EOS]
+        (answer,) = translator("a dog", return_tensors=True, **of_call)
+        assert len(answer["translation_token_ids"]) == length
+    else:
+        assert endless_length(translator, **of_call) == length
+    assert not transformers_log.records
+    assert not [str(warning.message) for warning in recwarn]
+
+
+def test_the_beams_of_the_model_are_kept(model: Any) -> None:
+    model.generation_config.num_beams = 2
+    translator = translate_with(model)
+    assert len(translator("a dog", num_return_sequences=2)) == 2
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        translator("a dog", num_return_sequences=3)
+    assert len(translator("a dog", num_return_sequences=3, num_beams=3)) == 3
+
+
+def test_a_generation_config_of_the_call_wins(model: Any) -> None:
+    model.generation_config.num_beams = 2
+    translator = translate_with(model, num_return_sequences=2)
+    three = GenerationConfig(num_beams=3, num_return_sequences=3)
+    before = three.to_dict()
+    assert len(translator("a dog", generation_config=three)) == 3
+    assert three.to_dict() == before
+    assert len(translator("a dog")) == 2
+
+
+# ---- The model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", -1, torch.device("cpu")])
+def test_the_device(folder: str, device: Any) -> None:
+    translator = pipeline("translation", model=folder, device=device)
+    assert translator.device == translator.model.device == torch.device("cpu")
+    (answer,) = translator("cat", return_tensors=True)
+    assert answer["translation_token_ids"].device.type == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_comes_back_from_a_gpu_is_on_the_cpu(folder: str) -> None:
+    translator = pipeline("translation", model=folder, device="cuda")
+    assert translator.model.device.type == "cuda"
+    assert translator([SENTENCES], batch_size=4) == [translation(*GERMAN)]
+    assert translator("cat", return_tensors=True)[0]["translation_token_ids"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", torch.bfloat16, torch.float64])
+def test_the_dtype(folder: str, dtype: Any) -> None:
+    translator = pipeline("translation", model=folder, dtype=dtype, device="cpu")
+    names = {"auto": torch.float32, "bfloat16": torch.bfloat16}
+    assert translator.dtype == next(translator.model.parameters()).dtype == names.get(dtype, dtype)
+    assert translator(SENTENCES, batch_size=4) == translation(*GERMAN)
+
+
+def test_a_model_in_training_translates_without_dropout(model: Any) -> None:
+    model.train()
+    model.get_encoder().layers[0].self_attn.eval()
+    modes = [module.training for module in model.modules()]
+    translator = translate_with(model)
+    assert translator(SENTENCES) == translation(*GERMAN)
+    assert list(translator(sentence for sentence in SENTENCES)) == [translation(sentence) for sentence in GERMAN]
+    # It comes back as it was, also from a call that fails.
+    with pytest.raises(ValueError):
+        translator("cat", num_return_sequences=9)
+    assert [module.training for module in model.modules()] == modes
+    with torch.no_grad():
+        labels = torch.full((1, 4), FIRST_TARGET)
+        ids = torch.full((1, 4), FIRST_SOURCE)
+        assert model(ids, labels=labels).loss != model(ids, labels=labels).loss, "dropout is on, so the test can fail"
+
+
+@pytest.mark.parametrize("missing", [["tokenizer.json"], ["tokenizer.json", "tokenizer_config.json"]])
+def test_a_folder_without_a_tokenizer_is_named(folder: str, tmp_path: Path, missing: list[str]) -> None:
+    for file in Path(folder).iterdir():
+        if file.name not in missing:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ValueError) as error:
+        pipeline("translation", model=str(tmp_path))
+    assert str(error.value).startswith(f"There is no tokenizer for {tmp_path}: ") and "\n" not in str(error.value)
+
+
+def test_a_model_object_without_a_tokenizer_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match="^There is no tokenizer for "):
+        VaswaniTranslationPipeline(model)
+
+
+def test_a_decoder_alone_is_refused() -> None:
+    gpt = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8, bos_token_id=1, eos_token_id=1))
+    with pytest.raises(ValueError, match="needs an encoder-decoder model, and GPT2LMHeadModel is not one"):
+        pipeline("translation", model=gpt, tokenizer=build_tokenizer())
+
+
+def test_a_marian_saved_from_the_pipeline_stays_a_marian(translator: Any, folder: str, tmp_path: Path) -> None:
+    translator.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "custom_pipelines" not in config and not list(tmp_path.glob("*.py"))
+    assert pipeline("translation", model=str(tmp_path))("cat") == translation("katze")
+
+
+# ---- Many readers ------------------------------------------------------------------------------------------------
+
+
+def jobs(sentences: Sequence[str]) -> list[tuple[Any, dict[str, Any]]]:
+    """Calls that differ in all that a tokenizer or a model could keep from one to the next."""
+    text = ". ".join(sentences).title() + "."
+    calls: list[tuple[Any, dict[str, Any]]] = [(sentence, {}) for sentence in sentences]
+    calls += [(sentence, {"truncation": True}) for sentence in sentences]
+    calls += [(sentence, {"num_beams": 1, "return_tensors": True}) for sentence in sentences]
+    calls += [
+        (list(sentences), {"batch_size": 4}),
+        (list(sentences), {"batch_size": 3, "truncation": True, "num_return_sequences": 2}),
+        ([list(sentences), ["a"]], {"batch_size": 2, "num_beams": 2, "length_penalty": 0.2}),
+        (text, {"split_sentences": True, "batch_size": 2}),
+        (sentences[0], {"num_beams": 3, "num_return_sequences": 3}),
+        (sentences[0], {"max_new_tokens": 2}),
+        (sentences[0], {"generation_config": GenerationConfig(num_beams=2, max_new_tokens=3)}),
+    ]
+    return calls
+
+
+def assert_threads_do_not_meet(translator: Any, calls: list[tuple[Any, dict[str, Any]]]) -> None:
+    def answer(call: tuple[Any, dict[str, Any]]) -> str:
+        inputs, keywords = call
+        return repr(translator(inputs, **keywords))
+
+    translator.tokenizer.model_max_length = 3
+    modes = [module.training for module in translator.model.modules()]
+    assert any(modes)
+    one_by_one = [answer(call) for call in calls]
+    with ThreadPoolExecutor(64) as threads:
+        assert list(threads.map(answer, 4 * calls)) == 4 * one_by_one
+    assert [module.training for module in translator.model.modules()] == modes
+
+
+def test_threads_do_not_meet_in_a_tokenizer(model: Any) -> None:
+    translator = translate_with(model)
+    translator.tokenizer.model_max_length = 3
+    sentence = " ".join(SOURCE_WORDS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            lengths = list(
+                threads.map(
+                    lambda number: translator.preprocess(sentence, truncation=number % 3 == 0)["input_ids"].shape[1],
+                    range(1500),
+                )
+            )
+    finally:
+        sys.setswitchinterval(interval)
+    assert lengths == [3, 11, 11] * 500
+
+
+def test_threads_do_not_meet_in_a_marian(model: Any) -> None:
+    model.train()
+    model.get_encoder().layers[0].self_attn.eval()
+    assert_threads_do_not_meet(translate_with(model), jobs(SENTENCES))
+
+
+def test_threads_do_not_meet_in_our_model(tiny_run: Path) -> None:
+    translator = pipeline("translation", model=str(tiny_run / "model"), device="cpu", max_length_offset=6)
+    for module in translator.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    translator.model.train()
+    assert_threads_do_not_meet(translator, jobs(["one two three", "four", "", "five six", "one one nine"]))
+
+
+def test_workers_start_while_threads_translate(translator: Any) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(translator, SENTENCES, truncation=n % 2 == 0) for n in range(24)]
+        for _ in range(3):
+            assert list(translator(Sentences(), num_workers=1)) == [translation(sentence) for sentence in GERMAN]
+        assert all(call.result() == translation(*GERMAN) for call in calls)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_can_tokenize(translator: Any) -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        with LOCK:
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    process = multiprocessing.get_context("fork").Process(target=translator.preprocess, args=("cat",))
+    process.start()
+    process.join(60)
+    process.kill()
+    thread.join()
+    assert process.exitcode == 0
+
+
+def test_two_pipelines_share_a_model(model: Any) -> None:
+    model.train()
+    one, other = translate_with(model), translate_with(model)
+    first, second = (iter(each(sentence for sentence in SENTENCES)) for each in (one, other))
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(list, (first, second)))
+    assert answers == [[translation(sentence) for sentence in GERMAN]] * 2
+    assert all(module.training for module in model.modules())
+
+
+def test_a_pipeline_can_be_copied_and_pickled(translator: Any) -> None:
+    for again in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+        assert again.model is not translator.model
+        assert again([SENTENCES], batch_size=2) == [translation(*GERMAN)]
+
+
+# ---- The task ----------------------------------------------------------------------------------------------------
+
+
+def test_the_task_with_languages(folder: str) -> None:
+    translator = pipeline("translation_en_to_de", model=folder)
+    assert isinstance(translator, VaswaniTranslationPipeline)
+    assert translator.task == "translation_en_to_de"
+    assert translator("a dog") == translation("ein hund")
+
+
+@pytest.mark.parametrize("task", ["translation_bogus", "translation_en_de", "translation_en_to_", "translation_to"])
+def test_wrong_tasks_are_unknown(folder: str, task: str) -> None:
+    with pytest.raises(KeyError, match=f"Unknown task {task}"):
+        pipeline(task, model=folder)
+
+
+def test_the_other_tasks_are_untouched(folder: str) -> None:
+    assert {"text-generation", "fill-mask", "translation", "ner"} <= set(pipelines.get_supported_tasks())
+    assert pipelines.check_task("sentiment-analysis")[0] == "text-classification"
+    assert pipelines.check_task("text-generation")[1]["impl"] is not VaswaniTranslationPipeline
+    with pytest.raises(KeyError, match="summarization has been removed"):
+        pipeline("summarization", model=folder)
+
+
+def test_registering_again_changes_nothing() -> None:
+    registry = pipelines.PIPELINE_REGISTRY
+    before = dict(registry.supported_tasks), registry.task_aliases, dict(registry.task_aliases)
+    hf_vaswani._register_translation_task()
+    importlib.reload(hf_vaswani)
+    assert (dict(registry.supported_tasks), registry.task_aliases, dict(registry.task_aliases)) == before
+    assert registry.task_aliases is before[1]
+
+
+def test_a_task_that_transformers_has_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = pipelines.PIPELINE_REGISTRY
+    theirs = {"impl": object, "pt": ()}
+    monkeypatch.setitem(registry.supported_tasks, "translation", theirs)
+    monkeypatch.setattr(registry, "task_aliases", {})
+    monkeypatch.delattr(pipelines, "REMOVED_TASKS", raising=False)
+    hf_vaswani._register_translation_task()
+    assert registry.supported_tasks["translation"] is theirs and registry.task_aliases == {}
+
+
+def run_python(program: str, **environment: str) -> None:
+    paths = [str(Path(hf_vaswani.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    } | environment
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+PLUGIN_FIRST = "import hf_vaswani; from transformers import pipeline"
+TRANSFORMERS_FIRST = "from transformers import pipeline; import hf_vaswani"
+
+
+@pytest.mark.parametrize("imports", [PLUGIN_FIRST, TRANSFORMERS_FIRST])
+def test_the_order_of_the_imports_does_not_matter(folder: str, imports: str) -> None:
+    # transformers itself brings accelerate and yaml where they are installed.
+    program = f"""
+import sys
+{imports}
+heavy = {{"datasets", "evaluate", "sacrebleu", "matplotlib", "jsonargparse", "ctranslate2"}}
+assert heavy.isdisjoint(sys.modules), heavy & set(sys.modules)
+assert pipeline("translation", model={folder!r})("a dog") == [{{"translation_text": "ein hund"}}]
+assert pipeline("translation_en_to_de", model={folder!r}).task == "translation_en_to_de"
+"""
+    run_python(program)
+
+
+def test_the_task_may_be_declined(folder: str) -> None:
+    program = f"""
+import copy
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, pipelines
+registry = pipelines.PIPELINE_REGISTRY
+def state():
+    return registry.supported_tasks, registry.task_aliases, getattr(pipelines, "REMOVED_TASKS", None)
+before, aliases = copy.deepcopy(state()), registry.task_aliases
+import hf_vaswani
+assert state() == before and registry.task_aliases is aliases
+config = AutoConfig.for_model("vaswani", vocab_size=9, d_model=8, d_ff=8, num_heads=2)
+assert type(AutoModelForSeq2SeqLM.from_config(config)) is hf_vaswani.VaswaniForConditionalGeneration
+model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained({folder!r}), AutoTokenizer.from_pretrained({folder!r})
+translator = hf_vaswani.VaswaniTranslationPipeline(model, tokenizer)
+assert translator("a dog") == [{{"translation_text": "ein hund"}}]
+try:
+    pipelines.pipeline("translation", model={folder!r})
+except KeyError as error:
+    assert "translation" in str(error)
+else:
+    raise AssertionError("the task is there")
+"""
+    run_python(program, HF_VASWANI_TRANSLATION_TASK="0")
+
+
+@pytest.mark.parametrize(
+    ("word", "declined"), [("OFF", True), ("no", True), ("False", True), ("1", False), ("", False)]
+)
+def test_how_the_task_is_declined(monkeypatch: pytest.MonkeyPatch, word: str, declined: bool) -> None:
+    registry = pipelines.PIPELINE_REGISTRY
+    monkeypatch.delitem(registry.supported_tasks, "translation")
+    monkeypatch.setattr(registry, "task_aliases", registry.task_aliases)
+    monkeypatch.setenv("HF_VASWANI_TRANSLATION_TASK", word)
+    importlib.reload(hf_vaswani)
+    assert ("translation" not in registry.supported_tasks) == declined
+
+
+def test_the_saved_folder_is_plain(folder: str) -> None:
+    # The tests above stand on this: the model and tokenizer come back through the Auto classes alone.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("a dog").input_ids == [FIRST_SOURCE, FIRST_SOURCE + 2, EOS]
+    assert isinstance(AutoModelForSeq2SeqLM.from_pretrained(folder), MarianMTModel)

@@ -1,0 +1,172 @@
+"""Nothing is half-written, nothing good is lost, and the mean is the mean."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_vaswani.files import sealed, temporary_name
+from hf_vaswani.recipe import Recipe, TrainingRecipe
+from hf_vaswani.run_folder import (
+    average_checkpoints,
+    checkpoint_digests,
+    checkpoint_to_resume,
+    checkpoints_to_average,
+    forget_after,
+    list_checkpoints,
+    remove_old_checkpoints,
+)
+
+
+def checkpoint(run: Path, step: int, complete: bool = True) -> Path:
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"w": torch.full((2,), float(step))}, folder / "model.safetensors")
+    if complete:
+        seal(folder, step)
+    return folder
+
+
+def seal(folder: Path, step: int, **more: Any) -> None:
+    """Writes the record of a checkpoint, with the digests of what it has now."""
+    (folder / "progress.json").unlink(missing_ok=True)
+    files, state = checkpoint_digests(folder)
+    record = {"step": step, "position": {}, "data": {}, "launch": {}, "nonfinite": 0, "seconds": 1.0, "files": files}
+    (folder / "progress.json").write_text(json.dumps(sealed(record | {"state": state} | more)))
+
+
+def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> None:
+    for step in (5, 100, 20):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 300, complete=False)
+    temporary_name(tmp_path / "checkpoint-400").mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
+    remove_old_checkpoints(tmp_path, 5, keep_last=2)
+    assert not temporary_name(tmp_path / "checkpoint-400").exists()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
+
+
+def to_average(folder: Path, *arguments: Any, **options: Any) -> list[int]:
+    found = checkpoints_to_average(folder, *arguments, **options)
+    return [int(path.name.removeprefix("checkpoint-")) for path in found]
+
+
+def test_the_best_checkpoints_stay_beside_the_last_and_are_averaged(tmp_path) -> None:
+    """By validation BLEU; of equals the later; one without a validation has no rank."""
+    for step in (1, 2, 3, 4, 5, 6):
+        checkpoint(tmp_path, step)
+    assert to_average(tmp_path, 1, best=3) == []
+    bleu = {1: 30.0, 2: 50.0, 3: 30.0, 5: 10.0, 7: 99.0}
+    lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
+    (tmp_path / "validations.jsonl").write_text("".join(lines))
+    assert to_average(tmp_path, 1, best=2) == [2, 3]
+    assert to_average(tmp_path, 1, best=9) == [1, 2, 3, 5]
+    remove_old_checkpoints(tmp_path, 1, keep_last=1, keep_best=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 6)]
+    assert to_average(tmp_path, 1, best=3) == [1, 2, 3]
+    with pytest.raises(ValueError, match="checkpoint-1 is not there any more: training.keep_last"):
+        average_checkpoints(checkpoints_to_average(tmp_path, 1, best=3))
+    remove_old_checkpoints(tmp_path, 1, keep_last=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+    (tmp_path / "validations.jsonl").write_text("{")
+    with pytest.raises(ValueError, match="validations.jsonl is damaged"):
+        to_average(tmp_path, 1, best=2)
+
+
+def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path) -> None:
+    """Saved every 4 updates, and at the end; that of update 6 was made by a stop, and is none of the run's own."""
+    assert to_average(tmp_path, 4, last=2) == []
+    for step in (4, 6, 8, 12, 14):
+        checkpoint(tmp_path, step)
+    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
+    assert to_average(tmp_path, 4, last=9) == [4, 8, 12, 14]
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
+
+
+def test_the_average_is_the_mean(tmp_path) -> None:
+    folders = [checkpoint(tmp_path, step) for step in (1, 2, 6)]
+    assert average_checkpoints(folders)["w"].tolist() == [3, 3]
+    assert average_checkpoints(folders)["w"].dtype == torch.float32
+    assert average_checkpoints(folders[:1])["w"].tolist() == [1, 1]
+
+
+def test_what_cannot_be_averaged_is_named(tmp_path) -> None:
+    one, two = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
+    save_file({"w": torch.zeros(3)}, two / "model.safetensors")
+    seal(two, 2)
+    with pytest.raises(ValueError, match=r"w has the shape \(3,\).*\(2,\)"):
+        average_checkpoints([one, two])
+    save_file({"v": torch.zeros(2)}, two / "model.safetensors")
+    seal(two, 2)
+    with pytest.raises(ValueError, match="same weights: v"):
+        average_checkpoints([one, two])
+    with pytest.raises(ValueError, match="no checkpoint"):
+        average_checkpoints([])
+
+
+def test_which_run_is_resumed(tmp_path) -> None:
+    recipe = Recipe(run_dir=str(tmp_path / "run"))
+    assert checkpoint_to_resume(recipe) is None
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
+    assert checkpoint_to_resume(Recipe(run_dir=recipe.run_dir, seed=9)) is None
+    newest = checkpoint(tmp_path / "run", 7)
+    assert checkpoint_to_resume(recipe) == newest
+    longer = Recipe(run_dir=recipe.run_dir, training=TrainingRecipe(max_steps=200_000))
+    assert checkpoint_to_resume(longer) == newest
+    other = Recipe(run_dir=recipe.run_dir, seed=9, training=TrainingRecipe(warmup_steps=5))
+    with pytest.raises(
+        ValueError, match=r"another recipe: seed is 1 there and 9 here, training\.warmup_steps is 4000"
+    ):
+        checkpoint_to_resume(other)
+
+
+def test_a_cosine_is_not_prolonged(tmp_path) -> None:
+    """What it has done so far depends on its end."""
+    cosine = {"schedule": "cosine", "peak_learning_rate": 0.1}
+    recipe = Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine))
+    (tmp_path / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
+    newest = checkpoint(tmp_path, 7)
+    assert checkpoint_to_resume(recipe) == newest
+    with pytest.raises(ValueError, match="max_steps is 100000 there and 9 here"):
+        checkpoint_to_resume(Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine, max_steps=9)))
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
+    # What is left of a run that was killed while it wrote its recipe.
+    temporary_name(tmp_path / "recipe.yaml").write_text("da")
+    assert checkpoint_to_resume(Recipe(run_dir=str(tmp_path))) is None
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="not the folder of a run"):
+        checkpoint_to_resume(Recipe(run_dir=str(tmp_path)))
+
+
+def test_what_was_noted_later_is_forgotten_and_no_more(tmp_path) -> None:
+    """The line of the very update stays; one that was cut short goes, and one that a crash left empty."""
+    files = ("validations.jsonl", "nonfinite_updates.jsonl", "training.jsonl")
+    for name in files:
+        lines = [json.dumps({"step": step, "loss": 1.0, "bleu": 1.0}) + "\n" for step in (2, 4, 6)]
+        (tmp_path / name).write_text("".join(lines))
+    with open(tmp_path / "nonfinite_updates.jsonl", "a") as file:
+        file.write('\0\0\n{"step": 7, "lo')
+    forget_after(tmp_path, 4, TrainingRecipe(validate_every=2))
+    for name in files:
+        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [2, 4]
+    forget_after(tmp_path, 0, TrainingRecipe(validate_every=2))
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None:
+    """Stopped at update 6, which was the best so far: afterwards all is as if it had not been."""
+    bleu = {2: 1.0, 4: 5.0, 6: 7.0, 8: 3.0}
+    lines = [json.dumps({"step": step, "loss": 1.0, "bleu": bleu[step]}) + "\n" for step in bleu]
+    (tmp_path / "validations.jsonl").write_text("".join(lines))
+    for step, left in ((4, [4]), (6, [4, 6]), (8, [4, 8])):
+        checkpoint(tmp_path, step)
+        remove_old_checkpoints(tmp_path, 4, keep_last=1, keep_best=1)
+        assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in left]

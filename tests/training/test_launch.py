@@ -1,0 +1,326 @@
+"""Several processes, GPUs, machines: what `accelerate launch` makes of configs/accelerate, and sharding by FSDP2."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import FSDPModule
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.training.optimization import build_optimizer
+from hf_vaswani.training.sharding import shard_what_is_tied, whole_weights
+
+from ..conftest import ROOT, tiny_recipe
+
+FILES = {path.stem: path for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
+LAYERS = ["VaswaniDecoderLayer", "VaswaniEncoderLayer"]
+
+
+@dataclass
+class Launched:
+    """What would have been started: arguments of torchrun (or a command), and the environment of the processes."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    command: list[str] | None = None
+    torchrun: object = None
+
+
+@pytest.fixture
+def launch():
+    """Accelerate's launcher up to the point where it starts processes."""
+    import torch.distributed.run
+    from accelerate.commands import launch as launcher
+
+    def run(name: str, *arguments: str) -> Launched:
+        seen = Launched()
+
+        def start_command(command, env):
+            seen.command, seen.environment = command, env
+            return SimpleNamespace(wait=lambda: 0, returncode=0)
+
+        def start_torchrun(args):
+            seen.torchrun, seen.environment = args, dict(os.environ)
+
+        parser = launcher.launch_command_parser()
+        command = ["--config_file", str(FILES[name]), *arguments, "train.py", "configs/my.yaml", "--seed=2"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launcher.subprocess, "Popen", start_command)
+            patch.setattr(torch.distributed.run, "run", start_torchrun)
+            launcher.launch_command(parser.parse_args(command))
+        assert seen.environment
+        return seen
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "processes", "machines"),
+    [
+        ("single_gpu", "NO", 1, 1),
+        ("ddp_8_gpus", "MULTI_GPU", 8, 1),
+        ("two_nodes", "MULTI_GPU", 16, 2),
+        ("fsdp2", "FSDP", 8, 1),
+    ],
+)
+def test_accelerate_reads_each_file(name, kind, processes, machines) -> None:
+    """Its own loader, which refuses keys that it does not know."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(FILES[name]))
+    assert (config.distributed_type.value, config.num_processes, config.num_machines) == (kind, processes, machines)
+    assert config.mixed_precision == "bf16"
+
+
+def test_no_file_is_left_out() -> None:
+    assert set(FILES) == {"single_gpu", "ddp_8_gpus", "two_nodes", "fsdp2"}
+
+
+def test_one_gpu_is_one_process_and_no_torchrun(launch) -> None:
+    launched = launch("single_gpu", "--gpu_ids", "3")
+    assert launched.torchrun is None
+    assert launched.command == [sys.executable, "train.py", "configs/my.yaml", "--seed=2"]
+    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert launched.environment["ACCELERATE_USE_CPU"] == "False"
+    assert launched.environment["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--num_processes", "4", "--mixed_precision", "no"]])
+def test_eight_gpus_are_eight_processes_of_one_machine(launch, arguments) -> None:
+    launched = launch("ddp_8_gpus", *arguments)
+    assert launched.torchrun.nproc_per_node == ("4" if arguments else "8")
+    assert launched.torchrun.nnodes == "1:1"
+    assert launched.torchrun.training_script == "train.py"
+    assert launched.torchrun.training_script_args == ["configs/my.yaml", "--seed=2"]
+    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == ("no" if arguments else "bf16")
+    assert "ACCELERATE_USE_FSDP" not in launched.environment
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_nodes_are_eight_processes_on_each(launch, rank) -> None:
+    launched = launch("two_nodes", "--main_process_ip", "first.example", "--machine_rank", str(rank))
+    torchrun = launched.torchrun
+    assert (torchrun.nnodes, torchrun.nproc_per_node, torchrun.node_rank) == ("2", "8", rank)
+    assert (torchrun.rdzv_backend, torchrun.rdzv_endpoint) == ("static", "first.example:29500")
+    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+def test_fsdp2_shards_the_layers(launch, monkeypatch) -> None:
+    """From the launcher's environment, Accelerate's plugin in the process reads version, layers and kind of state."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    launched = launch("fsdp2")
+    assert launched.torchrun.nproc_per_node == "8"
+    assert launched.environment["ACCELERATE_USE_FSDP"] == "true"
+    assert launched.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    for name, value in launched.environment.items():
+        if name.startswith("FSDP_"):
+            monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.cpu_ram_efficient_loading is False
+    assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+    plugin.set_auto_wrap_policy(tiny_model())
+    wrapped = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
+    assert sorted(layer.__name__ for layer in wrapped) == LAYERS
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_two_launchers_train_one_model(tmp_path) -> None:
+    """The command of two_nodes.yaml, given twice on one machine without a GPU, with a process for each."""
+    recipe = [*tiny_recipe(tmp_path, max_steps=1), "--data.test_files=null", "--run_dir", str(tmp_path / "run")]
+    node = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FILES["two_nodes"])]
+    node += ["--num_processes=2", "--main_process_ip=127.0.0.1", f"--main_process_port={free_port()}"]
+    # Only on a machine without GPUs would it be the CPU by itself.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    nodes = [
+        subprocess.Popen(
+            [*node, "--mixed_precision=no", f"--machine_rank={rank}", str(ROOT / "train.py"), *recipe],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=240)[0] for process in nodes]
+    finally:
+        for process in nodes:
+            process.kill()
+    assert [process.returncode for process in nodes] == [0, 0], said
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["processes"] == 2
+    states = {path.name for path in (tmp_path / "run" / "checkpoint-1").glob("random_states_*")}
+    assert states == {"random_states_0.pkl", "random_states_1.pkl"}
+
+
+# ---- FSDP2 on two CPU processes ----------------------------------------------------------------------------------
+
+TIES = {"all": (True, True), "target": (False, True), "none": (False, False)}
+
+
+def tiny_model(tie: str = "all") -> VaswaniForConditionalGeneration:
+    torch.manual_seed(0)
+    share_embeddings, tie_word_embeddings = TIES[tie]
+    config = VaswaniConfig(
+        vocab_size=301, d_model=16, d_ff=32, num_heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0,
+        share_embeddings=share_embeddings, tie_word_embeddings=tie_word_embeddings,
+    )  # fmt: skip
+    return VaswaniForConditionalGeneration(config).train()
+
+
+def tiny_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    # So large an epsilon keeps Adam from blowing up the noise of a gradient that is zero.
+    return build_optimizer(model.parameters(), 0.9, 0.98, 1e-3, 0.0, 0.01)
+
+
+def updates() -> list[list[dict[str, torch.Tensor]]]:
+    """Three updates of four batches, all of other sizes; the last one is a batch with nothing to learn."""
+    random = torch.Generator().manual_seed(1)
+    sizes = torch.randint(2, 9, (3, 4, 3), generator=random).tolist()
+    result = [
+        [
+            {
+                "input_ids": torch.randint(4, 301, (rows, source), generator=random),
+                "labels": torch.randint(4, 301, (rows, target), generator=random),
+            }
+            for rows, source, target in update
+        ]
+        for update in sizes
+    ]
+    result[-1][-1]["labels"].fill_(-100)
+    return result
+
+
+def on_two_processes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """This file as a program."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "tests.test_launch", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
+
+
+def test_fsdp2_equals_the_whole_model(tmp_path) -> None:
+    """Accelerate's own code for it, which takes no CPU, made to take one: sharded layers, clipping, accumulation."""
+    done = on_two_processes(str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for tie in TIES:
+        model = tiny_model(tie)
+        optimizer = tiny_optimizer(model)
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        for batches in updates():
+            tokens = sum((batch["labels"] != -100).sum() for batch in batches)
+            for batch in batches:
+                model(**batch, epsilon_ls=0.1, num_items_in_batch=tokens).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        sharded = load_file(tmp_path / f"{tie}.safetensors")
+        assert set(sharded) == set(before)
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(sharded[name], weight.detach(), atol=1e-6, rtol=0, msg=f"{tie} {name}")
+            assert (weight - before[name]).abs().max() > 1e-3, name
+
+
+def take_the_cpu_for_a_gpu() -> None:
+    """Accelerate shards on accelerators only. Told that gloo on the CPU is one, it goes the same way."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
+def train_sharded(folder: Path) -> None:
+    """One of the two processes: the same updates, but it has every other batch, and half of each weight."""
+    from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from torch.distributed.tensor import DTensor
+
+    take_the_cpu_for_a_gpu()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    accelerator = Accelerator(fsdp_plugin=plugin, step_scheduler_with_optimizer=False)
+    assert (accelerator.is_fsdp2, accelerator.num_processes) == (True, 2)
+    for tie in TIES:
+        model = tiny_model(tie)
+        shard_what_is_tied(accelerator, model)
+        model, optimizer = accelerator.prepare(model, tiny_optimizer(model))
+        sharded = {type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule)}
+        assert {f"FSDP{name}" for name in LAYERS} < sharded
+        for weight in model.parameters():
+            assert isinstance(weight, DTensor)
+            assert weight.to_local().numel() < weight.numel()
+        same = model.lm_head.weight is model.model.decoder.embed_tokens.weight
+        assert same == (tie != "none")
+        for batches in updates():
+            mine = batches[accelerator.process_index :: 2]
+            tokens = accelerator.reduce(sum((batch["labels"] != -100).sum() for batch in mine), "sum")
+            for left, batch in zip(reversed(range(len(mine))), mine, strict=True):
+                with accelerator.no_sync(model) if left else nullcontext():
+                    loss = model(**batch, epsilon_ls=0.1, num_items_in_batch=tokens).loss
+                    accelerator.backward(loss * accelerator.num_processes)
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        whole = whole_weights(model)
+        if accelerator.is_main_process:
+            save_file(whole, folder / f"{tie}.safetensors")
+        accelerator.free_memory()
+    accelerator.end_training()
+
+
+def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launch) -> None:
+    """The whole command, stopped and continued, makes the model that one process makes of the same batches."""
+    from hf_vaswani.cli import main
+
+    arguments = tiny_recipe(tmp_path, max_steps=8, schedule="constant", peak_learning_rate=0.001, validate_every=4)
+    arguments += ["--model.dropout=0", "--training.clip_norm=1"]
+    alone = ["--training.accumulation_steps=2", "--run_dir", str(tmp_path / "alone")]
+    assert main(["train", *arguments, *alone]) == 0
+    sharding = {key: value for key, value in launch("fsdp2").environment.items() if "FSDP" in key}
+    for max_steps in (4, 8):
+        run = ["--run_dir", str(tmp_path / "run"), f"--training.max_steps={max_steps}"]
+        done = on_two_processes("train", *arguments, *run, **sharding)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("checkpoint-4", "checkpoint-8", "model"):
+        ours, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("run", "alone"))
+        for weight in ours.keys() | theirs.keys():
+            torch.testing.assert_close(ours[weight], theirs[weight], atol=1e-6, rtol=0, msg=f"{name} {weight}")
+    shards = list((tmp_path / "run" / "checkpoint-8").rglob("*.distcp"))
+    assert {path.parent.name for path in shards} == {"optimizer_0", "pytorch_model_fsdp_0"}
+    losses = [
+        [json.loads(line)["loss"] for line in (tmp_path / run / "validations.jsonl").read_text().splitlines()]
+        for run in ("run", "alone")
+    ]
+    assert len(losses[0]) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+    # A damaged shard is one sentence, too.
+    shards[0].write_bytes(b"")
+    run = ["--run_dir", str(tmp_path / "run"), "--training.max_steps=12"]
+    done = on_two_processes("train", *arguments, *run, **sharding)
+    assert f"{shards[0]} was changed or damaged" in done.stderr
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "train":
+        from hf_vaswani.cli import main
+        from hf_vaswani.training import preparation
+
+        take_the_cpu_for_a_gpu()
+        accelerator = preparation.Accelerator
+        preparation.Accelerator = lambda cpu, **rest: accelerator(**rest)
+        sys.exit(main(sys.argv[1:]))
+    train_sharded(Path(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""From a recipe to a run: two directions in one model, streams, and both again after a stop."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, pipeline
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.recipe import load_recipe
+
+from ..conftest import tiny_recipe, write_pairs
+
+
+def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
+    """Command line of a tiny recipe with two directions: numbers in English words to German, and to digits."""
+    arguments = tiny_recipe(folder, **training)
+    source, _ = write_pairs(folder)
+    words = "zero one two three four five six seven eight nine".split()
+    digits = folder / "text.xx"
+    lines = source.read_text("utf-8").splitlines()[:40]
+    digits.write_text(
+        "".join(" ".join(str(words.index(word)) for word in line.split()) + "\n" for line in lines), encoding="utf-8"
+    )
+    (folder / "short.en").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    files = {"en": str(folder / "short.en"), "xx": str(digits)}
+    other = {"target_language": "xx", "weight": 2.0} | {
+        f"{split}_files": files for split in ("train", "validation", "test")
+    }
+    return [*arguments, "--data.target_tag=true", f"--more_data=[{json.dumps(other)}]", *more]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, capsys) -> None:
+    more = ["--data.streaming=true", "--data.stream_window=50"] if streaming else []
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert main(["train", *bilingual(tmp_path, *more, max_steps=24), "--run_dir", str(whole)]) == 0, (
+        capsys.readouterr()
+    )
+    for steps in (8, 24):
+        arguments = bilingual(tmp_path, *more, max_steps=steps, data_workers=steps // 24)
+        assert main(["train", *arguments, "--run_dir", str(parted)]) == 0, capsys.readouterr()
+    ours, theirs = weights(parted / "checkpoint-24"), weights(whole / "checkpoint-24")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    progress = json.loads((whole / "checkpoint-24" / "progress.json").read_text())
+    assert progress["position"].keys() == ({"window", "update", "places"} if streaming else {"epoch", "update"})
+    (validation, *_) = [json.loads(line) for line in (whole / "validations.jsonl").read_text().splitlines()]
+    assert validation["sets"].keys() == {"en-de", "en-xx"}
+    result = json.loads((whole / "test.json").read_text())
+    assert result["sets"].keys() == {"en-de", "en-xx"}
+    assert result["chrf"] == sum(scores["chrf"] for scores in result["sets"].values()) / 2
+    added = json.loads((whole / "model" / "tokenizer.json").read_text())["added_tokens"]
+    assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
+
+
+@pytest.mark.portable
+def test_one_model_learns_both_directions(tmp_path) -> None:
+    """The same sentences to both: the tag alone says into which language."""
+    run = tmp_path / "run"
+    sizes = ["--model.d_model=64", "--model.d_ff=128", "--evaluation.max_length=40"]
+    training = {"warmup_steps": 50, "tokens_per_batch": 512, "save_every": 50, "validate_every": 100}
+    arguments = bilingual(tmp_path, *sizes, max_steps=100, **training)
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    words = (tmp_path / "short.en").read_text("utf-8").splitlines()
+    model = VaswaniForConditionalGeneration.from_pretrained(run / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    translator = pipeline("translation", model=model, tokenizer=tokenizer)
+
+    def loss(tag: str, language: str) -> float:
+        references = (tmp_path / f"text.{language}").read_text("utf-8").splitlines()[: len(words)]
+        sources = tokenizer([f"<2{tag}> {line}" for line in words], return_tensors="pt", padding=True)
+        labels = tokenizer(references, return_tensors="pt", padding=True)["input_ids"]
+        with torch.no_grad():
+            return model(**sources, labels=labels.masked_fill(labels == tokenizer.pad_token_id, -100)).loss.item()
+
+    assert loss("de", "de") < loss("xx", "de")
+    assert loss("xx", "xx") < loss("de", "xx")
+    outputs = {
+        language: [output["translation_text"] for output in translator(words, tgt_lang=language)]
+        for language in ("de", "xx")
+    }
+    digits = {language: sum(any(map(str.isdigit, line)) for line in lines) for language, lines in outputs.items()}
+    assert digits["xx"] > digits["de"], outputs
+
+
+def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> None:
+    arguments = [*tiny_recipe(tmp_path, max_steps=4), "--data.streaming=true", "--data.stream_window=50"]
+    run = tmp_path / "run"
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    write_pairs(tmp_path, count=60)
+    longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
+    assert main(["train", *longer, "--run_dir", str(run)]) == 2
+    assert "The training text, or that of the validation, is not that of" in capsys.readouterr().err
+
+
+def test_a_number_format_that_is_not_known_is_refused_before_the_library_sees_it(tmp_path, monkeypatch) -> None:
+    from hf_vaswani.training import preparation
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="must be no, bf16 or fp16, but it is fp8"):
+        preparation.build_accelerator(recipe)
+
+
+def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch) -> None:
+    """Else each of the processes would train a model of its own, all of them in one folder."""
+    from hf_vaswani.training import preparation
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(preparation, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr(preparation, "meet", lambda launched, start, work: start(work))
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
+        preparation.build_accelerator(recipe)
+    assert not (tmp_path / "run").exists()

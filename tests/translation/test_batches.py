@@ -1,0 +1,108 @@
+"""A corpus is translated in order, in batches, as if sentence by sentence."""
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM
+
+from hf_vaswani.data.tokenizer import add_language_tags, load_tokenizer
+from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
+
+
+def test_a_corpus_is_translated_in_order_whatever_the_batches(tiny_run) -> None:
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
+        load_tokenizer(str(tiny_run / "model")),
+    )
+    model.train()
+    sentences = ["one two three", "", "nine", "four five six seven eight", "   ", "two"]
+    together = translate_corpus(model, tokenizer, sentences, tokens_per_batch=64, max_length=10)
+    assert model.training
+    model.eval()
+    alone = []
+    for sentence in sentences:
+        ids = tokenizer(sentence, return_tensors="pt")
+        output = model.generate(**ids, max_length=10)[0]
+        alone.append(tokenizer.decode(output, skip_special_tokens=True) if sentence.strip() else "")
+    assert together == alone
+    assert translate_corpus(model, tokenizer, sentences, tokens_per_batch=1, max_length=10) == alone
+    assert translate_corpus(model, tokenizer, [], max_length=10) == []
+
+
+def test_batches_keep_to_the_budget_and_dropout_is_off(tiny_run, monkeypatch) -> None:
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
+        load_tokenizer(str(tiny_run / "model")),
+    )
+    generate, shapes = model.generate, []
+
+    def spy(**inputs):
+        assert not model.training
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", spy)
+    model.train()
+    translate_corpus(model, tokenizer, ["one two three four"] * 5 + ["one"] * 20, tokens_per_batch=30, max_length=5)
+    assert all(rows * width <= 30 for rows, width in shapes)
+    assert sum(rows for rows, _ in shapes) == 25
+    assert max(rows for rows, _ in shapes) > 5
+
+
+@pytest.fixture
+def translator(tiny_run):
+    return (
+        AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
+        load_tokenizer(str(tiny_run / "model")),
+    )
+
+
+def test_every_module_gets_its_mode_back_also_after_an_error(translator, monkeypatch) -> None:
+    model, tokenizer = translator
+    model.train()
+    model.model.encoder.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert len(set(modes.values())) == 2
+
+    def modes_now() -> dict[str, bool]:
+        return {name: module.training for name, module in model.named_modules()}
+
+    translate_corpus(model, tokenizer, ["one", "two"])
+    log_probabilities(model, tokenizer, ["one"], ["two"])
+    assert modes_now() == modes
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        translate_corpus(model, tokenizer, ["one"], max_new_tokens=-1)
+    assert modes_now() == modes
+    # The second batch is never asked for.
+    monkeypatch.setattr(type(tokenizer), "batch_decode", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        translate_corpus(model, tokenizer, ["one", "two"], tokens_per_batch=1)
+    assert caught.traceback and modes_now() == modes
+    monkeypatch.setattr(model, "forward", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        log_probabilities(model, tokenizer, ["one"], ["two"])
+    assert modes_now() == modes
+
+
+def test_half_a_character_is_refused_with_its_sentence(translator) -> None:
+    texts = ["one", "tw\ud800o"]
+    for work in (
+        lambda: translate_corpus(*translator, texts),
+        lambda: translate_n_best(*translator, texts, 2),
+        lambda: log_probabilities(*translator, ["one", "two"], texts),
+    ):
+        with pytest.raises(ValueError, match=r"Sentence 2 has half a character of UTF-16 \('\\ud800'\)"):
+            work()
+
+
+def test_one_beam_has_no_scores(translator) -> None:
+    with pytest.raises(ValueError, match="need beam search: set num_beams to 2 or more"):
+        translate_n_best(*translator, ["one"], 1, num_beams=1)
+
+
+def test_a_tag_alone_has_nothing_to_translate(translator) -> None:
+    model, tokenizer = translator
+    add_language_tags(tokenizer, ["de"])
+    model.resize_token_embeddings(len(tokenizer))
+    # It would say something whatever it reads.
+    settings = {"min_new_tokens": 3, "max_new_tokens": 5}
+    assert translate_corpus(model, tokenizer, ["", "<2de>", " <2de> ", "<2de> one"], **settings)[:3] == ["", "", ""]
+    assert translate_n_best(model, tokenizer, ["<2de>"], 2, num_beams=2, **settings) == [[(0.0, ""), (0.0, "")]]

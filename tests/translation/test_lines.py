@@ -1,0 +1,142 @@
+"""Lines of a text: cut where they are too long, in order whoever translates them, written as wholes."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.translation.batches import translate_corpus, translate_n_best
+from hf_vaswani.translation.lines import LineTranslator, cut, in_pieces, longest_source, write_whole
+
+from ..conftest import ROOT
+
+
+def at_most(length: int):
+    return lambda piece: len(piece) <= length
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "pieces"),
+    [
+        ("One. Two.", 9, ["One.", "Two."]),
+        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
+        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
+        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
+        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
+        ("3.5 is a number", 10, ["3.5 is", "a number"]),
+        ("one two three four", 9, ["one two", "three", "four"]),
+        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
+        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
+        ("ab", 0, ["a", "b"]),
+    ],
+)
+def test_a_cut_is_where_it_hurts_least(text, length, pieces) -> None:
+    assert cut(text, at_most(length)) == pieces
+
+
+def test_nothing_is_lost_by_cutting() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
+        text = "".join("abcd  .!"[i] for i in letters).strip()
+        pieces = cut(text, at_most(9))
+        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+        assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
+
+
+@pytest.fixture(scope="module")
+def short_model():
+    """A model with a learned table of 24 positions, and its tokenizer, which has a tag."""
+    words = "one two three four five six seven eight nine ten"
+    tokenizer = train_tokenizer([words] * 50, 320)
+    add_language_tags(tokenizer, ["de"])
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    limits = {"position_encoding": "learned", "max_position_embeddings": 24}
+    return VaswaniForConditionalGeneration(
+        VaswaniConfig(vocab_size=len(tokenizer), **sizes, **limits)
+    ).eval(), tokenizer
+
+
+SENTENCE = "one two three four five six seven."
+LONG = " ".join([SENTENCE] * 4)
+
+
+def test_lines_that_are_too_long_are_translated_in_pieces(short_model) -> None:
+    model, tokenizer = short_model
+    assert longest_source([model], tokenizer) == 24
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        translate_corpus(model, tokenizer, [LONG])
+    translator = LineTranslator([model], tokenizer)
+    found = translator(["one", LONG, "", "two"])
+    assert translator.were_cut == 1
+    one, sentence, two = translate_corpus(model, tokenizer, ["one", SENTENCE, "two"])
+    assert [candidates[0][1] for candidates in found] == [one, " ".join([sentence] * 4), "", two]
+
+    model.generation_config.num_beams = 3
+    found = LineTranslator([model], tokenizer, n_best=2)([LONG, "two"])
+    whole, two = translate_n_best(model, tokenizer, [SENTENCE, "two"], 2)
+    assert found[0] == [(pytest.approx(4 * score), " ".join([text] * 4)) for score, text in whole]
+    assert found[1] == [(pytest.approx(score), text) for score, text in two]
+
+
+def test_a_tag_stands_in_front_of_each_piece(short_model) -> None:
+    _, tokenizer = short_model
+    assert in_pieces([f"<2de> {LONG}", "<2de> one"], tokenizer, 24) == [[f"<2de> {SENTENCE}"] * 4, ["<2de> one"]]
+    assert in_pieces([], tokenizer, 24) == []
+
+
+def test_the_least_of_all_limits_counts(short_model) -> None:
+    model, _ = short_model
+    other = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=300, d_model=16, d_ff=32, num_heads=2))
+    tokenizer = train_tokenizer(["one two"], 300)
+    assert longest_source([other], tokenizer) == 1024 and longest_source([other, model], tokenizer) == 24
+    tokenizer.model_max_length = 7
+    assert longest_source([other, model], tokenizer) == 7
+
+
+def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
+    words = ["one", "two three", "", "four five six", "nine"]
+    text = "".join(f"{words[i % 5]} {words[i % 3]}".strip() + "\n" for i in range(2500))
+    (tmp_path / "long.txt").write_text(text + "six " * 1200 + "\nbad\n", encoding="utf-8")
+    verb = ["-m", "hf_vaswani.cli", "translate", "--model", str(tiny_run / "model")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    found = []
+    for start in ([sys.executable], ["torchrun", "--standalone", "--nproc_per_node=2"]):
+        if len(start) > 1:
+            start = [sys.executable, "-m", "torch.distributed.run", *start[1:]]
+        command = [*start, *verb, str(tmp_path / "long.txt")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+        assert done.stderr.count("Cut: 1 line is longer than the 1,024 tokens that the model takes") == 1
+        found.append(done.stdout)
+    assert found[0] == found[1] and found[0].count("\n") == 2502
+    (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")
+    failed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (
+        failed.returncode
+        and failed.stderr.count("long.txt, line 2, is not UTF-8") == 1
+        and "[rank1]" not in failed.stderr
+    )
+    model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    assert found[0].splitlines()[:40] == translate_corpus(model, tokenizer, text.splitlines()[:40])
+
+
+def test_ctrl_c_waits_for_the_end_of_the_lines() -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            for line in text.splitlines(keepends=True):
+                super().write(line)
+                os.kill(os.getpid(), signal.SIGINT)
+            return len(text)
+
+    output = Slow()
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(output, "one\ntwo\n")
+    assert output.getvalue() == "one\ntwo\n"

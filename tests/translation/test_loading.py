@@ -1,0 +1,219 @@
+"""A damaged model folder is refused in one sentence that names its file, or it translates as before."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani.cli import main
+from hf_vaswani.translation.batches import translate_corpus
+from hf_vaswani.translation.loading import load_model, load_translator
+
+from ..conversion import test_marian
+from ..conversion.test_marian import spms  # noqa: F401
+
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+SENTENCES = ["one two", "nine"]
+
+
+@pytest.fixture
+def folder(tiny_run, tmp_path) -> Path:
+    """A model folder of its own."""
+    for file in FILES:
+        (tmp_path / "model").mkdir(exist_ok=True)
+        shutil.copyfile(tiny_run / "model" / file, tmp_path / "model" / file)
+    return tmp_path / "model"
+
+
+def with_values(**values: object) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), encoding="utf-8")
+
+    return damage
+
+
+def with_bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        weights = load_file(path)
+        change(weights)
+        save_file(weights, path, {"format": "pt"})
+
+    return damage
+
+
+FC1 = "model.encoder.layers.0.feed_forward.fc1.weight"
+DAMAGES = [
+    *(
+        (file, damage, file)
+        for file in FILES
+        for damage in (half, as_folder, with_bytes(b""), with_bytes(b"\xff\x00"))
+    ),
+    *((file, with_bytes(b"[]"), file) for file in FILES),
+    *((file, with_bytes(b"[" * 100_000), file) for file in FILES),
+    *((file, Path.unlink, file) for file in ("config.json", "tokenizer.json", "model.safetensors")),
+    ("config.json", with_bytes(b"{}"), "config.json has no model_type"),
+    ("config.json", with_values(model_type="abc"), "config.json has the model_type 'abc', which"),
+    ("config.json", with_values(d_model="abc"), "config.json cannot be used: .*d_model.*'abc'"),
+    ("config.json", with_values(num_heads=0), "config.json cannot be used: num_heads must be at least 1"),
+    ("config.json", with_values(num_heads=3), "config.json cannot be used: d_model .16. is not divisible"),
+    ("config.json", with_values(activation_function="abc"), "config.json cannot be used: activation_function 'abc'"),
+    ("config.json", with_values(layer_norm_eps=float("nan")), "config.json has layer_norm_eps nan, but it must be"),
+    (
+        "config.json",
+        with_values(layer_norm_eps=10**400),
+        "config.json has layer_norm_eps 1000.*\\.\\.\\., but it must",
+    ),
+    ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but beside it are only"),
+    ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but beside it"),
+    ("config.json", with_values(encoder_layers=2), "config.json: 12 tensors are missing, the first is model.encoder"),
+    ("config.json", with_values(vocab_size=305), r"1 tensor is of another shape \(\(300, 16\) in place of"),
+    ("config.json", with_values(dtype="abc"), "cannot be used|cannot be loaded"),
+    ("config.json", with_values(eos_token_id=300), "config.json has the id 300 as eos_token_id"),
+    ("generation_config.json", with_values(num_beams=0), "generation_config.json has num_beams 0, but it must be"),
+    ("generation_config.json", with_values(num_beams="x"), "generation_config.json has num_beams 'x'"),
+    ("generation_config.json", with_values(num_beams=10**12), "generation_config.json has num_beams 1000000000000"),
+    (
+        "generation_config.json",
+        with_values(length_penalty=float("nan")),
+        "generation_config.json has length_penalty n",
+    ),
+    ("generation_config.json", with_values(length_penalty=1e30), "generation_config.json has length_penalty 1e.30"),
+    ("generation_config.json", with_values(early_stopping="x"), "generation_config.json has early_stopping 'x'"),
+    ("generation_config.json", with_values(do_sample="x"), "generation_config.json has do_sample 'x'"),
+    ("generation_config.json", with_values(eos_token_id=[[2]]), "generation_config.json has eos_token_id ..2.."),
+    ("generation_config.json", with_values(forced_eos_token_id=300), "json has the id 300 as forced_eos_token_id"),
+    (
+        "generation_config.json",
+        with_values(watermarking_config="x"),
+        "cannot (translate|be loaded|be used)",
+    ),
+    ("generation_config.json", with_values(sequence_bias="x"), "cannot (translate|be loaded|be used)"),
+    ("tokenizer.json", with_bytes(b"{}"), "tokenizer.json is not a tokenizer"),
+    ("tokenizer.json", with_values(model={"type": "abc"}), "tokenizer.json is not a tokenizer"),
+    ("tokenizer_config.json", Path.unlink, "has no pad_token"),
+    ("tokenizer_config.json", with_values(model_max_length="x"), "The tokenizer in .* cannot be loaded"),
+    ("tokenizer_config.json", with_values(model_max_length=0), "tokenizer_config.json has model_max_length 0"),
+    (
+        "tokenizer_config.json",
+        with_values(eos_token="<x>"),
+        "has the id 300 .'<x>'., but the embedding .* only 300 rows",
+    ),
+    ("model.safetensors", with_weights(lambda weights: weights.pop(FC1)), f"1 tensor is missing, {FC1}"),
+    ("model.safetensors", with_weights(lambda weights: weights.update(x=torch.ones(1))), "1 tensor is too many, x"),
+    ("model.safetensors", with_weights(lambda weights: weights.update({FC1: weights[FC1].int()})), f"{FC1} as I32"),
+    (
+        "model.safetensors",
+        with_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})),
+        rf"1 tensor is of another shape .*, {FC1}",
+    ),
+    *(
+        ("model.safetensors", with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)), f"{FC1} that")
+        for value in (torch.nan, torch.inf)
+    ),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "words"), DAMAGES, ids=lambda value: value if type(value) is str else "")
+def test_damage_is_refused_by_name(folder, file, damage, words) -> None:
+    damage(folder / file)
+    with pytest.raises(ValueError, match=words) as refused:
+        load_translator(folder)
+    assert str(folder) in str(refused.value) and len(str(refused.value)) < 1000
+
+
+HARMLESS = [
+    ("config.json", with_values(architectures="abc", transformers_version=[])),
+    ("config.json", with_values(custom_pipelines=7)),
+    ("generation_config.json", with_values(transformers_version={}, no_such_setting="x")),
+    ("generation_config.json", with_values(num_return_sequences=2, return_dict_in_generate=True)),
+    ("generation_config.json", with_values(output_scores=True, return_dict_in_generate=True)),
+    ("tokenizer_config.json", with_values(tokenizer_class="abc")),
+    ("model.safetensors", with_weights(lambda weights: None)),
+]
+
+
+@pytest.mark.parametrize(("file", "change"), HARMLESS)
+def test_what_has_no_influence_is_no_reason(folder, file, change) -> None:
+    expected = translate_corpus(*load_translator(folder), SENTENCES)
+    change(folder / file)
+    assert translate_corpus(*load_translator(folder), SENTENCES) == expected
+
+
+def test_every_verb_refuses_with_exit_code_2(folder, tmp_path, capsys) -> None:
+    text = tmp_path / "text"
+    text.write_text("one\n")
+    half(folder / "generation_config.json")
+    model = ["--model", str(folder)]
+    for verb in (
+        ["translate", str(text), *model],
+        ["score", str(text), str(text), *model],
+        ["evaluate", "--data", str(text), str(text), *model],
+        ["convert", str(folder), str(tmp_path / "out"), "--to", "onnx"],
+    ):
+        assert main(verb) == 2
+        said = capsys.readouterr()
+        assert "generation_config.json is not JSON" in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_no_code_of_a_folder_is_asked_about(folder, monkeypatch) -> None:
+    with_values(model_type="abc")(folder / "config.json")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks"))
+    with pytest.raises(ValueError, match="'abc'"):
+        load_translator(folder)
+
+
+def test_other_models_are_read_as_strictly(spms, tmp_path, capsys) -> None:  # noqa: F811
+    folder = tmp_path / "marian"
+    folder.mkdir()
+    test_marian.marian_folder(folder, spms)
+    assert load_model(folder).config.model_type == "marian"
+    (tmp_path / "text").write_text("the red dog\n\nthe dog\n")
+    assert main(["translate", str(tmp_path / "text"), "--model", str(folder)]) == 2
+    assert "marian is not a fast one (with a tokenizer.json)" in capsys.readouterr().err
+    layers = json.loads((folder / "config.json").read_text())["decoder_layers"]
+    with_values(decoder_layers=layers + 1)(folder / "config.json")
+    with pytest.raises(ValueError, match=f"tensors are missing, the first is model.decoder.layers.{layers}"):
+        load_model(folder)
+
+
+def test_a_repository_in_the_cache_is_read_offline(folder, tmp_path, monkeypatch) -> None:
+    """As `from_pretrained` has put it there."""
+    expected = translate_corpus(*load_translator(folder), SENTENCES)
+    repository = tmp_path / "hub" / "models--user--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(folder, repository / "snapshots" / ("0" * 40))
+    for module in ("huggingface_hub.constants", "transformers.utils.hub.constants"):
+        monkeypatch.setattr(f"{module}.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert translate_corpus(*load_translator("user/name"), SENTENCES) == expected
+    half(repository / "snapshots" / ("0" * 40) / "generation_config.json")
+    with pytest.raises(ValueError, match="generation_config.json is not JSON"):
+        load_translator("user/name")
+    with pytest.raises(ValueError, match="The model 'user/other' cannot be loaded"):
+        load_translator("user/other")
+
+
+def test_it_is_what_from_pretrained_loads(folder) -> None:
+    model, tokenizer = load_translator(folder)
+    plain = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert not model.training and model.dtype == plain.dtype
+    assert all(torch.equal(model.state_dict()[name], weight) for name, weight in plain.state_dict().items())
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(folder).get_vocab()
