@@ -102,7 +102,7 @@ def in_child(task: dict[str, Any]) -> NoReturn:
     code = 0
     try:
         if task["kind"] == "python":
-            exec(compile(task["text"], task["page"], "exec"), {"__name__": "__main__"})
+            exec(compile(task["text"], f"<{task['page']}>", "exec"), {"__name__": "__main__"})
         else:
             run_line(task["text"], task["kind"] == "check")
     except SystemExit as end:
