@@ -1,5 +1,6 @@
 """README and the manual: every block of code and every shell line runs, and names, links and recipes are right."""
 
+import ast
 import json
 import os
 import re
@@ -249,6 +250,25 @@ def test_the_manual_links_to_itself_only() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("nav:")[1]
     assert set(re.findall(r"[\w-]+\.md", navigation)) == {Path(page).name for page in PAGES[1:]}
+
+
+def messages() -> list[str]:
+    """Every string of the package; an ellipsis stands for each value in it."""
+    found = []
+    for path in (ROOT / "hf_vaswani").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [part.value if isinstance(part, ast.Constant) else "…" for part in parts]
+            found += ["".join(map(str, texts))] if isinstance(node, ast.JoinedStr | ast.Constant) else []
+    return found
+
+
+def test_the_errors_that_are_explained_are_errors_of_the_package() -> None:
+    known = messages()
+    rows = re.findall(r"^\| (`+) ?(.+?) ?\1 \| ", TEXTS["docs/troubleshooting.md"], flags=re.MULTILINE)
+    assert rows
+    for _, message in rows:
+        assert any(message.rstrip("…. ") in text for text in known), message
 
 
 # ---- README ------------------------------------------------------------------------------------------------------
