@@ -19,7 +19,7 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def written_whole(folder: Path, first: bool = True) -> Iterator[Path]:
+def atomic_folder(folder: Path, first: bool = True) -> Iterator[Path]:
     """
     A folder that appears under its name only when everything in it is on disk, in the place of an earlier one.
 
@@ -78,12 +78,12 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one act; arguments and errors as those of [`write_bytes`]."""
-    write_bytes(path, text.encode())
+def atomic_write_text(path: Path, text: str) -> None:
+    """Replaces a text file in one act; arguments and errors as those of [`atomic_write_bytes`]."""
+    atomic_write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def atomic_write_bytes(path: Path, content: bytes) -> None:
     """
     Replaces a file in one act: a reader sees the old one or the new one.
 
