@@ -24,7 +24,7 @@ from .conftest import ROOT, tiny_recipe
 
 # Children that have everything imported, and have not computed yet: threads do not survive a fork.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metric"])
+FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metrics"])
 
 # What a program does with files, as Python reports it before it happens.
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"}
