@@ -20,7 +20,7 @@ from ..data.batching import Batch
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage, sealed
 from ..hub.card import PICTURE, card_files, read_environment
 from ..hub.publishing import Publisher
-from ..interruption import Interrupted, Interruption, only_one, stopped_by_sigterm
+from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -98,7 +98,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
 def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> dict[str, Any]:
     """Everything from the data to the model; `text` says what a signal outside of the updates leaves behind."""
     with ExitStack() as stack:
-        by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
+        by_the_first(accelerator, stack.enter_context, exclusive_run(Path(recipe.run_dir)))
         # Looked up again, now that nobody else writes there.
         checkpoint = by_the_first(accelerator, _checkpoint_to_go_on_from, recipe)
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
@@ -457,7 +457,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
-        with only_one(run_dir):
+        with exclusive_run(run_dir):
             for path, task in tasks.items():
                 task()
                 logger.warning(f"{path} was missing or damaged, and is written again")
