@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from ..interruption import ignore_signals
 from .batching import (
     Batch,
     PairCollator,
     TokenBudgetBatchSampler,
-    leave_signals_to_the_training,
     left_out,
     longest_side,
 )
@@ -241,6 +241,6 @@ def _as_it_is(window: Any) -> Any:
 
 
 def _in_a_worker(worker: int) -> None:
-    leave_signals_to_the_training(worker)
+    ignore_signals(worker)
     # A tokenizer's threads are lost where a process is forked, and it says so unless it is told to do without.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
