@@ -244,7 +244,8 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _average(options: argparse.Namespace) -> None:
-    from ..run_folder import RECIPE, checkpoints_to_average, read_recipe, save_average
+    from ..averaging import save_average
+    from ..run_folder import RECIPE, checkpoints_to_average, read_recipe
 
     folders = [Path(name) for name in options.folders]
     for folder in folders:

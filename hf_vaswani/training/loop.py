@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..averaging import average_checkpoints
 from ..data.batching import Batch
 from ..files import append_line, digest, find_damage, sealed, write_bytes, write_text, written_whole
 from ..hub.card import PICTURE, card_files, read_environment
@@ -32,7 +33,6 @@ from ..run_folder import (
     NONFINITE,
     RECIPE,
     RESULT,
-    average_checkpoints,
     check_checkpoint,
     checkpoint_to_resume,
     checkpoints_to_average,

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ..averaging import load_weights
 from ..files import sealed, written_whole
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..run_folder import (
@@ -21,7 +22,6 @@ from ..run_folder import (
     WEIGHTS,
     checkpoint_digests,
     forget_after,
-    load_weights,
     read_progress,
     read_validations,
     remove_old_checkpoints,
