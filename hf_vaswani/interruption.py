@@ -67,7 +67,7 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
+def exclusive_run(folder: Path) -> Iterator[None]:
     """
     Keeps a second training out of a run's folder. The system lets go of the lock of a process that was killed.
 

@@ -303,14 +303,14 @@ def test_a_child_of_a_pool_is_ended_without_a_word() -> None:
 
 
 OUTSIDE_THE_UPDATES = [
-    "preparation.read_sources",
-    "preparation.make_tokenizer",
-    "preparation.build_updates",
-    "trainee.forget_after",
-    "training.average_checkpoints",
-    "training.translate_and_score",
-    "training.digests",
-    "training.card_files",
+    "training.preparation.read_sources",
+    "training.preparation.make_tokenizer",
+    "training.preparation.build_updates",
+    "training.state.forget_after",
+    "training.loop.average_checkpoints",
+    "training.loop.translate_and_score",
+    "training.loop.digests",
+    "training.loop.card_files",
 ]
 
 
@@ -321,7 +321,7 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
     from hf_vaswani.cli import main
 
     arguments = ["train", *tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")]
-    module, name = place.split(".")
+    module, name = place.rsplit(".", 1)
     owner = importlib.import_module(f"hf_vaswani.{module}")
     function, before = getattr(owner, name), signal.getsignal(signal.SIGTERM)
 
