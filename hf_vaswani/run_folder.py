@@ -90,6 +90,26 @@ def _is_of_the_model(name: str, has_average: bool) -> bool:
     return name.endswith((".json", ".safetensors", "_vaswani.py")) and not is_other
 
 
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Returns the folder of the checkpoint after `step` updates."""
+    return run_dir / f"checkpoint-{step}"
+
+
+def has_checkpoint_name(folder: Path) -> bool:
+    """Returns whether a folder is named `checkpoint-N`."""
+    return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Returns the updates before a checkpoint, the N of `checkpoint-N`."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """Returns the folders `checkpoint-N` in another, lowest N first, complete or not."""
+    return sorted(filter(has_checkpoint_name, parent.glob("checkpoint-*")), key=checkpoint_step)
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """
     The complete checkpoints of a run.
@@ -100,9 +120,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    named = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    found = [path for path in named if (path / PROGRESS).is_file()]
-    return sorted(found, key=_step)
+    return [path for path in checkpoint_folders(run_dir) if (path / PROGRESS).is_file()]
 
 
 # Keys of `progress.json` and their types: those of all versions, and those that earlier versions did not write.
@@ -175,9 +193,9 @@ def advice(checkpoint: Path) -> str:
     found = list_checkpoints(run_dir)
     if checkpoint.name not in {path.name for path in found} or not (run_dir / RECIPE).is_file():
         return "It cannot be used as it is."
-    for earlier in [path for path in found if _step(path) < _step(checkpoint)][::-1]:
+    for earlier in [path for path in found if checkpoint_step(path) < checkpoint_step(checkpoint)][::-1]:
         if _is_whole(earlier):
-            gone = " and ".join(str(path) for path in found if _step(path) > _step(earlier))
+            gone = " and ".join(str(path) for path in found if checkpoint_step(path) > checkpoint_step(earlier))
             return f"Delete {gone}: the command of the training then goes on from {earlier}, which is whole."
     return f"No earlier checkpoint is whole: put the file back from a copy, or delete {run_dir} to train anew."
 
@@ -217,7 +235,9 @@ def known_validations(run_dir: Path) -> list[dict[str, Any]]:
     noted: list[dict[str, Any]] | None = read_progress(checkpoints[-1])["validations"] if checkpoints else None
     if noted is None:
         return read_validations(run_dir)
-    later = [line for line in read_json_lines(run_dir / VALIDATIONS)[0] if line["step"] > _step(checkpoints[-1])]
+    later = [
+        line for line in read_json_lines(run_dir / VALIDATIONS)[0] if line["step"] > checkpoint_step(checkpoints[-1])
+    ]
     return noted + [line for line in later if _is_validation(line)]
 
 
@@ -284,17 +304,13 @@ def checkpoints_to_average(
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    newest = max(map(_step, list_checkpoints(run_dir)), default=0)
+    newest = max(map(checkpoint_step, list_checkpoints(run_dir)), default=0)
     made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
     if best is not None:
         validated = [line["step"] for line in ranked(known_validations(run_dir), best_by)]
         made = [step for step in validated if step in made]
     steps = made[: last if best is None else best]
-    return [run_dir / f"checkpoint-{step}" for step in sorted(steps)]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+    return [checkpoint_folder(run_dir, step) for step in sorted(steps)]
 
 
 def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> None:
@@ -442,13 +458,15 @@ def remove_old_checkpoints(
         best_by (`str`): `"bleu"` or `"loss"`.
     """
     checkpoints = list_checkpoints(run_dir)
-    planned = [_step(path) for path in checkpoints if _step(path) % save_every == 0]
-    newest = [_step(path) for path in checkpoints if _step(path) in planned or path == checkpoints[-1]][-keep_last:]
+    planned = [checkpoint_step(path) for path in checkpoints if checkpoint_step(path) % save_every == 0]
+    newest = [
+        checkpoint_step(path) for path in checkpoints if checkpoint_step(path) in planned or path == checkpoints[-1]
+    ][-keep_last:]
     # One in between goes again itself, so it must not push out a best one for good.
     validations = known_validations(run_dir) if keep_best else []
     best = [line["step"] for line in ranked(validations, best_by) if line["step"] in planned][:keep_best]
     for checkpoint in checkpoints:
-        if _step(checkpoint) not in (*newest, *best):
+        if checkpoint_step(checkpoint) not in (*newest, *best):
             shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
             # Half deleted, it must not pass for a whole one.
             checkpoint.rename(temporary_name(checkpoint))
@@ -463,7 +481,7 @@ def is_checkpoint(folder: Path) -> bool:
     Raises:
         ValueError: a checkpoint of a run has lost its record, without which none of its files can be trusted.
     """
-    is_of_a_run = re.fullmatch(r"checkpoint-\d+", folder.name) and (folder.parent / RECIPE).is_file()
+    is_of_a_run = has_checkpoint_name(folder) and (folder.parent / RECIPE).is_file()
     if folder.is_dir() and is_of_a_run and not (folder / PROGRESS).is_file():
         raise ValueError(f"{folder} is not a whole checkpoint: {PROGRESS} is missing.")
     return (folder / PROGRESS).is_file()

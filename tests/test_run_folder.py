@@ -14,6 +14,9 @@ from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import Recipe, TrainingRecipe
 from hf_vaswani.run_folder import (
     checkpoint_digests,
+    checkpoint_folder,
+    checkpoint_folders,
+    checkpoint_step,
     checkpoint_to_resume,
     checkpoints_to_average,
     forget_after,
@@ -48,6 +51,14 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     remove_old_checkpoints(tmp_path, 5, keep_last=2)
     assert not temporary_name(tmp_path / "checkpoint-400").exists()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_a_checkpoint_is_named_by_its_step(tmp_path) -> None:
+    folder = checkpoint_folder(tmp_path, 1200)
+    assert (folder.name, checkpoint_step(folder)) == ("checkpoint-1200", 1200)
+    for name in ("checkpoint-20", "checkpoint-3", "checkpoint-old", "checkpoint-", ".checkpoint-4.writing", "model"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-20"]
 
 
 def to_average(folder: Path, *arguments: Any, **options: Any) -> list[int]:

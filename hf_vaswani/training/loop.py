@@ -35,6 +35,7 @@ from ..run_folder import (
     RECIPE,
     RESULT,
     check_checkpoint,
+    checkpoint_folder,
     checkpoint_to_resume,
     checkpoints_to_average,
     digests,
@@ -217,12 +218,12 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption, publisher: Pu
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, trainee)
                 if publisher is not None and step % training.save_every == 0:
-                    publisher.offer(run.folder / f"checkpoint-{step}", step // training.save_every)
+                    publisher.offer(checkpoint_folder(run.folder, step), step // training.save_every)
                 progress.restart_clock()
             last = last or update.stop
     asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
     if asked:
-        raise interruption.error(run.folder / f"checkpoint-{trainee.step}")
+        raise interruption.error(checkpoint_folder(run.folder, trainee.step))
 
 
 class _Update(NamedTuple):

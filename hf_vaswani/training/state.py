@@ -22,6 +22,7 @@ from ..run_folder import (
     PROGRESS,
     WEIGHTS,
     checkpoint_digests,
+    checkpoint_folder,
     forget_after,
     read_progress,
     read_validations,
@@ -145,7 +146,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
     Raises:
         OSError: the disk is full, or cannot be written; nothing of the folder is left then.
     """
-    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
+    accelerator, folder = run.accelerator, checkpoint_folder(run.folder, trainee.step)
     with written_whole(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
