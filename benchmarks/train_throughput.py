@@ -54,8 +54,8 @@ from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, pair_lengths
 from hf_vaswani.data.pocket_corpus import draw_splits
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.modeling_vaswani import sinusoids
+from hf_vaswani.processes import keep_freed_memory
 from hf_vaswani.training.optimization import build_optimizer
-from hf_vaswani.training.preparation import keep_freed_memory
 
 Batch = dict[str, torch.Tensor]
 

@@ -209,7 +209,7 @@ def updates() -> list[list[dict[str, torch.Tensor]]]:
 def on_two_processes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """This file as a program."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.test_launch", *arguments]
+    command += ["-m", "tests.training.test_launch", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
 
@@ -317,10 +317,11 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launc
 if __name__ == "__main__":
     if sys.argv[1] == "train":
         from hf_vaswani.cli import main
-        from hf_vaswani.training import preparation
 
         take_the_cpu_for_a_gpu()
-        accelerator = preparation.Accelerator
-        preparation.Accelerator = lambda cpu, **rest: accelerator(**rest)
+        import accelerate
+
+        accelerator = accelerate.Accelerator
+        accelerate.Accelerator = lambda cpu, **rest: accelerator(**rest)
         sys.exit(main(sys.argv[1:]))
     train_sharded(Path(sys.argv[1]))
