@@ -13,6 +13,28 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 Batch = dict[str, torch.Tensor]
 
 
+def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
+    """
+    Cuts sentences that are sorted by length into batches of at most `budget` positions: rows times the longest.
+
+    Args:
+        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in rising or in falling order.
+        budget (`int`): positions of a batch, padding counted. A longer sentence is a batch of its own.
+
+    Returns:
+        `list[slice]`: the batches, one after the other.
+    """
+    batches, start = [], 0
+    while start < len(lengths):
+        rows = lengths[start : start + max(1, budget // int(lengths[start]))]
+        # Positions of a batch that ends here: its longest row is the last one or, in falling order, the first.
+        positions = np.maximum(rows, rows[0]) * np.arange(1, 1 + len(rows))
+        stop = start + max(1, int(np.searchsorted(positions, budget, side="right")))
+        batches.append(slice(start, stop))
+        start = stop
+    return batches
+
+
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """
     The order of the training data: a function of (seed, epoch) alone, the same for every process.
@@ -86,7 +108,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 key *= base
                 key += self.lengths[order, side]
             order = order[np.argsort(key, kind="stable")]
-            batches = np.split(order, self._bounds(self.longest[order]))
+            batches = [order[batch] for batch in length_batches(self.longest[order], self.tokens_per_batch)]
             self._batches = [batches[i] for i in random.permutation(len(batches))]
         return self._batches
 
@@ -101,16 +123,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 parts.append(random.permutation(fitting)[: max(1, round(rest * len(fitting)))])
             start += count
         return np.concatenate(parts)
-
-    def _bounds(self, widths: np.ndarray) -> list[int]:
-        """Where one batch ends and the next begins: each has as many of the pairs, whose widths rise, as fit."""
-        bounds, start = [], 0
-        while start < len(widths):
-            most = self.tokens_per_batch // int(widths[start])
-            cells = widths[start : start + most] * np.arange(1, 1 + len(widths[start : start + most]))
-            start += int(np.searchsorted(cells, self.tokens_per_batch, side="right"))
-            bounds.append(start)
-        return bounds[:-1]
 
     def updates(self) -> list[list[np.ndarray]]:
         """

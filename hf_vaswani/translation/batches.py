@@ -4,10 +4,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.batching import length_batches
 from ..data.tokenizer import language_tags
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 
@@ -102,9 +104,8 @@ def _generate(
     order = sorted(spoken, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
-        while order:
-            rows = max(1, tokens_per_batch // len(ids[order[0]]))
-            batch, order = order[:rows], order[rows:]
+        for part in length_batches(np.array([len(ids[i]) for i in order]), tokens_per_batch):
+            batch = order[part]
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
@@ -170,9 +171,8 @@ def log_probabilities(
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     found = [(0.0, 0)] * len(order)
     with evaluation_mode(model):
-        while order:
-            rows = max(1, tokens_per_batch // lengths[order[0]])
-            batch, order = order[:rows], order[rows:]
+        for part in length_batches(np.array([lengths[i] for i in order]), tokens_per_batch):
+            batch = order[part]
             inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)

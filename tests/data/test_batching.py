@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vaswani.data.batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, length_batches
 from hf_vaswani.data.tokenizer import train_tokenizer
 
 LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
@@ -15,6 +15,22 @@ LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
 
 def flat(updates) -> list[int]:
     return [pair for update in updates for batch in update for pair in batch]
+
+
+@pytest.mark.parametrize("falling", [False, True])
+def test_length_batches_are_as_full_as_the_budget_allows(falling) -> None:
+    random = np.random.default_rng(2)
+    for budget in (1, 7, 40, 300):
+        lengths = np.sort(random.integers(1, 60, 200))
+        lengths = lengths[::-1] if falling else lengths
+        batches, expected = length_batches(lengths, budget), [[0]]
+        for i in range(1, len(lengths)):
+            if (len(expected[-1]) + 1) * max(lengths[i], *lengths[expected[-1]]) <= budget:
+                expected[-1].append(i)
+            else:
+                expected.append([i])
+        assert [list(range(200))[batch] for batch in batches] == expected
+    assert length_batches(np.array([]), 10) == []
 
 
 def test_every_pair_exactly_once_an_epoch() -> None:
