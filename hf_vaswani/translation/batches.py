@@ -1,7 +1,7 @@
 """Translates a corpus; says what a model thinks of translations that exist."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data.batching import length_batches
 from ..data.tokenizer import language_tags
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.pipeline_vaswani import evaluation_mode
 
 
 def translate_corpus(
@@ -123,18 +124,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> lis
     # A tokenizer does not take an empty list.
     ids: list[list[int]] = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
     return ids
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switches dropout off, and in the end every module back to the mode that it was in."""
-    in_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
 
 
 @torch.inference_mode()
