@@ -13,13 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .files import (
+    atomic_folder,
+    atomic_write_text,
     digest,
     find_damage,
     read_json_lines,
     read_sealed,
     temporary_name,
-    write_text,
-    written_whole,
 )
 from .recipe import Recipe, TrainingRecipe, load_recipe
 
@@ -306,7 +306,7 @@ def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best
     """Replaces `validations.jsonl`, the best one marked; arguments as in [`ranked`]."""
     best = ranked(validations, best_by)[:1]
     lines = [json.dumps(line | {"best": line in best}) + "\n" for line in validations]
-    write_text(run_dir / VALIDATIONS, "".join(lines))
+    atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
 def forget_after(
@@ -340,7 +340,7 @@ def forget_after(
         if not kept:
             path.unlink(missing_ok=True)
         elif damaged is not None or len(kept) < len(lines):
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def unchangeable(recipe: Recipe) -> dict[str, Any]:
@@ -514,7 +514,7 @@ def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
     if folder.exists():
         raise ValueError(f"{folder} exists already; name a folder that does not.")
     weights = average_checkpoints(checkpoints)
-    with written_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         for path in sorted(checkpoints[-1].iterdir()):
             if path.suffix in (".json", ".py") and path.name != PROGRESS:
                 shutil.copyfile(path, temporary / path.name)

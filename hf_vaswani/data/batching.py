@@ -1,6 +1,5 @@
 """From ids to batches: pairs of like length together, under a budget of tokens (Section 5.1), padded to one width."""
 
-import signal
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..interruption import ignore_signals
 
 Batch = dict[str, torch.Tensor]
 
@@ -172,12 +173,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
                 yield batch.tolist()
 
 
-def leave_signals_to_the_training(_: int) -> None:
-    """For the workers of a `DataLoader`: who signals a whole process group wants the training to stop, not to fail."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
 class Updates(Protocol):
     """The training pairs, update after update, without end."""
 
@@ -223,7 +218,7 @@ class EpochUpdates:
             collate_fn=collator,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            worker_init_fn=leave_signals_to_the_training,
+            worker_init_fn=ignore_signals,
             # Its own generator: without one, a loader draws from the generator that the dropout uses.
             generator=torch.Generator(),
         )

@@ -14,12 +14,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from ..interruption import ignore_signals
 from .batching import (
     Batch,
     BatchOrder,
     PairCollator,
     TokenBudgetBatchSampler,
-    leave_signals_to_the_training,
 )
 from .encoding import EncodedPairs, encode_rows, pair_lengths
 from .reading import named_errors
@@ -240,6 +240,6 @@ def _as_it_is(window: Any) -> Any:
 
 
 def _in_a_worker(worker: int) -> None:
-    leave_signals_to_the_training(worker)
+    ignore_signals(worker)
     # A tokenizer's threads are lost where a process is forked, and it says so unless it is told to do without.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

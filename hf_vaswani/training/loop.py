@@ -17,10 +17,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..data.batching import Batch
-from ..files import append_line, digest, find_damage, sealed, write_bytes, write_text, written_whole
+from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage, sealed
 from ..hub.card import PICTURE, card_files, read_environment
 from ..hub.publishing import Publisher
-from ..interruption import Interrupted, Interruption, only_one, stopped_by_sigterm
+from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -98,7 +98,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
 def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> dict[str, Any]:
     """Everything from the data to the model; `text` says what a signal outside of the updates leaves behind."""
     with ExitStack() as stack:
-        by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
+        by_the_first(accelerator, stack.enter_context, exclusive_run(Path(recipe.run_dir)))
         # Looked up again, now that nobody else writes there.
         checkpoint = by_the_first(accelerator, _checkpoint_to_go_on_from, recipe)
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
@@ -380,15 +380,15 @@ def _write_result(
     """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
     # The result that is there belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
-    with written_whole(run.folder / MODEL) as folder:
+    with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
     result |= {"files": digests(run.folder / MODEL), "translations": {}}
     for name, lines in translations.items():
         file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
-        write_text(run.folder / file, "".join(line + "\n" for line in lines))
+        atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
         result["translations"][file] = digest(run.folder / file)
-    write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
     _write_card(run.recipe, result)
     return result
 
@@ -397,7 +397,7 @@ def _write_card(recipe: Recipe, result: dict[str, Any]) -> None:
     run_dir = Path(recipe.run_dir)
     # The picture comes first, so that the card, once it is there, has it.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
-        write_bytes(run_dir / MODEL / name, content)
+        atomic_write_bytes(run_dir / MODEL / name, content)
 
 
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
@@ -449,7 +449,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     try:
         read_recipe(run_dir)
     except ValueError:
-        tasks[run_dir / RECIPE] = lambda: write_text(run_dir / RECIPE, recipe.as_yaml())
+        tasks[run_dir / RECIPE] = lambda: atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     try:
         read_environment(run_dir)
     except ValueError:
@@ -457,7 +457,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
-        with only_one(run_dir):
+        with exclusive_run(run_dir):
             for path, task in tasks.items():
                 task()
                 logger.warning(f"{path} was missing or damaged, and is written again")

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batching import Updates
 from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from ..data.tokenizer import load_tokenizer
-from ..files import write_text, written_whole
+from ..files import atomic_folder, atomic_write_text
 from ..hub.card import read_environment
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -270,7 +270,7 @@ def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> Non
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    with written_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
 
 
@@ -281,7 +281,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"The folder {run_dir} cannot be made: {error}") from error
-    write_text(run_dir / RECIPE, recipe.as_yaml())
+    atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     if checkpoint is None or not _has_environment(run_dir):
         write_environment(recipe, accelerator, sources)
 
@@ -334,7 +334,7 @@ def write_environment(recipe: Recipe, accelerator: Accelerator, sources: list[So
             for source in sources
         ],
     }
-    write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    atomic_write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
 
 
 def _hardware(accelerator: Accelerator) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..files import sealed, written_whole
+from ..files import atomic_folder, sealed
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..run_folder import (
     EMA_WEIGHTS,
@@ -145,7 +145,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
         OSError: the disk is full, or cannot be written; nothing of the folder is left then.
     """
     accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
-    with written_whole(folder, accelerator.is_main_process) as temporary:
+    with atomic_folder(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
         # Shards are there to go on from; what is averaged and loaded are whole weights.

@@ -3,20 +3,17 @@
 import json
 import os
 import re
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
 from ..data.tokenizer import language_tags
+from ..interruption import delayed_signals
 from ..model.sentences_vaswani import sentence_spans
 from ..processes import meet
 from .batches import translate_corpus, translate_n_best
@@ -313,25 +310,7 @@ class OutputFile:
 
 
 def write_whole(output: TextIO | OutputFile, text: str) -> None:
-    """Writes whole lines: Ctrl-C, or a signal to end, waits as long; Ctrl-C a second time does not wait."""
-    caught: list[tuple[int, float]] = []
-    handlers = {}
-
-    def remember(number: int, _: FrameType | None) -> None:
-        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
-        if caught and number == signal.SIGINT and time.monotonic() - caught[0][1] > 1:
-            raise KeyboardInterrupt
-        caught.append((number, time.monotonic()))
-
-    # Only there may handlers be changed, and only there are they run.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, remember)
-    try:
+    """Writes whole lines: Ctrl-C and SIGTERM are delayed until they are written."""
+    with delayed_signals():
         output.write(text)
         output.flush()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for first, _ in caught[:1]:
-        signal.raise_signal(first)
