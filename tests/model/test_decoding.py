@@ -46,16 +46,16 @@ def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str
 def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
     """What either search returns; whether the first is taken is counted."""
     found, taken = [], []
-    choose = generation_vaswani.for_fast_search
+    choose = generation_vaswani.fast_search_inputs
 
     def spy(*args, **kwargs):
         taken.append(choose(*args, **kwargs))
         return taken[-1]
 
     for choice in (spy, lambda *args, **kwargs: None):
-        monkeypatch.setattr(generation_vaswani, "for_fast_search", choice)
+        monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choice)
         found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
-    monkeypatch.setattr(generation_vaswani, "for_fast_search", choose)
+    monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choose)
     assert [arguments is not None for arguments in taken] == [fast]
     return found
 
@@ -435,7 +435,7 @@ def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
     """What `generate()` returns by itself, and what it returns where the fast search is out of reach."""
     found = [model.generate(**inputs, **settings)]
     with monkeypatch.context() as without:
-        without.setattr(generation_vaswani, "for_fast_search", lambda *args, **kwargs: None)
+        without.setattr(generation_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
         return [*found, model.generate(**inputs, **settings)]
 
 

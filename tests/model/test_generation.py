@@ -35,8 +35,8 @@ from hf_vaswani.model.generation_vaswani import (
     HOOKS,
     VaswaniGenerationMixin,
     changed_hooks,
-    length_penalty,
 )
+from hf_vaswani.model.rules_vaswani import length_penalty
 
 from ..conftest import ROOT
 
@@ -589,25 +589,27 @@ def test_an_ensemble_of_sentences_of_unequal_length() -> None:
 
 def test_what_no_ensemble_can_do_is_refused() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
-    for settings in (
-        {"do_sample": True},
-        {"output_scores": True, "return_dict_in_generate": True},
-        {"use_cache": False},
+    only = "ensemble supports plain greedy and beam search only, but"
+    for settings, reason in (
+        ({"do_sample": True}, "the settings ask for sample"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True was given"),
+        ({"use_cache": False}, "use_cache=False was given"),
+        ({"max_time": 60.0}, "the stopping criterion MaxTimeCriteria was given"),
     ):
-        with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+        with pytest.raises(ValueError, match=f"{only} {reason}"):
             model.generate(**inputs, ensemble=[other], **settings)
-    with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+    with pytest.raises(ValueError, match=f"{only} the settings ask for assisted generation"):
         model.generate(**a_batch(4), ensemble=[other], assistant_model=other)
-    with pytest.raises(ValueError, match="one vocabulary, but one has 9 entries and this one has 8"):
+    with pytest.raises(ValueError, match="one vocabulary, but item 1 has 9 entries and this model has 8"):
         model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
     with pytest.raises(ValueError, match="needs input_ids"):
         model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
     with pytest.raises(ValueError, match="ensemble must be a list of models, but it is a VaswaniFor"):
         model.generate(**inputs, ensemble=other)
-    with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
-        model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match="must contain Vaswani models, but item 2 is a Linear"):
+        model.generate(**inputs, ensemble=[other, nn.Linear(2, 2)])
     other.train()
-    with pytest.raises(ValueError, match="in evaluation mode"):
+    with pytest.raises(ValueError, match=f"{only} item 1 of it is in training mode"):
         model.generate(**inputs, ensemble=[other], num_beams=2)
 
 
@@ -828,7 +830,7 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     loss, found, refusal = done.stdout.splitlines()
-    assert loss == "True" and "An ensemble cannot translate with transformers" in refusal
+    assert loss == "True" and "ensemble is not supported with transformers" in refusal
     assert done.stderr.count("has changed _prepare_generated_length") == 1
     # What it finds is what transformers' rules find here, with the same limit.
     ids = torch.arange(3, 12)[None]
@@ -881,11 +883,11 @@ def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
 
 FC1, HEAD = "model.decoder.layers.0.feed_forward.fc1.weight", "lm_head.bias"
 DAMAGES = {
-    f"1 missing .the first is {FC1}": lambda weights: weights.pop(FC1),
-    f"2 missing .the first is {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
-    "1 unexpected .the first is extra": lambda weights: weights.update(extra=torch.ones(1)),
-    f"{FC1} has values that are not finite": lambda weights: weights[FC1][0, 0].fill_(math.nan),
-    f"{HEAD} has values that are not finite": lambda weights: weights[HEAD][0].fill_(math.inf),
+    f"1 missing .first: {FC1}": lambda weights: weights.pop(FC1),
+    f"2 missing .first: {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
+    "1 unexpected .first: extra": lambda weights: weights.update(extra=torch.ones(1)),
+    f"{FC1} has non-finite values": lambda weights: weights[FC1][0, 0].fill_(math.nan),
+    f"{HEAD} has non-finite values": lambda weights: weights[HEAD][0].fill_(math.inf),
 }
 
 
@@ -893,7 +895,7 @@ DAMAGES = {
 def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_path, message) -> None:
     folder = damaged(tmp_path, DAMAGES[message])
     for trust in (None, True):
-        with pytest.raises(ValueError, match=f"^The weights of {folder} are not those of its config.json: {message}"):
+        with pytest.raises(ValueError, match=f"^The weights of {folder} do not match its config.json: {message}"):
             pipeline("translation", model=str(folder), trust_remote_code=trust)
     # A model that somebody loads by hand and trains further is a model like others.
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
