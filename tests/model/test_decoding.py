@@ -10,28 +10,23 @@ import transformers
 from torch import nn
 from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
+from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from hf_vaswani.model import generation_vaswani, modeling_vaswani
 from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import eager_attention_forward, position_ids
 from hf_vaswani.model.search_vaswani import best_tokens
+
+from ..networks import tiny_model
 
 PAD, BOS, EOS = 0, 1, 2
 
 
 def random_model(seed: int = 0, vocab_size: int = 90, **fields) -> VaswaniForConditionalGeneration:
     """A model whose translations vary, in length too."""
-    torch.manual_seed(seed)
-    sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.1}
-    model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **sizes | fields))
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-        model.lm_head.bias.normal_()
-        model.lm_head.bias[EOS] += 2.5
+    sizes = {"vocab_size": vocab_size, "d_ff": 32, "encoder_layers": 1}
+    model = tiny_model(seed, eos=2.5, **(sizes | fields))
     model.generation_config.max_length_offset = 10
-    return model.eval()
+    return model
 
 
 def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str, torch.Tensor]:

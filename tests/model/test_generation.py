@@ -28,7 +28,7 @@ from transformers import (
 from transformers.generation import GenerationMixin, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
@@ -38,25 +38,23 @@ from hf_vaswani.model.generation_vaswani import (
 )
 from hf_vaswani.model.rules_vaswani import length_penalty
 
+from .. import networks
 from ..conftest import ROOT
 
 PAD, BOS, EOS = 0, 1, 2
 
 
-def tiny_model(seed: int = 0, vocab_size: int = 8, eos: float = 1.0, **fields) -> VaswaniForConditionalGeneration:
-    """A random model; `eos` is added to the logit of `</s>`: inf and -inf end at once and never."""
-    torch.manual_seed(seed)
-    sizes = {"d_model": 8, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
-    config = VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **(sizes | fields))
-    model = VaswaniForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for module in model.modules():
-            # A fresh model says the same whatever it reads.
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-        model.lm_head.bias.normal_()
-        model.lm_head.bias[EOS] += eos
-    return model
+# Small enough to list all outputs there are.
+tiny_model = partial(
+    networks.tiny_model,
+    eos=1.0,
+    vocab_size=8,
+    d_model=8,
+    d_ff=16,
+    encoder_layers=1,
+    decoder_layers=1,
+    dropout=0.0,
+)
 
 
 def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
