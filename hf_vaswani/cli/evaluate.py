@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .translate import add_model, addressed, check_counts, load_translators, require_file, tell_cut, text_of
+from .inputs import add_model, addressed, check_counts, load_translators, require_file, tell_cut, text_of
 
 
-def add_scoring_verbs(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     """Adds the two to the verbs of a command line; each puts the function that does it under `run`."""
     evaluate = verbs.add_parser("evaluate", help="translate a text, and score it: BLEU, chrF, TER")
     add_model(evaluate)
