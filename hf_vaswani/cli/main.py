@@ -1,4 +1,4 @@
-"""The command line: hf-vaswani VERB. One sentence and exit code 2 for whatever a person can put right."""
+"""The command line, hf-vaswani VERB: errors that users can fix are one sentence and exit code 2."""
 
 import argparse
 import io
@@ -21,20 +21,20 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     Runs one verb.
 
     Args:
-        argv (`Sequence[str]`, *optional*): the command line without the program's name; by default the process's own.
-        program (`str`): the program's name in help and errors.
+        argv (`Sequence[str]`, *optional*): arguments without the program name; by default those of the process.
+        program (`str`): program name for help and errors.
 
     Returns:
-        `int`: the exit code: 0, or 2 after bad input.
+        `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal.
     """
     if sys.stderr is None:
-        # It was closed; libraries write to it.
+        # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
-    # Accelerate warns at each checkpoint that a tied matrix is stored once, as it should be.
+    # Accelerate warns at each checkpoint that a tied matrix is stored once, which is intended.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    # The Hub's client tells of each new try, and where nothing has changed.
+    # The Hub client logs each retry, and each upload without changes.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         with _standard_output():
@@ -42,21 +42,21 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
             options.run(options)
         return 0
     except BrokenPipeError:
-        # Whoever reads the output has enough, as `head` has.
+        # The reader closed the pipe, as `head` does.
         _discard(sys.stdout)
         return 0
     except (ValueError, OSError, ImportError) as error:
-        logger.debug("Where it happened:", exc_info=True)
+        logger.debug("Traceback of the error:", exc_info=True)
         sys.stderr.write(f"{program}: {' '.join(str(error).split())}\n")
         return 2
     except RuntimeError as error:
-        # torch has no class of its own for this on a CPU.
+        # torch has no error class for this on a CPU.
         if "memory" not in str(error):
             raise
-        sys.stderr.write(f"{program}: There is not enough memory: {str(error).splitlines()[0]}\n")
+        sys.stderr.write(f"{program}: Out of memory: {str(error).splitlines()[0]}\n")
         return 2
     except MemoryError:
-        sys.stderr.write(f"{program}: There is not enough memory.\n")
+        sys.stderr.write(f"{program}: Out of memory.\n")
         return 2
     except KeyboardInterrupt as error:
         sys.stderr.write(f"{program}: {str(error) or 'stopped.'}\n")
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
 
 
 class _StandardOutput:
-    """Standard output, the errors of which say that they are its own."""
+    """Standard output whose write errors name it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -74,18 +74,18 @@ class _StandardOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As that of the stream."""
+        """Writes to the stream."""
         with self._named():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """As that of the stream."""
+        """Flushes the stream."""
         with self._named():
             self._stream.flush()
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        # Once more at the end, because argparse keeps such an error to itself.
+        # Raised again by the final flush, because argparse swallows the error.
         if self._error is not None:
             raise self._error
         try:
@@ -93,7 +93,7 @@ class _StandardOutput:
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Python would try again when it ends, and tell of it.
+            # At exit, Python would flush again and report the same error.
             _discard(self._stream)
             self._error = OSError(f"Standard output cannot be written: {error.strerror or error}.")
             raise self._error from error
@@ -101,11 +101,11 @@ class _StandardOutput:
 
 @contextmanager
 def _standard_output() -> Iterator[None]:
-    """Standard output for one verb: UTF-8 as every text here, and written to its end, or one error says why not."""
+    """Makes standard output UTF-8, and flushes it at the end, so write errors are raised here."""
     if sys.stdout is None:
         raise ValueError("Standard output is closed: send it to a file, or to /dev/null.")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path may have bytes that are not UTF-8.
+        # Paths may contain bytes that are not UTF-8.
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     output = _StandardOutput(sys.stdout)
     with redirect_stdout(cast(TextIO, output)):
@@ -116,14 +116,18 @@ def _standard_output() -> Iterator[None]:
 
 
 def _discard(stream: TextIO) -> None:
-    """Lets nothing more come out of a stream, in which there may be something still."""
+    """Discards what is left in a stream's buffer."""
     with suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
-    """All verbs; each has the function that does it under `run`."""
-    parser = argparse.ArgumentParser(prog="hf-vaswani", description="The 2017 Transformer: train it, use it.")
+    """The parser of all verbs, each with its function under `run`."""
+    parser = argparse.ArgumentParser(
+        prog="hf-vaswani",
+        description='Train, translate with and publish the Transformer of "Attention Is All You Need".',
+        epilog="hf-vaswani VERB --help explains a verb.",
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for family in (runs, translate, evaluate, convert):

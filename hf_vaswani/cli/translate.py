@@ -2,48 +2,149 @@
 
 import argparse
 import contextlib
-import logging
+import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from ..files import decode_lines
 from . import inputs
-from .inputs import add_model, addressed, check_counts, load, load_translators, require_file, tell_cut, text_of
+from .inputs import (
+    Translators,
+    add_model,
+    add_target_language,
+    check_counts,
+    load_models,
+    load_translators,
+    require_file,
+    text_lines,
+    warn_split,
+)
 
-# Pairs of lines that are read and scored together.
+# Pairs of lines read and scored together.
 PAIRS_AT_A_TIME = 1024
-logger = logging.getLogger("hf_vaswani")
+STANDARD_INPUT = "standard input"
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds the two to the verbs of a command line; each puts the function that does it under `run`."""
-    translate = verbs.add_parser("translate", help="translate files, or standard input, line by line")
-    translate.add_argument("files", nargs="*", type=Path, metavar="FILE", help="text; default: standard input")
-    add_model(translate)
-    translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
-    translate.add_argument("--resume", action="store_true", help="go on with an output that is not complete")
-    translate.add_argument(
-        "--n-best", type=int, metavar="N", help="the N best translations of a line: its number, score, translation"
+    """Adds the verbs to the command line, each with its function under `run`."""
+    translate = verbs.add_parser(
+        "translate",
+        help="translate text line by line",
+        description="Translate text line by line: one line in, one line out.",
+        epilog="example: hf-vaswani translate --model runs/my/model in.txt > out.txt",
     )
     translate.add_argument(
-        "--format", choices=("tsv", "jsonl"), help="of --n-best: N lines with tabs (default), or an object a line"
+        "files", nargs="*", type=Path, metavar="FILE", help="text files, plain or .gz; default: standard input"
+    )
+    add_model(translate)
+    translate.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
+    translate.add_argument("--resume", action="store_true", help="complete an --output that was interrupted")
+    translate.add_argument(
+        "--n-best",
+        type=int,
+        metavar="N",
+        help="write the N best translations of each line, with line number and score, e.g. 4",
+    )
+    translate.add_argument(
+        "--format", choices=("tsv", "jsonl"), help="format of --n-best: tab-separated values (default) or JSON lines"
     )
     translate.set_defaults(run=_translate)
 
     score = verbs.add_parser(
-        "score", help="log-probability of given translations: a line each, of the whole, of a token, and the tokens"
+        "score",
+        help="print the log-probabilities of given translations",
+        description="Print the log-probability of each translation under the model: the sum over its tokens, the mean "
+        "per token and the number of tokens, separated by tabs.",
+        epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
     )
-    score.add_argument("--model", required=True, help="model folder, or id on the Hub")
-    score.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
-    score.add_argument("source", type=Path, help="sentences, one a line")
-    score.add_argument("target", type=Path, help="their translations, one a line")
+    score.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_target_language(score)
+    score.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
+    score.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
     score.set_defaults(run=_score)
 
 
-# ---- Translating and scoring line by line ------------------------------------------------------------------------
+# ---- translate ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Output:
+    """
+    File and format of the translations.
+
+    Attributes:
+        path (`Path`, *optional*): the file; by default standard output.
+        n_best (`int`, *optional*): translations of each line, with scores; by default the best one, without.
+        format (`str`, *optional*): format of the n-best lists: `"tsv"` (default) or `"jsonl"`.
+        resume (`bool`): whether the file may hold translations already.
+    """
+
+    path: Path | None = None
+    n_best: int | None = None
+    format: str | None = None
+    resume: bool = False
+
+    def entry(self, number: int, candidates: list[tuple[float, str]]) -> str:
+        """Formats the translations of the `number`-th line, counted from 1, given as (score, translation) pairs."""
+        if self.n_best is None:
+            # One line in is one line out, even if the model generates a line separator.
+            return " ".join(candidates[0][1].splitlines()) + "\n"
+        if self.format == "jsonl":
+            translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
+            return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
+        return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
+
+    def entries_done(self) -> int:
+        """
+        Counts the lines of text that the file has translations of, and cuts off an incomplete entry at its end.
+
+        Raises:
+            ValueError: the file cannot be written or resumed.
+        """
+        path = self.path
+        if path is None:
+            return 0
+        if path.is_dir():
+            raise ValueError(f"--output {path} is a folder: name a file.")
+        if not path.parent.is_dir():
+            raise ValueError(f"--output {path} is in a folder that does not exist.")
+        if self.resume and path.exists() and not path.is_file():
+            raise ValueError(f"--output {path} is not a regular file, and cannot be completed by --resume.")
+        if not path.is_file():
+            return 0
+        if not self.resume and path.stat().st_size:
+            raise ValueError(f"{path} exists already: complete it with --resume, or choose another --output.")
+        return self._drop_incomplete_entry(path)
+
+    def _drop_incomplete_entry(self, path: Path) -> int:
+        lines_per_entry = self.n_best if self.n_best is not None and self.format != "jsonl" else 1
+        lines, length, complete = 0, 0, 0
+        with path.open("rb+") as file:
+            for line in file:
+                # Only the last line can lack its end.
+                if not line.endswith(b"\n"):
+                    break
+                lines, length = lines + 1, length + len(line)
+                prefix = self._prefix((lines - 1) // lines_per_entry + 1)
+                if not line.startswith(prefix):
+                    raise ValueError(
+                        f"{path}, line {lines}, does not start with {prefix.decode()!r}: it was written with another "
+                        "--n-best or --format. Give the same options, or choose another --output."
+                    )
+                if lines % lines_per_entry == 0:
+                    complete = length
+            file.truncate(complete)
+        return lines // lines_per_entry
+
+    def _prefix(self, number: int) -> bytes:
+        """The start of each line in the `number`-th entry."""
+        if self.n_best is None:
+            return b""
+        return f'{{"line": {number},'.encode() if self.format == "jsonl" else f"{number}\t".encode()
 
 
 def _translate(options: argparse.Namespace) -> None:
@@ -51,79 +152,96 @@ def _translate(options: argparse.Namespace) -> None:
 
     check_counts(options, "num_beams", "n_best")
     if options.format and options.n_best is None:
-        raise ValueError("--format is of --n-best, which is not there.")
+        raise ValueError("--format needs --n-best.")
     if options.resume and options.output is None:
-        raise ValueError("--resume needs the --output that is to be completed.")
+        raise ValueError("--resume needs --output, the file to complete.")
     if not options.files and sys.stdin is None:
-        raise ValueError("Standard input is closed: name the files that are to be translated.")
-    from ..translation.lines import LineTranslator, OutputFile, Processes, lines_done, rest_of, write_whole, written
+        raise ValueError("Standard input is closed: name the files to translate.")
+    from ..translation.lines import LineTranslator, OutputFile, Processes, rest_of, write_whole
 
     processes = Processes()
     is_main = processes.number == 0
+    output = Output(options.output, options.n_best, options.format, options.resume)
 
-    def check_files() -> int:
-        for file in options.files:
-            require_file(file)
-            if options.output is not None and options.output.is_file() and options.output.samefile(file):
-                raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
-        return lines_done(options.output, options.resume, options.n_best, options.format)
+    def count_done() -> int:
+        _check_files(options.files, options.output)
+        return output.entries_done()
 
-    number = processes.first(check_files)
-    models, tokenizer, front, tags = load_translators(options)
-    num_beams = models[0].generation_config.num_beams or 1
-    if options.n_best is not None and max(options.n_best, 2) > num_beams:
-        raise ValueError(
-            f"--n-best {options.n_best} needs a beam of at least {max(options.n_best, 2)}, but --num-beams is "
-            f"{num_beams}."
-        )
-    translator = LineTranslator(models, tokenizer, options.n_best)
+    done = processes.first(count_done)
+    translators = load_translators(options)
+    _check_beam(translators, options.n_best)
+    translator = LineTranslator(translators.models, translators.tokenizer, options.n_best)
+    # The bar is for people: not beside translations on a terminal, and not where nobody looks.
+    in_view = options.output is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
-        output: Any = sys.stdout
+        stream: Any = sys.stdout
         if options.output and is_main:
-            output = stack.enter_context(OutputFile(options.output))
-        # The bar is for a person: not where the output is shown, and not where nobody looks.
-        hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
-        bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
-        for chunk in processes.shared(rest_of(_all_lines(options.files, front, tags), number)):
+            stream = stack.enter_context(OutputFile(options.output))
+        bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
+        for chunk in processes.shared(rest_of(_source_lines(options.files, translators), done)):
             found = processes.each_some(translator, chunk)
             if is_main:
-                texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
-                write_whole(output, "".join(texts))
-            number += len(chunk)
+                write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))
+            done += len(chunk)
             bar.update(len(chunk))
     were_cut = sum(processes.gathered(translator.were_cut))
     if is_main:
-        tell_cut(were_cut, translator.longest)
+        warn_split(were_cut, translator.longest)
 
 
-def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+def _check_files(files: list[Path], output: Path | None) -> None:
+    for file in files:
+        require_file(file)
+        if output is not None and output.is_file() and output.samefile(file):
+            raise ValueError(f"--output {output} is one of the files to translate: choose another --output.")
+
+
+def _check_beam(translators: Translators, n_best: int | None) -> None:
+    num_beams = translators.models[0].generation_config.num_beams or 1
+    if n_best is not None and max(n_best, 2) > num_beams:
+        raise ValueError(
+            f"--n-best {n_best} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}."
+        )
+
+
+def _source_lines(files: list[Path], translators: Translators) -> Iterator[str]:
     if not files:
-        lines = decode_lines(sys.stdin.buffer, "the input", inputs.LONGEST_LINE)
-        yield from addressed((line.rstrip("\r\n") for line in lines), "the input", front, tags)
+        lines = decode_lines(sys.stdin.buffer, STANDARD_INPUT, inputs.LONGEST_LINE)
+        yield from translators.tagged((line.rstrip("\r\n") for line in lines), STANDARD_INPUT)
     for path in files:
-        yield from addressed(text_of(path), str(path), front, tags)
+        yield from translators.tagged(text_lines(path), str(path))
+
+
+# ---- score -------------------------------------------------------------------------------------------------------
 
 
 def _score(options: argparse.Namespace) -> None:
     from ..translation.batches import log_probabilities
 
-    source, target = options.source, options.target
-    require_file(source)
-    require_file(target)
-    (model,), tokenizer, front, tags = load([options.model], options.target_language)
-    source_lines, target_lines = addressed(text_of(source), str(source), front, tags), text_of(target)
+    require_file(options.source)
+    require_file(options.target)
+    translators = load_models([options.model], options.target_language)
+    pairs = _line_pairs(options.source, options.target, translators)
     done = 0
-    while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
-        for number, pair in enumerate(chunk, start=done + 1):
-            if None in pair:
-                shorter, longer = (source, target) if pair[0] is None else (target, source)
-                raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
-        pairs = [list(side) for side in zip(*chunk, strict=True)]
+    while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):
+        sources, targets = ([pair[side] for pair in chunk] for side in (0, 1))
         try:
-            found = log_probabilities(model, tokenizer, pairs[0], pairs[1])
+            found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
         except ValueError as error:
-            raise ValueError(f"In the lines from {done + 1} on: {error}") from error
+            raise ValueError(f"Lines {done + 1} to {done + len(chunk)}: {error}") from error
         for log_probability, tokens in found:
             sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
         sys.stdout.flush()
         done += len(chunk)
+
+
+def _line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
+    lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
+    for number, (sentence, translation) in enumerate(lines, start=1):
+        if sentence is None or translation is None:
+            shorter, longer = (source, target) if sentence is None else (target, source)
+            raise ValueError(
+                f"{shorter} ends after line {number - 1}, but {longer} continues: each line needs one of its own in "
+                "the other file."
+            )
+        yield sentence, translation

@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_nothing_of_an_output(tmp_path) -> None:
         (["text.en"], [], "--data names one text"),
         (["text.en", "none.de"], [], "There is no file"),
         (["text.en", "short.de"], [], "must have the same number of lines, but"),
-        (["text.en", "text.de"], ["--columns", "en", "de"], "--columns are those of one file"),
+        (["text.en", "text.de"], ["--columns", "en", "de"], "--columns applies to one file"),
         (["text.en", "text.de"], ["--tokenize", "14b"], "sacreBLEU has no tokenizer '14b'"),
         (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be from 1 to 1000, but it is 0"),
         (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),

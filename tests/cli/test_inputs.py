@@ -3,6 +3,7 @@
 import gzip
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
@@ -20,7 +21,7 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
     # The model knows its one language, and needs no tag for it.
     code, _, error = translate(monkeypatch, capsys, b"one\n", *arguments[:3], "fr")
-    assert (code, seen) == (2, []) and "The model translates into de, and not into 'fr'" in error
+    assert (code, seen) == (2, []) and "The model translates into de, but --target-language is 'fr'" in error
     assert translate(monkeypatch, capsys, b"one\n", *arguments)[0] == 0
     assert seen.pop() == "one"
     from hf_vaswani.data import tokenizer
@@ -41,7 +42,7 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments)[0] == 0
     assert seen[4:] == ["<2de> one"]
     code, _, error = translate(monkeypatch, capsys, b"<2de> one\ntwo\n", *arguments[:2])
-    assert code == 2 and "Line 2 of the input does not say into which language" in error and "<2de>" in error
+    assert code == 2 and "standard input, line 2, has no target language tag" in error and "<2de>" in error
 
 
 def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, capsys) -> None:
@@ -96,3 +97,13 @@ def test_what_never_ends_is_no_line(tiny_run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(inputs, "LONGEST_LINE", 2**20)
     assert main(["translate", "/dev/zero", "--model", str(tiny_run / "model")]) == 2
     assert "/dev/zero, line 1, is longer than 1,048,576 bytes" in capsys.readouterr().err
+
+
+def test_tags_are_prepended_or_expected() -> None:
+    lines = ["one", "", " \t", "<2de> two"]
+    for tag, expected in (("", lines), ("<2de>", ["<2de> one", "", " \t", "<2de> two"])):
+        assert list(inputs.Translators([], None, tag, ()).tagged(lines, "file")) == expected
+    tagged = inputs.Translators([], None, "", ("<2de>", "<2fr>")).tagged(["<2fr> one", "", "two"], "file")
+    assert [next(tagged), next(tagged)] == ["<2fr> one", ""]
+    with pytest.raises(ValueError, match="file, line 3, has no target language tag: .*one of <2de>, <2fr>"):
+        next(tagged)

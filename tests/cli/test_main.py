@@ -1,12 +1,15 @@
 """Entry points, exit codes and standard output, whatever the verb."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 
 import hf_vaswani
 from hf_vaswani.cli import main
@@ -23,6 +26,61 @@ def test_the_version_and_the_usage(capsys) -> None:
         with pytest.raises(SystemExit) as stop:
             main(arguments, program)
         assert stop.value.code == 0 and capsys.readouterr().out.startswith(words)
+
+
+VERBS = ["train", "average", "push", "translate", "score", "evaluate", "compare", "convert"]
+
+
+def test_every_verb_explains_itself(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n    {verb}" in said
+    for verb in VERBS[1:]:
+        with pytest.raises(SystemExit) as stop:
+            main([verb, "--help"])
+        said = capsys.readouterr().out
+        assert stop.value.code == 0 and said.startswith(f"usage: hf-vaswani {verb} [-h]")
+        # A description before the arguments, and one line at the end that shows them.
+        assert said.split("\n\n")[1][0].isupper()
+        assert re.fullmatch(rf"example: hf-vaswani {verb} .+", said.splitlines()[-1])
+
+
+def test_help_and_version_import_no_more_than_the_package() -> None:
+    program = (
+        "import sys, hf_vaswani; before = set(sys.modules); from hf_vaswani.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}), file=sys.stderr)"
+    )
+    for arguments in (["--version"], ["--help"], ["translate", "--help"]):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        assert set(done.stderr.split()) - set(sys.stdlib_module_names) <= {"hf_vaswani"}
+
+
+def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeypatch, capsys) -> None:
+    from hf_vaswani.translation import loading
+
+    arguments = ["translate", "--model", "user/name"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    monkeypatch.setattr(loading, "load_translator", lambda name: torch.empty(2**60, dtype=torch.int8))
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("hf-vaswani: Out of memory: ") and "memory" in said[27:] and said.count("\n") == 1
+    monkeypatch.setattr(loading, "load_translator", lambda name: torch.zeros(2, 3) @ torch.zeros(2, 3))
+    with pytest.raises(RuntimeError, match="shapes"):
+        main(arguments)
+    monkeypatch.setattr(loading, "load_translator", lambda name: bytearray(2**62))
+    assert main(arguments) == 2 and capsys.readouterr().err == "hf-vaswani: Out of memory.\n"
+
+
+def test_a_reader_that_has_enough_ends_a_verb_quietly(tiny_run, texts) -> None:
+    command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
+    script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "rror" not in done.stderr, done.stderr
 
 
 DOORS = {

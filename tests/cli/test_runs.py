@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vaswani import recipe
 from hf_vaswani.cli import main
 
 
@@ -35,7 +36,7 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
     assert main(["average", str(tiny_run), "--best", "1", "--output", str(tmp_path / "best")]) == 0
     assert "checkpoint-12" in capsys.readouterr().out
     assert main(["average", str(tiny_run), "--best", "2", "--by", "loss", "--output", str(tmp_path / "two")]) == 2
-    assert "has 1 such checkpoints, and not 2" in capsys.readouterr().err
+    assert "has fewer checkpoints than --best 2 asks for: 1" in capsys.readouterr().err
     assert not (tmp_path / "two").exists()
 
 
@@ -43,13 +44,16 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
     ("arguments", "words"),
     [
         (["{run}/checkpoint-9", "--output", "{new}"], "There is no folder"),
-        (["{run}", "--output", "{new}"], "say which of its checkpoints"),
+        (["{run}", "--output", "{new}"], "select its checkpoints"),
         (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
         (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
         (["{run}/model", "--last", "1", "--output", "{new}"], "recipe.yaml"),
-        (["{run}", "--last", "0", "--output", "{new}"], "N being 1 or more"),
-        (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last N or --best N"),
-        (["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"], "Of one run"),
+        (["{run}", "--last", "0", "--output", "{new}"], "--last must be at least 1, but it is 0"),
+        (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last and --best exclude each other"),
+        (
+            ["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"],
+            "take one run folder, but 2 folders are given",
+        ),
     ],
 )
 def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, words) -> None:
@@ -84,3 +88,23 @@ def test_average_of_the_best_by_what_the_recipe_ranks_by_or_by_the_other(tmp_pat
         for by in ([], ["--by", "bleu"], ["--by", "loss"]):
             assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
     assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
+
+
+def test_train_takes_every_argument_for_the_recipe(monkeypatch, capsys) -> None:
+    seen = []
+
+    def stop(argv, program):
+        seen.append((argv, program))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(recipe, "load_recipe", stop)
+    arguments = ["my.yaml", "--training.max_steps", "-1", "--seed=2", "--version", "-h"]
+    for program, usage in (("hf-vaswani", "hf-vaswani train"), ("train.py", "accelerate launch train.py")):
+        assert main(["train", *arguments], program) == 2
+        assert capsys.readouterr().err == f"{program}: seen\n"
+        assert seen.pop() == (arguments, usage)
+
+
+def test_push_needs_a_repository(tiny_run, capsys) -> None:
+    assert main(["push", str(tiny_run)]) == 2
+    assert "There is no repository to publish to: give --repo-id USER/NAME" in capsys.readouterr().err

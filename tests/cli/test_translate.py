@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_vaswani.cli import main
+from hf_vaswani.cli.translate import Output
 from hf_vaswani.translation import lines as translation
 
 from .conftest import size_limit, translate
@@ -52,11 +53,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypat
     model = str(tiny_run / "model")
     code, out, err = translate(monkeypatch, capsys, b"one\ntwo\xff\n", "--model", model)
     assert (code, out) == (2, "")
-    assert "the input, line 2, is not UTF-8: invalid start byte at byte 4" in err
+    assert "standard input, line 2, is not UTF-8: invalid start byte at byte 4" in err
     code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path))
     assert code == 2
     assert f"{tmp_path / 'config.json'} is missing" in err
-    for name, words in ((str(tiny_run), "its model is"), ("nowhere", "no model folder 'nowhere'")):
+    for name, words in ((str(tiny_run), "give its model"), ("nowhere", "no model folder 'nowhere'")):
         code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", name)
         assert code == 2
         assert words in err
@@ -99,8 +100,12 @@ def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> N
 @pytest.mark.parametrize(
     ("more", "content", "words"),
     [
-        (["--n-best", "2"], "eins\nzwei\n", "was written with another --n-best or --format"),
-        (["--n-best", "2", "--format", "jsonl"], "1\t-0.5\teins\n", "was written with another --n-best or --format"),
+        (["--n-best", "2"], "eins\nzwei\n", "it was written with another --n-best or --format"),
+        (
+            ["--n-best", "2", "--format", "jsonl"],
+            "1\t-0.5\teins\n",
+            "it was written with another --n-best or --format",
+        ),
         ([], "eins\n" * 34, "The output is of 34 lines already, but the text has only 33"),
     ],
 )
@@ -113,12 +118,44 @@ def test_an_output_of_something_else_is_not_completed(tiny_run, texts, capsys, m
     assert output.read_text(encoding="utf-8") == content
 
 
+@pytest.mark.parametrize(
+    ("n_best", "format", "entry"),
+    [
+        (None, None, "eins zwei\n"),
+        (2, None, "7\t-0.5000\teins zwei\n7\t-1.2346\tdrei\n"),
+        (
+            2,
+            "jsonl",
+            '{"line": 7, "translations": [{"score": -0.5, "text": "eins\\nzwei"}, {"score": -1.2346, "text": "drei"}]}\n',
+        ),
+    ],
+)
+def test_entries_are_counted_as_they_are_formatted(tmp_path, n_best, format, entry) -> None:
+    path = tmp_path / "out"
+    output = Output(path, n_best, format, resume=True)
+    candidates = [(-0.5, "eins\nzwei"), (-1.23456, "drei")]
+    assert output.entry(7, candidates) == entry
+    assert output.entries_done() == 0 and not path.exists()
+    whole = "".join(output.entry(number, candidates) for number in range(1, 13))
+    # Entries that were cut short by a line or by some characters are dropped.
+    for rest, done in (("", 12), (output.entry(13, candidates)[:-3], 12), (output.entry(13, candidates), 13)):
+        path.write_text(whole + rest)
+        assert output.entries_done() == done
+        assert path.read_text() == whole + (rest if done == 13 else "")
+    with pytest.raises(ValueError, match="out exists already: complete it with --resume"):
+        Output(path, n_best, format).entries_done()
+    other = Output(path, None if n_best else 2, None, resume=True)
+    if n_best is None:
+        with pytest.raises(ValueError, match=r"out, line 1, does not start with '1\\t': it was written with another"):
+            other.entries_done()
+
+
 def test_outputs_and_texts_are_files(tiny_run, texts, capsys) -> None:
     folder, _ = texts
     for arguments, words in (
-        ([str(folder)], "is a folder, and not a text"),
-        ([str(folder / "a.txt"), "--output", str(folder)], "is a folder, or in one that is not there"),
-        ([str(folder / "a.txt"), "--output", str(folder / "no" / "x")], "is a folder, or in one that is not there"),
+        ([str(folder)], "is a folder, not a text file"),
+        ([str(folder / "a.txt"), "--output", str(folder)], "is a folder: name a file"),
+        ([str(folder / "a.txt"), "--output", str(folder / "no" / "x")], "is in a folder that does not exist"),
     ):
         assert main(["translate", "--model", str(tiny_run / "model"), *arguments]) == 2
         assert words in capsys.readouterr().err
@@ -151,10 +188,10 @@ def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> N
     [
         (["--n-best", "0"], "--n-best must be from 1 to 1000, but it is 0"),
         (["--num-beams", "99999"], "--num-beams must be from 1 to 1000, but it is 99999"),
-        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam of at least 3, but --num-beams is 2"),
-        (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam of at least 2, but --num-beams is 1"),
-        (["--format", "tsv"], "--format is of --n-best"),
-        (["--resume"], "--resume needs the --output"),
+        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam size of at least 3, but --num-beams is 2"),
+        (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam size of at least 2, but --num-beams is 1"),
+        (["--format", "tsv"], "--format needs --n-best"),
+        (["--resume"], "--resume needs --output"),
         (["nowhere.txt"], "There is no file 'nowhere.txt'"),
     ],
 )
@@ -167,7 +204,7 @@ def test_the_text_is_not_its_own_output(tiny_run, texts, capsys) -> None:
     file = texts[0] / "b.txt"
     before = file.read_bytes()
     arguments = ["--model", str(tiny_run / "model"), str(file), "--output", str(file), "--resume"]
-    assert main(["translate", *arguments]) == 2 and "is one of the files" in capsys.readouterr().err
+    assert main(["translate", *arguments]) == 2 and "is one of the files to translate" in capsys.readouterr().err
     assert file.read_bytes() == before
 
 
@@ -192,7 +229,7 @@ def test_a_pipe_is_written_to_and_not_completed(tiny_run, texts, capsys) -> None
         assert main([*arguments, str(folder / "pipe")]) == 0
         assert reader.communicate(timeout=60)[0] == (folder / "file").read_bytes()
     assert main([*arguments, str(folder / "pipe"), "--resume"]) == 2
-    assert "pipe is not a regular file: nothing in it could be completed" in capsys.readouterr().err
+    assert "pipe is not a regular file, and cannot be completed" in capsys.readouterr().err
 
 
 def test_a_full_disk_keeps_whole_lines_and_is_named(tiny_run, texts, capsys) -> None:
