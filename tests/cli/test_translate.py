@@ -126,7 +126,8 @@ def test_an_output_of_something_else_is_not_completed(tiny_run, texts, capsys, m
         (
             2,
             "jsonl",
-            '{"line": 7, "translations": [{"score": -0.5, "text": "eins\\nzwei"}, {"score": -1.2346, "text": "drei"}]}\n',
+            '{"line": 7, "translations": [{"score": -0.5, "text": "eins\\nzwei"}, '
+            '{"score": -1.2346, "text": "drei"}]}\n',
         ),
     ],
 )
