@@ -206,7 +206,7 @@ def updates() -> list[list[dict[str, torch.Tensor]]]:
 def on_two_processes(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """This file as a program."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.test_launch", *arguments]
+    command += ["-m", "tests.training.test_launch", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
 
