@@ -92,14 +92,14 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _write(output: Path, text: str) -> None:
     """Writes a new file whole, or to a device or a pipe."""
-    from ..files import write_text
+    from ..files import atomic_write_text
     from ..translation.lines import OutputFile
 
     if output.exists():
         with OutputFile(output) as file:
             file.write(text)
         return
-    write_text(output, text)
+    atomic_write_text(output, text)
 
 
 def _evaluation_text(options: argparse.Namespace) -> tuple[list[str], list[tuple[str, ...]]]:

@@ -314,10 +314,11 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launc
 if __name__ == "__main__":
     if sys.argv[1] == "train":
         from hf_vaswani.cli import main
-        from hf_vaswani.training import preparation
 
         take_the_cpu_for_a_gpu()
-        accelerator = preparation.Accelerator
-        preparation.Accelerator = lambda cpu, **rest: accelerator(**rest)
+        import accelerate
+
+        accelerator = accelerate.Accelerator
+        accelerate.Accelerator = lambda cpu, **rest: accelerator(**rest)
         sys.exit(main(sys.argv[1:]))
     train_sharded(Path(sys.argv[1]))
