@@ -535,12 +535,16 @@ class AsWritten:
 
     Args:
         names (`dict[str, Any]`): global names of the file.
+        kernels (`dict[str, Any]`): global names of the kernels' file.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], kernels: dict[str, Any]) -> None:
         self.names = names
-        self.functions = {name: value for name, value in names.items() if callable(value)}
-        ours = [value for value in self.functions.values() if getattr(value, "__module__", "") == names["__name__"]]
+        files = {file["__name__"]: file for file in (names, kernels)}
+        self.functions = [
+            (file, name, value) for file in files.values() for name, value in file.items() if callable(value)
+        ]
+        ours = [value for _, _, value in self.functions if getattr(value, "__module__", "") in files]
         self.classes = {
             kind: {name: value for name, value in vars(kind).items() if computes(name, value)}
             for kind in (*FOREIGN, *ours)
@@ -560,7 +564,7 @@ class AsWritten:
         """
         return (
             not (torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks)
-            and all(self.names.get(name) is value for name, value in self.functions.items())
+            and all(file.get(name) is value for file, name, value in self.functions)
             and all(getattr(nn.functional, name) is value for name, value in self.torch.items())
             and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
             and self._is(model, "VaswaniForConditionalGeneration")

@@ -349,7 +349,7 @@ def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -
     without = model.generate(**inputs, num_beams=2, use_cache=False)
     assert torch.equal(model.generate(**inputs, num_beams=2), without)
     slow = {"output_scores": True, "return_dict_in_generate": True}
-    with pytest.raises(ValueError, match="Decoder layer 1 has an attention whose layer_idx is 0"):
+    with pytest.raises(ValueError, match="attention of decoder layer 1 has layer_idx 0"):
         model.generate(**inputs, num_beams=2, **slow)
     for name in ("self_attn", "cross_attn"):
         getattr(model.model.decoder.layers[1], name).layer_idx = 1
