@@ -26,7 +26,6 @@ from hf_vaswani.recipe import Recipe, load_recipe
 from ..conftest import ROOT, SEED
 from ..networks import batch, gradients, tiny_config, tiny_model, with_labels
 
-
 # ---- 3.2 Attention
 
 
