@@ -1,24 +1,18 @@
 """Translates text line by line and in order: cut where it is too long, by several processes, an output that grows."""
 
-import json
 import os
 import re
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
 from ..data.tokenizer import language_tags
+from ..interruption import delayed_signals
 from ..model.sentences_vaswani import sentence_spans
-from ..processes import meet
+from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
 # Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
@@ -95,65 +89,16 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
 # ---- Several processes -------------------------------------------------------------------------------------------
 
 
-class Processes:
-    """Those that `accelerate launch` or `torchrun` started; without one of them, this process alone."""
-
-    def __init__(self) -> None:
-        self.count, self.number = 1, 0
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            import torch
-            from accelerate import PartialState
-
-            # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
-            # for the first one, which waits for whoever writes what it reads.
-            on_cpu = not torch.accelerator.is_available()
-            state = meet(
-                int(os.environ["WORLD_SIZE"]),
-                lambda timeout: PartialState(cpu=on_cpu, timeout=timeout),
-                timedelta(days=7),
-            )
-            self.count, self.number = state.num_processes, state.process_index
-
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, in all of them. If it fails there, the others end quietly."""
-        result, error = None, None
-        if self.number == 0:
-            try:
-                result = function()
-            except (ValueError, OSError) as caught:
-                error = caught
-        if self.count > 1:
-            from accelerate.utils import broadcast_object_list
-
-            result, failed = broadcast_object_list([result, error is not None])
-            if failed and self.number > 0:
-                sys.exit(2)
-        if error is not None:
-            raise error
-        return result
-
-    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """Chunks of what the first process reads, in every process."""
-        lines = iter(lines)
-        while chunk := self.first(lambda: list(islice(lines, LINES_AT_A_TIME * self.count))):
-            yield chunk
-
-    def gathered(self, part: Any) -> list[Any]:
-        """What each process has, in all of them."""
-        if self.count == 1:
-            return [part]
-        from accelerate.utils import gather_object
-
-        found: list[Any] = gather_object([part])
-        return found
-
-    def each_some(self, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]) -> list[Candidates]:
-        """Every process translates its part of a chunk, and all get everything."""
-        whole: list[Candidates] = [[] for _ in chunk]
-        # Line by line in turns, so that long lines beside each other do not fall to one process.
-        for number, part in enumerate(self.gathered(translate(chunk[self.number :: self.count]))):
-            whole[number :: self.count] = part
-        return whole
+def each_some(
+    processes: Processes, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]
+) -> list[Candidates]:
+    """Translates a chunk, every process a part of it; returns all translations in every process."""
+    whole: list[Candidates] = [[] for _ in chunk]
+    # Line by line in turns: long lines beside each other do not all fall to one process.
+    part = translate(chunk[processes.process_index :: processes.num_processes])
+    for number, translations in enumerate(processes.gather(part)):
+        whole[number :: processes.num_processes] = translations
+    return whole
 
 
 # ---- From lines to an output -------------------------------------------------------------------------------------
@@ -196,65 +141,6 @@ def join(pieces: list[Candidates]) -> Candidates:
         (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
         for candidates in zip(*pieces, strict=True)
     ]
-
-
-def written(number: int, candidates: Candidates, n_best: int | None, form: str | None) -> str:
-    """What an output says of one line, the `number`-th: one line, or several."""
-    if n_best is None:
-        # One line in is one line out, whatever the model says.
-        return " ".join(candidates[0][1].splitlines()) + "\n"
-    if form == "jsonl":
-        translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
-        return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
-    return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
-
-
-def lines_done(output: Path | None, resume: bool, n_best: int | None, form: str | None) -> int:
-    """
-    How many lines of text an output is of; what is not whole at its end is cut off.
-
-    Args:
-        output (`Path`, *optional*): the file, if there is to be one.
-        resume (`bool`): whether it may have something in it.
-        n_best, form: as in [`written`].
-
-    Raises:
-        ValueError: there is something in it, and `resume` is false, or it is of another form.
-    """
-    if output is None:
-        return 0
-    if output.is_dir() or not output.parent.is_dir():
-        raise ValueError(f"--output {output} is a folder, or in one that is not there.")
-    if not output.exists():
-        return 0
-    if not output.is_file():
-        if resume:
-            raise ValueError(f"{output} is not a regular file: nothing in it could be completed by --resume.")
-        return 0
-    if not resume and output.stat().st_size:
-        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
-    lines_of_one = n_best if n_best is not None and form != "jsonl" else 1
-    lines, length, whole = 0, 0, 0
-    with output.open("rb+") as file:
-        for line in file:
-            lines, length = lines + line.endswith(b"\n"), length + len(line)
-            beginning = _beginning((lines - 1) // lines_of_one + 1, n_best, form)
-            if line.endswith(b"\n") and not line.startswith(beginning):
-                raise ValueError(
-                    f"{output} was written with another --n-best or --format, and cannot be completed: its line "
-                    f"{lines} does not begin with {beginning.decode()!r}."
-                )
-            if line.endswith(b"\n") and lines % lines_of_one == 0:
-                whole = length
-        file.truncate(whole)
-    return lines // lines_of_one
-
-
-def _beginning(number: int, n_best: int | None, form: str | None) -> bytes:
-    """What the lines of an output begin with that are of the `number`-th line of a text."""
-    if n_best is None:
-        return b""
-    return f'{{"line": {number},'.encode() if form == "jsonl" else f"{number}\t".encode()
 
 
 def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:
@@ -313,25 +199,7 @@ class OutputFile:
 
 
 def write_whole(output: TextIO | OutputFile, text: str) -> None:
-    """Writes whole lines: Ctrl-C, or a signal to end, waits as long; Ctrl-C a second time does not wait."""
-    caught: list[tuple[int, float]] = []
-    handlers = {}
-
-    def remember(number: int, _: FrameType | None) -> None:
-        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
-        if caught and number == signal.SIGINT and time.monotonic() - caught[0][1] > 1:
-            raise KeyboardInterrupt
-        caught.append((number, time.monotonic()))
-
-    # Only there may handlers be changed, and only there are they run.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, remember)
-    try:
+    """Writes whole lines: Ctrl-C and SIGTERM are delayed until they are written."""
+    with delayed_signals():
         output.write(text)
         output.flush()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for first, _ in caught[:1]:
-        signal.raise_signal(first)
