@@ -421,7 +421,7 @@ def _check_yaml(text: str, where: str) -> None:
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:
-    """Refuses repeated keys, of which YAML keeps the last, and a bare `no` (Norwegian, a precision), which is false."""
+    """Refuses repeated keys, of which YAML keeps the last, and a bare `no` (Norwegian, a precision): it is false."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _check_nodes(item, where)

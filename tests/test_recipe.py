@@ -1,6 +1,8 @@
 """A recipe is read, overridden and checked, and every mistake in it gets an error that names it."""
 
 import math
+import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import Field, asdict, fields
 from pathlib import Path
@@ -340,3 +342,23 @@ def test_transformer_tiny_has_the_published_size() -> None:
         model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=9700, **asdict(recipe.model)))
     # The published 2.57 M include biases in the attention: 4 * 128 in each of 12.
     assert model.num_parameters() + 12 * 4 * 128 == pytest.approx(2.57e6, rel=0.01)
+
+
+def test_the_reference_of_all_keys_is_up_to_date() -> None:
+    """Run `python docs/generate_recipe.py` after a change of hf_vaswani/recipe.py."""
+    page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
+    assert page == runpy.run_path(str(ROOT / "docs" / "generate_recipe.py"))["render"]()
+    section = ""
+    found = []
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = "" if line == "## Top level" else f"{line[3:]}."
+        if row := re.fullmatch(r"\| `(\w+)` \|(?: [^|]+ \|){2}[^|]* \| [A-Z`][^|]+\. \|", line):
+            found.append(section + row[1])
+    assert sorted(found) == sorted(Recipe().flat())
+
+
+def test_the_recipe_of_the_reference_is_a_recipe(tmp_path) -> None:
+    page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert load_recipe([write(tmp_path, text)]).training.mixed_precision == "bf16"
