@@ -74,10 +74,20 @@ def _translate(options: argparse.Namespace) -> None:
         raise ValueError("--resume needs the --output that is to be completed.")
     if not options.files and sys.stdin is None:
         raise ValueError("Standard input is closed: name the files that are to be translated.")
-    from ..translation.lines import LineTranslator, OutputFile, Processes, lines_done, rest_of, write_whole, written
+    from ..processes import Processes
+    from ..translation.lines import (
+        LINES_AT_A_TIME,
+        LineTranslator,
+        OutputFile,
+        each_some,
+        lines_done,
+        rest_of,
+        write_whole,
+        written,
+    )
 
     processes = Processes()
-    is_main = processes.number == 0
+    is_main = processes.is_main_process
 
     def check_files() -> int:
         for file in options.files:
@@ -86,7 +96,7 @@ def _translate(options: argparse.Namespace) -> None:
                 raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
         return lines_done(options.output, options.resume, options.n_best, options.format)
 
-    number = processes.first(check_files)
+    number = processes.on_main_process(check_files)
     models, tokenizer, front, tags = load_translators(options)
     num_beams = models[0].generation_config.num_beams or 1
     if options.n_best is not None and max(options.n_best, 2) > num_beams:
@@ -102,14 +112,14 @@ def _translate(options: argparse.Namespace) -> None:
         # The bar is for a person: not where the output is shown, and not where nobody looks.
         hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
         bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
-        for chunk in processes.shared(rest_of(_all_lines(options.files, front, tags), number)):
-            found = processes.each_some(translator, chunk)
+        for chunk in processes.chunks(rest_of(_all_lines(options.files, front, tags), number), LINES_AT_A_TIME):
+            found = each_some(processes, translator, chunk)
             if is_main:
                 texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
                 write_whole(output, "".join(texts))
             number += len(chunk)
             bar.update(len(chunk))
-    were_cut = sum(processes.gathered(translator.were_cut))
+    were_cut = sum(processes.gather(translator.were_cut))
     if is_main:
         tell_cut(were_cut, translator.longest)
 

@@ -20,6 +20,9 @@ from ..run_folder import (
     PROGRESS,
     RESULT,
     WEIGHTS,
+    checkpoint_folders,
+    checkpoint_step,
+    has_checkpoint_name,
     known_validations,
     read_progress,
     read_result,
@@ -59,7 +62,7 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise ValueError(f"There is no {folder}.")
-    if folder.name.startswith("checkpoint-"):
+    if has_checkpoint_name(folder):
         progress = read_progress(folder)
         lines = [line for line in known_validations(run_dir) if line["step"] == progress["step"]]
         if not lines:
@@ -217,12 +220,7 @@ def _advice(error: Exception, repo_id: str, revision: str) -> str:
 
 def _waiting(run_dir: Path) -> list[Path]:
     """Checkpoints that are to be published, the oldest first."""
-    folders = [path for path in (run_dir / UNPUBLISHED).glob("*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(folders, key=_step)
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("checkpoint-"))
+    return checkpoint_folders(run_dir / UNPUBLISHED)
 
 
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
@@ -270,7 +268,7 @@ class Publisher:
                 "one into HF_TOKEN"
             )
         for folder in _waiting(run_dir):
-            if _step(folder) > step:
+            if checkpoint_step(folder) > step:
                 shutil.rmtree(folder)
         self.thread: threading.Thread | None = None
         self.more = False

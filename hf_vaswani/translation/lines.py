@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.tokenizer import language_tags
 from ..interruption import delayed_signals
 from ..model.sentences_vaswani import sentence_spans
-from ..processes import meet
+from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
 # Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
@@ -92,65 +90,16 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
 # ---- Several processes -------------------------------------------------------------------------------------------
 
 
-class Processes:
-    """Those that `accelerate launch` or `torchrun` started; without one of them, this process alone."""
-
-    def __init__(self) -> None:
-        self.count, self.number = 1, 0
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            import torch
-            from accelerate import PartialState
-
-            # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
-            # for the first one, which waits for whoever writes what it reads.
-            on_cpu = not torch.accelerator.is_available()
-            state = meet(
-                int(os.environ["WORLD_SIZE"]),
-                lambda timeout: PartialState(cpu=on_cpu, timeout=timeout),
-                timedelta(days=7),
-            )
-            self.count, self.number = state.num_processes, state.process_index
-
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, in all of them. If it fails there, the others end quietly."""
-        result, error = None, None
-        if self.number == 0:
-            try:
-                result = function()
-            except (ValueError, OSError) as caught:
-                error = caught
-        if self.count > 1:
-            from accelerate.utils import broadcast_object_list
-
-            result, failed = broadcast_object_list([result, error is not None])
-            if failed and self.number > 0:
-                sys.exit(2)
-        if error is not None:
-            raise error
-        return result
-
-    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """Chunks of what the first process reads, in every process."""
-        lines = iter(lines)
-        while chunk := self.first(lambda: list(islice(lines, LINES_AT_A_TIME * self.count))):
-            yield chunk
-
-    def gathered(self, part: Any) -> list[Any]:
-        """What each process has, in all of them."""
-        if self.count == 1:
-            return [part]
-        from accelerate.utils import gather_object
-
-        found: list[Any] = gather_object([part])
-        return found
-
-    def each_some(self, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]) -> list[Candidates]:
-        """Every process translates its part of a chunk, and all get everything."""
-        whole: list[Candidates] = [[] for _ in chunk]
-        # Line by line in turns, so that long lines beside each other do not fall to one process.
-        for number, part in enumerate(self.gathered(translate(chunk[self.number :: self.count]))):
-            whole[number :: self.count] = part
-        return whole
+def each_some(
+    processes: Processes, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]
+) -> list[Candidates]:
+    """Translates a chunk, every process a part of it; returns all translations in every process."""
+    whole: list[Candidates] = [[] for _ in chunk]
+    # Line by line in turns: long lines beside each other do not all fall to one process.
+    part = translate(chunk[processes.process_index :: processes.num_processes])
+    for number, translations in enumerate(processes.gather(part)):
+        whole[number :: processes.num_processes] = translations
+    return whole
 
 
 # ---- From lines to an output -------------------------------------------------------------------------------------

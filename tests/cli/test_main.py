@@ -179,10 +179,10 @@ def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, 
 
 
 def test_average_of_the_best_by_what_the_recipe_ranks_by_or_by_the_other(tmp_path, monkeypatch) -> None:
-    from hf_vaswani import run_folder as checkpoints
+    from hf_vaswani import averaging
 
     averaged = []
-    monkeypatch.setattr(checkpoints, "save_average", lambda folders, output: averaged.append(folders[0].name))
+    monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         progress = {

@@ -10,53 +10,45 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     GenerationConfig,
     StoppingCriteria,
     StoppingCriteriaList,
-    pipeline,
 )
 from transformers.generation import GenerationMixin, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
     HOOKS,
+    RUNNING_RULES,
     VaswaniGenerationMixin,
     changed_hooks,
-    length_penalty,
 )
 
+from .. import networks
 from ..conftest import ROOT
 
 PAD, BOS, EOS = 0, 1, 2
 
 
-def tiny_model(seed: int = 0, vocab_size: int = 8, eos: float = 1.0, **fields) -> VaswaniForConditionalGeneration:
-    """A random model; `eos` is added to the logit of `</s>`: inf and -inf end at once and never."""
-    torch.manual_seed(seed)
-    sizes = {"d_model": 8, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
-    config = VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **(sizes | fields))
-    model = VaswaniForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for module in model.modules():
-            # A fresh model says the same whatever it reads.
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-        model.lm_head.bias.normal_()
-        model.lm_head.bias[EOS] += eos
-    return model
+# Small enough to list all outputs there are.
+tiny_model = partial(
+    networks.tiny_model,
+    eos=1.0,
+    vocab_size=8,
+    d_model=8,
+    d_ff=16,
+    encoder_layers=1,
+    decoder_layers=1,
+    dropout=0.0,
+)
 
 
 def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
@@ -187,15 +179,6 @@ def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
 
 
 # ---- rows 22 to 25: penalty, candidates, early stop
-
-
-def test_length_penalty_by_hand() -> None:
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 1.0) == 2
-    assert length_penalty(13, 0.6) == pytest.approx(1.9331820)
-    assert length_penalty(13, 0.0) == length_penalty(13, 0.0, "power") == 1
-    assert length_penalty(4, 0.5, "power") == 2
-    assert length_penalty(torch.tensor([1, 7, 13]), 2.0).tolist() == [1, 4, 9]
 
 
 RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
@@ -589,25 +572,27 @@ def test_an_ensemble_of_sentences_of_unequal_length() -> None:
 
 def test_what_no_ensemble_can_do_is_refused() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
-    for settings in (
-        {"do_sample": True},
-        {"output_scores": True, "return_dict_in_generate": True},
-        {"use_cache": False},
+    only = "ensemble supports plain greedy and beam search only, but"
+    for settings, reason in (
+        ({"do_sample": True}, "the settings ask for sample"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True was given"),
+        ({"use_cache": False}, "use_cache=False was given"),
+        ({"max_time": 60.0}, "the stopping criterion MaxTimeCriteria was given"),
     ):
-        with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+        with pytest.raises(ValueError, match=f"{only} {reason}"):
             model.generate(**inputs, ensemble=[other], **settings)
-    with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+    with pytest.raises(ValueError, match=f"{only} the settings ask for assisted generation"):
         model.generate(**a_batch(4), ensemble=[other], assistant_model=other)
-    with pytest.raises(ValueError, match="one vocabulary, but one has 9 entries and this one has 8"):
+    with pytest.raises(ValueError, match="one vocabulary, but item 1 has 9 entries and this model has 8"):
         model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
     with pytest.raises(ValueError, match="needs input_ids"):
         model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
     with pytest.raises(ValueError, match="ensemble must be a list of models, but it is a VaswaniFor"):
         model.generate(**inputs, ensemble=other)
-    with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
-        model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match="must contain Vaswani models, but item 2 is a Linear"):
+        model.generate(**inputs, ensemble=[other, nn.Linear(2, 2)])
     other.train()
-    with pytest.raises(ValueError, match="in evaluation mode"):
+    with pytest.raises(ValueError, match=f"{only} item 1 of it is in training mode"):
         model.generate(**inputs, ensemble=[other], num_beams=2)
 
 
@@ -769,16 +754,46 @@ def test_streamers_processors_and_criteria_of_the_caller() -> None:
         assert only.tolist() == [[BOS, 5, 5, 5]] * 2
 
 
-def test_settings_of_threads_do_not_meet() -> None:
+# Both searches: `output_scores` is left to transformers' own.
+@pytest.mark.parametrize("more", [{}, {"output_scores": True}], ids=str)
+def test_settings_of_threads_do_not_meet(more) -> None:
     model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
     settings = [
-        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5}
+        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5} | more
         for beams, kind, alpha, finish in itertools.product((2, 3), ("gnmt", "power"), (0.3, 2.0), ("all", "top"))
     ]
     expected = [search(model, inputs, **setting) for setting in settings]
     assert len({str(hypotheses) for hypotheses in expected}) > 4
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
+    """A processor translates something else by other rules at each step, or fails to; both by transformers' search."""
+    model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
+    outer = settings_of(3, 2.0, "gnmt", "all", "never", 2) | {"max_length_offset": 5, "output_scores": True}
+    inner = settings_of(2, 0.3, "power", "top", False, 1) | {"max_length_offset": 2, "output_scores": True}
+    expected, expected_inside, inside = search(model, inputs, **outer), search(model, a_batch(4), **inner), []
+
+    class Fails(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 2:
+                raise RuntimeError("not further")
+            return scores
+
+    class Translates(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if fails:
+                with pytest.raises(RuntimeError, match="not further"):
+                    search(model, a_batch(4), **inner, logits_processor=[Fails()])
+            inside.append(search(model, a_batch(4), **inner))
+            return scores
+
+    assert search(model, inputs, **outer, logits_processor=[Translates()]) == expected
+    assert len(inside) > 2 and all(found == expected_inside for found in inside)
+    with pytest.raises(LookupError):
+        RUNNING_RULES.get()
 
 
 def test_methods_of_transformers_that_are_not_what_they_were_are_found() -> None:
@@ -828,7 +843,7 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     loss, found, refusal = done.stdout.splitlines()
-    assert loss == "True" and "An ensemble cannot translate with transformers" in refusal
+    assert loss == "True" and "ensemble is not supported with transformers" in refusal
     assert done.stderr.count("has changed _prepare_generated_length") == 1
     # What it finds is what transformers' rules find here, with the same limit.
     ids = torch.arange(3, 12)[None]
@@ -862,103 +877,3 @@ def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:
         found[kind, stop] = [Language(seed, eos=2.0).search(**settings) for seed in range(20)]
     assert found["gnmt", None] == found["gnmt", "never"] != found["gnmt", False]
     assert found["power", None] == found["power", False] != found["power", "never"]
-
-
-# ---- Damaged folders
-
-
-def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """A saved model with a tokenizer, whose weights are changed by a function."""
-    model = tiny_model(3, vocab_size=260)
-    model.generation_config.num_beams = 3
-    model.save_pretrained(folder)
-    train_tokenizer([], 260, kind="bytes").save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-FC1, HEAD = "model.decoder.layers.0.feed_forward.fc1.weight", "lm_head.bias"
-DAMAGES = {
-    f"1 missing .the first is {FC1}": lambda weights: weights.pop(FC1),
-    f"2 missing .the first is {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
-    "1 unexpected .the first is extra": lambda weights: weights.update(extra=torch.ones(1)),
-    f"{FC1} has values that are not finite": lambda weights: weights[FC1][0, 0].fill_(math.nan),
-    f"{HEAD} has values that are not finite": lambda weights: weights[HEAD][0].fill_(math.inf),
-}
-
-
-@pytest.mark.parametrize("message", DAMAGES)
-def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_path, message) -> None:
-    folder = damaged(tmp_path, DAMAGES[message])
-    for trust in (None, True):
-        with pytest.raises(ValueError, match=f"^The weights of {folder} are not those of its config.json: {message}"):
-            pipeline("translation", model=str(folder), trust_remote_code=trust)
-    # A model that somebody loads by hand and trains further is a model like others.
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    with pytest.raises(ValueError, match=message):
-        pipeline("translation", model=model, tokenizer=tokenizer)
-    model.train()
-    pipeline("translation", model=model, tokenizer=tokenizer)
-
-
-def test_a_pipeline_built_by_name_refuses_weights_of_another_shape(tmp_path) -> None:
-    folder = damaged(tmp_path, lambda weights: weights.update({FC1: torch.ones(3, 8)}))
-    with pytest.raises(ValueError, match=r"1 of another shape .*fc1.weight, \(3, 8\) in the file and \(16, 8\)"):
-        pipeline("translation", model=str(folder))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"share_embeddings": False}, {"share_embeddings": False, "tie_word_embeddings": False}, {"vocab_size": 300}],
-    ids=str,
-)
-def test_a_pipeline_built_by_name_takes_every_whole_model(tmp_path, fields) -> None:
-    model = tiny_model(3, **{"vocab_size": 260} | fields)
-    model.half().save_pretrained(tmp_path)
-    train_tokenizer([], 260, kind="bytes").save_pretrained(tmp_path)
-    found = pipeline("translation", model=str(tmp_path))
-    assert found.model.dtype == torch.float16 and found.model.loading_error is None
-
-
-SETTINGS_FILES = [
-    ("{", "Expecting property name"),
-    ("", "Expecting value"),
-    ('{"num_beams": 3', "delimiter"),
-    ("[]", ""),
-    ('{"num_beams": 0}', "num_beams"),
-    ('{"num_beams": "x"}', ""),
-    ('{"num_beams": 2.5}', ""),
-    ('{"length_penalty": NaN}', "length_penalty"),
-    ('{"length_penalty": 1e999}', "length_penalty"),
-    ('{"length_penalty": "1"}', ""),
-    ('{"max_length": -1}', "max_length"),
-    ("\\xff", ""),
-]
-
-
-@pytest.mark.parametrize(("content", "word"), SETTINGS_FILES)
-def test_a_damaged_generation_config_is_refused_and_not_passed_over(tmp_path, content, word) -> None:
-    folder = damaged(tmp_path, lambda weights: None)
-    assert pipeline("translation", model=str(folder)).model.generation_config.num_beams == 3
-    (folder / "generation_config.json").write_bytes(content.encode("latin-1"))
-    message = f"generation_config.json of {folder} cannot be used: .*{word}"
-    with pytest.raises(ValueError, match=message):
-        AutoModelForSeq2SeqLM.from_pretrained(folder)
-    with pytest.raises(ValueError, match=message):
-        pipeline("translation", model=str(folder))
-    (folder / "generation_config.json").unlink()
-    assert AutoModelForSeq2SeqLM.from_pretrained(folder).generation_config.num_beams in (None, 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("d_model", "abc"), ("num_heads", 0), ("num_heads", 3), ("dropout", None)]
-)
-def test_a_config_that_makes_no_model_is_a_value_error(tmp_path, name, value) -> None:
-    folder = damaged(tmp_path, lambda weights: None)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {name: value}))
-    for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, partial(pipeline, "translation")):
-        with pytest.raises(ValueError, match=name):
-            load(str(folder))

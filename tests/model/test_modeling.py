@@ -28,22 +28,7 @@ from hf_vaswani.model.modeling_vaswani import (
 from hf_vaswani.recipe import Recipe, load_recipe
 
 from ..conftest import ROOT, SEED
-
-
-def tiny_config(**fields) -> VaswaniConfig:
-    sizes = {"vocab_size": 40, "d_model": 16, "d_ff": 24, "num_heads": 2, "encoder_layers": 2, "decoder_layers": 2}
-    return VaswaniConfig(**(sizes | fields))
-
-
-def tiny_model(seed: int = 0, **fields) -> VaswaniForConditionalGeneration:
-    torch.manual_seed(seed)
-    model = VaswaniForConditionalGeneration(tiny_config(**fields)).eval()
-    # A fresh post-norm model says the same whatever it reads; larger matrices make it look.
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-    return model
+from ..networks import tiny_config, tiny_model
 
 
 def batch(rows: int = 3, source: int = 7, target: int = 5) -> dict[str, torch.Tensor]:
