@@ -112,7 +112,7 @@ class DataRecipe(SourceRecipe):
     the vocabulary, and lets one model translate into several languages."""
     num_proc: int | None = number(None, at_least=1, at_most=1024)
     """Processes that tokenize the training text; `null` tokenizes in the main process, with the tokenizer's threads.
-    Streams are tokenized by `training.data_workers` instead."""
+    Streams are tokenized where their batches are prepared, see `training.data_workers`."""
 
 
 @dataclass
@@ -222,7 +222,7 @@ class TrainingRecipe:
     """Decoupled weight decay, as in AdamW: each update also multiplies every matrix, embeddings included, by `1 -
     learning_rate * weight_decay`. Biases and LayerNorms are exempt. 0 is the paper's Adam."""
     label_smoothing: float = number(0.1, at_least=0, below=1)
-    """Label smoothing epsilon_ls: probability taken from the true token (Section 5.4)."""
+    """Label smoothing epsilon_ls (Section 5.4): probability that is spread over the tokens of `label_smoothing_over`."""
     label_smoothing_over: Literal["others", "all"] = "others"
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
@@ -296,8 +296,8 @@ class EvaluationRecipe:
     tokens_per_batch: int = number(4096, at_least=1, at_most=2_000_000)
     """Token budget of a batch of sentences to translate: sentences times the longest source, padding included."""
     max_length_offset: int | None = number(50, at_least=0, at_most=1_000_000)
-    """Maximum output length of each sentence, in tokens beyond the length of its source (Section 6.1). Saved as the
-    model's default."""
+    """Maximum output length of each sentence, in tokens beyond the length of its source (Section 6.1); `null` requires
+    `max_length`. Saved as the model's default."""
     # The decoder's first symbol counts, and an output needs one more token.
     max_length: int | None = number(None, at_least=2, at_most=1_000_000)
     """Maximum output length of all sentences, in tokens, with the decoder's first symbol included; replaces
