@@ -222,7 +222,7 @@ class TrainingRecipe:
     """Decoupled weight decay, as in AdamW: each update also multiplies every matrix, embeddings included, by `1 -
     learning_rate * weight_decay`. Biases and LayerNorms are exempt. 0 is the paper's Adam."""
     label_smoothing: float = number(0.1, at_least=0, below=1)
-    """Label smoothing epsilon_ls (Section 5.4): probability that is spread over the tokens of `label_smoothing_over`."""
+    """Label smoothing epsilon_ls (Section 5.4): probability spread over the tokens of `label_smoothing_over`."""
     label_smoothing_over: Literal["others", "all"] = "others"
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
@@ -303,7 +303,7 @@ class EvaluationRecipe:
     """Maximum output length of all sentences, in tokens, with the decoder's first symbol included; replaces
     `max_length_offset`. Saved as the model's default."""
     tokenize: str = "13a"
-    """sacreBLEU's tokenizer for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
+    """Tokenizer of sacreBLEU for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
     lowercase: bool = False
     """Ignore case in BLEU and chrF."""
 
