@@ -12,7 +12,6 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
-from hf_vaswani.hub.curve import curve_picture, plot_curve
 
 from ..conftest import tiny_recipe
 
@@ -187,20 +186,6 @@ def test_without_matplotlib_there_is_no_curve_and_a_word_about_it(run, monkeypat
     files = card_files(run, run / "model", result(run), None, "main")
     assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
     assert "The model card has no curve" in caplog.text
-
-
-def test_the_curve_is_that_of_the_run() -> None:
-    training = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": None}, {"step": 30, "loss": 2.0}]
-    validations = [
-        {"step": 15, "loss": 2.5, "bleu": 9.0, "best": False},
-        {"step": 30, "loss": 2.1, "bleu": 12.5, "best": True},
-    ]
-    loss, bleu = plot_curve(training, validations).axes
-    assert [line.get_xydata().tolist() for line in loss.lines] == [[[10, 3], [30, 2]], [[15, 2.5], [30, 2.1]]]
-    assert bleu.lines[0].get_xydata().tolist() == [[15, 9.0], [30, 12.5]]
-    assert bleu.get_legend_handles_labels()[1] == ["best: 12.50"]
-    assert len(plot_curve(training, []).axes) == 1
-    assert curve_picture(training, validations) == curve_picture(training, validations)
 
 
 def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
