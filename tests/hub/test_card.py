@@ -100,7 +100,7 @@ def test_what_nobody_wrote_down_is_left_out(run) -> None:
     # Without a test set there are no scores, and no metadata of them.
     change(run / "test.json", bleu=None)
     unscored = card(run)
-    assert "## Scores" not in unscored.text and "BLEU" not in unscored.text
+    assert "## Evaluation" not in unscored.text and "BLEU" not in unscored.text
     assert unscored.data.eval_results is None and "model-index" not in str(unscored)
 
 
@@ -173,9 +173,7 @@ def test_the_examples_of_the_card_run(run, monkeypatch) -> None:
 def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     model = tiny_run / "model"
     text = (model / "README.md").read_text("utf-8")
-    assert (
-        text.startswith("---\nlanguage:\n") and "![Loss and BLEU over the updates of the training](curve.png)" in text
-    )
+    assert text.startswith("---\nlanguage:\n") and "![Training curve: loss and BLEU by update](curve.png)" in text
     assert (model / "curve.png").read_bytes().startswith(b"\x89PNG")
     files = card_files(tiny_run, model, result(tiny_run), None, "main")
     assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
@@ -192,5 +190,5 @@ def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
     run = tmp_path / "run"
     options = [argument for argument in tiny_recipe(tmp_path) if not argument.startswith("--data.test_files")]
     assert main(["train", *options, "--run_dir", str(run), "--training.max_steps", "4"]) == 0
-    assert "## Scores" not in (run / "model" / "README.md").read_text("utf-8")
+    assert "## Evaluation" not in (run / "model" / "README.md").read_text("utf-8")
     assert main(["train", *options, "--run_dir", str(tmp_path / "other"), "--hub.repo_id", "me/tiny"]) == 2
