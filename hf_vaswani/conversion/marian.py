@@ -30,6 +30,7 @@ from .weight_names import our_name
 QUANTIZATIONS: tuple[str, ...] = ()
 NAME = "transformers' MarianMTModel"
 LAYER_NORM_EPS = 1e-5
+EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 # Maximum length that is saved for models without one, as in OPUS-MT.
 MAX_LENGTH = 512
 # Weights with d_model rows: outputs of sub-layers and norms.
@@ -151,11 +152,9 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
     """Reads the vocabulary and the tokenizer of a folder."""
     file = path / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
+    given = (settings.get(f"{name}_token", token) for name, token in (("pad", PAD), ("eos", EOS), ("unk", UNK)))
     # A token is a string, or an object with its content.
-    given = {
-        name: settings.get(f"{name}_token", f"<{name}>" if name != "eos" else "</s>") for name in ("pad", "eos", "unk")
-    }
-    special = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in given.items()}
+    pad, eos, unk = (token["content"] if isinstance(token, dict) else str(token) for token in given)
     source_file = path / "vocab.json"
     if not source_file.exists() and (path / "tokenizer.json").is_file():
         return _read_fast_tokenizer(path, config)
@@ -172,14 +171,14 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
             f"{path / 'config.json'} has vocab_size {config.vocab_size} and decoder_vocab_size "
             f"{config.decoder_vocab_size}, but {file} does not set separate_vocabs."
         )
-    for token in special.values():
+    for token in (pad, eos, unk):
         if token not in source:
             raise ValueError(f"{source_file} does not contain the token {token}.")
     spm = read_spm(path / "source.spm")
     read_spm(path / "target.spm")
-    vocabulary = join(source, target, spm, list(special.values()), special["unk"])
+    vocabulary = join(source, target, spm, [pad, eos, unk], unk)
     model_max_length = settings.get("model_max_length") or config.max_position_embeddings
-    return vocabulary, fast_tokenizer(vocabulary, spm, **special, model_max_length=model_max_length)
+    return vocabulary, fast_tokenizer(vocabulary, spm, pad, eos, unk, model_max_length=model_max_length)
 
 
 def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:

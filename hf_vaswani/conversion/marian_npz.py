@@ -19,14 +19,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .marian import MAX_LENGTH, SEARCH, SOURCE_PIECES_ONLY
+from .marian import EOS, MAX_LENGTH, PAD, SEARCH, SOURCE_PIECES_ONLY, UNK
 from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm
 from .protocol import Converted, Foreign
 from .vocabulary import Vocabulary
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
-EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 # Marian's gelu is x * sigmoid(1.702 x).
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
 # Norm position by the operations (before a sub-layer, after it, after the stack).
