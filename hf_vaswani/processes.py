@@ -1,14 +1,46 @@
-"""The processes of one launch: they meet within minutes, and then wait for each other as long as the work takes."""
+"""The processes of one launch: joining them, work that only the main process does, and gathered results."""
 
+import ctypes
+import logging
+import os
+import platform
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-T = TypeVar("T", bound=Any)
+import torch
 
-# How long processes wait for each other at the start: one of them may never come.
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from .recipe import Recipe, TrainingRecipe
+
+# Accelerate is imported where it is needed: translating in a single process does without it.
+
+T = TypeVar("T")
+
+# Timeout of the rendezvous at the start, in which one process may never arrive.
 MEETING = timedelta(minutes=10)
+# Timeout of a training once all processes have met: one of them may read a large text, learn its vocabulary and encode
+# it while the others wait.
+WORK = timedelta(hours=12)
+# Timeout of a translation once all processes have met: the main process waits for whoever writes its input.
+TRANSLATION = timedelta(days=7)
+
+
+class Launch(Protocol):
+    """The processes of a launch as one of them sees it: [`Processes`], or Accelerate's `Accelerator`."""
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes."""
+
+    @property
+    def process_index(self) -> int:
+        """Index of this process; 0 is the main process."""
 
 
 def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
@@ -16,22 +48,21 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
     Joins this process with the others of its launch.
 
     Args:
-        launched (`int`): how many they are.
-        start (`Callable[[timedelta], Any]`): makes Accelerate's `Accelerator` or `PartialState`; takes the time that
-            they wait for each other.
-        work (`timedelta`): how long they wait for each other once they have met.
+        launched (`int`): number of processes.
+        start (`Callable[[timedelta], Any]`): creates Accelerate's `Accelerator` or `PartialState` with a timeout.
+        work (`timedelta`): timeout of collective operations once all processes have met.
 
     Returns:
-        What `start` returned.
+        The result of `start`.
 
     Raises:
-        OSError: they did not all come.
+        OSError: some process did not arrive within [`MEETING`].
     """
     if launched == 1:
         return start(MEETING)
     try:
         state = start(MEETING)
-        state.wait_for_everyone()
+        cast(Any, state).wait_for_everyone()
     # gloo has no error class of its own.
     except RuntimeError as error:
         if not re.search(r"[Tt]ime[d ]*out|[Cc]onnect|store|rendezvous", str(error)):
@@ -47,3 +78,208 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
         distributed_c10d._set_pg_timeout(work)
         distributed_c10d._get_default_store().set_timeout(work)
     return state
+
+
+def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any) -> T:
+    """
+    Calls a function in process 0 only, and shares its result or its error with every process.
+
+    Meant for work on the disk: on another machine, a file that process 0 has just written may not be visible yet. All
+    processes call this together.
+
+    Args:
+        launch ([`Launch`]): the processes.
+        function (`Callable`): called with `arguments`.
+
+    Returns:
+        The result of the function.
+
+    Raises:
+        ValueError, OSError: as raised by the function in process 0.
+    """
+    result: Any = None
+    failure: Exception | None = None
+    if launch.process_index == 0:
+        try:
+            result = function(*arguments)
+        except (ValueError, OSError) as error:
+            failure = error
+    if launch.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        result, failure = broadcast_object_list([result, failure])
+    if failure is not None:
+        raise failure
+    return cast(T, result)
+
+
+# ---- Training ----------------------------------------------------------------------------------------------------
+
+
+def build_accelerator(recipe: "Recipe") -> "Accelerator":
+    """
+    Joins the processes of a training, with the recipe's precision, compiler and trackers.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+
+    Returns:
+        `accelerate.Accelerator`.
+
+    Raises:
+        ValueError: the launch contradicts itself or the recipe, or the machine lacks something the recipe needs.
+        OSError: some process did not arrive.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import (
+        DistributedType,
+        InitProcessGroupKwargs,
+        ProjectConfiguration,
+        TorchDynamoPlugin,
+    )
+
+    training = recipe.training
+    _check_precision(training)
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    on_cpu = launched > 1 and not torch.cuda.is_available()
+    accelerator = meet(
+        launched,
+        lambda timeout: Accelerator(
+            cpu=on_cpu,
+            mixed_precision=training.mixed_precision,
+            log_with=training.trackers or None,
+            # One graph for all lengths: compiled for each of them, it would never stop compiling.
+            dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if training.compile else None,
+            project_config=ProjectConfiguration(project_dir=recipe.run_dir),
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
+            step_scheduler_with_optimizer=False,
+        ),
+        WORK,
+    )
+    if accelerator.num_processes != launched:
+        raise ValueError(
+            f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
+            "each would train a model of its own."
+        )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _check_fsdp(accelerator, training)
+    # All processes log the same, so only the main process does.
+    logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
+    available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
+    if set(training.trackers) - set(available):
+        raise ValueError(
+            f"training.trackers is {training.trackers}, but only {available} of them are installed: install the "
+            "others, or remove them."
+        )
+    if accelerator.device.type == "cpu":
+        torch.set_num_threads(training.cpu_threads or _threads_of_a_process())
+        keep_freed_memory()
+    return accelerator
+
+
+def _check_precision(training: "TrainingRecipe") -> None:
+    precision = training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision not in (None, "no", "bf16", "fp16"):
+        raise ValueError(
+            f"The precision of accelerate launch (--mixed_precision) must be no, bf16 or fp16, but it is {precision}."
+        )
+    if precision == "fp16" and not torch.accelerator.is_available():
+        raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
+
+
+def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
+    if not accelerator.is_fsdp2:
+        raise ValueError("FSDP version 1 cannot train this model: launch it with fsdp_version: 2.")
+    if training.ema_decay is not None:
+        raise ValueError(
+            f"training.ema_decay is {training.ema_decay}, but a moving average cannot be taken of weights that FSDP "
+            "shards: remove it, or launch without FSDP."
+        )
+    if training.optimizer == "muon":
+        raise ValueError(
+            "training.optimizer is 'muon', which needs whole matrices, but FSDP shards them: use 'adam', or launch "
+            "without FSDP."
+        )
+
+
+def _threads_of_a_process() -> int:
+    """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def keep_freed_memory() -> None:
+    """
+    Tells glibc to reuse freed blocks instead of returning them to the kernel, which would have to zero the pages of
+    every step's activations again. Does nothing without glibc.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
+        # Blocks of 4 MiB and more still go back: kept, they leave holes that the next ones do not fit into.
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+# ---- Translating -------------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """
+    The processes of a translation, started by `accelerate launch` or `torchrun`; without a launcher, this one alone.
+
+    Attributes:
+        num_processes (`int`): number of processes.
+        process_index (`int`): index of this process; 0 is the main process.
+    """
+
+    def __init__(self) -> None:
+        self.num_processes, self.process_index = 1, 0
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        if launched > 1:
+            from accelerate import PartialState
+
+            # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
+            on_cpu = not torch.accelerator.is_available()
+            state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRANSLATION)
+            self.num_processes, self.process_index = state.num_processes, state.process_index
+
+    @property
+    def is_main_process(self) -> bool:
+        """True in process 0."""
+        return self.process_index == 0
+
+    def on_main_process(self, function: Callable[[], T]) -> T:
+        """
+        Calls [`on_main_process`]; where the function fails, the other processes exit with code 2 and without a
+        message, because process 0 prints it.
+        """
+        try:
+            return on_main_process(self, function)
+        except (ValueError, OSError):
+            if self.is_main_process:
+                raise
+            sys.exit(2)
+
+    def chunks(self, lines: Iterable[str], size: int) -> Iterator[list[str]]:
+        """
+        Reads lines in process 0, and yields them in every process.
+
+        Args:
+            lines (`Iterable[str]`): read in process 0 only.
+            size (`int`): lines of a chunk for each process.
+
+        Yields:
+            `list[str]`: the next `size * num_processes` lines; fewer at the end.
+        """
+        lines = iter(lines)
+        while chunk := self.on_main_process(lambda: list(islice(lines, size * self.num_processes))):
+            yield chunk
+
+    def gather(self, part: T) -> list[T]:
+        """Returns the parts of all processes, in the order of the processes, in every process."""
+        if self.num_processes == 1:
+            return [part]
+        from accelerate.utils import gather_object
+
+        return cast(list[T], gather_object([part]))

@@ -1,4 +1,4 @@
-"""The folder of a run and its checkpoints: found, ranked, averaged (Section 6.1)."""
+"""The folder of a run: its files, its records, and its checkpoints: listed, ranked, kept, resumed."""
 
 import json
 import math
@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
 from .files import (
+    atomic_write_text,
     digest,
     find_damage,
     read_json_lines,
     read_sealed,
     temporary_name,
-    write_text,
-    written_whole,
 )
 from .recipe import Recipe, TrainingRecipe, load_recipe
 
@@ -95,6 +90,26 @@ def _is_of_the_model(name: str, has_average: bool) -> bool:
     return name.endswith((".json", ".safetensors", "_vaswani.py")) and not is_other
 
 
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Returns the folder of the checkpoint after `step` updates."""
+    return run_dir / f"checkpoint-{step}"
+
+
+def has_checkpoint_name(folder: Path) -> bool:
+    """Returns whether a folder is named `checkpoint-N`."""
+    return re.fullmatch(r"checkpoint-\d+", folder.name) is not None
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Returns the updates before a checkpoint, the N of `checkpoint-N`."""
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """Returns the folders `checkpoint-N` in another, lowest N first, complete or not."""
+    return sorted(filter(has_checkpoint_name, parent.glob("checkpoint-*")), key=checkpoint_step)
+
+
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """
     The complete checkpoints of a run.
@@ -105,9 +120,7 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    named = [path for path in run_dir.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    found = [path for path in named if (path / PROGRESS).is_file()]
-    return sorted(found, key=_step)
+    return [path for path in checkpoint_folders(run_dir) if (path / PROGRESS).is_file()]
 
 
 # Keys of `progress.json` and their types: those of all versions, and those that earlier versions did not write.
@@ -180,9 +193,9 @@ def advice(checkpoint: Path) -> str:
     found = list_checkpoints(run_dir)
     if checkpoint.name not in {path.name for path in found} or not (run_dir / RECIPE).is_file():
         return "It cannot be used as it is."
-    for earlier in [path for path in found if _step(path) < _step(checkpoint)][::-1]:
+    for earlier in [path for path in found if checkpoint_step(path) < checkpoint_step(checkpoint)][::-1]:
         if _is_whole(earlier):
-            gone = " and ".join(str(path) for path in found if _step(path) > _step(earlier))
+            gone = " and ".join(str(path) for path in found if checkpoint_step(path) > checkpoint_step(earlier))
             return f"Delete {gone}: the command of the training then goes on from {earlier}, which is whole."
     return f"No earlier checkpoint is whole: put the file back from a copy, or delete {run_dir} to train anew."
 
@@ -222,7 +235,9 @@ def known_validations(run_dir: Path) -> list[dict[str, Any]]:
     noted: list[dict[str, Any]] | None = read_progress(checkpoints[-1])["validations"] if checkpoints else None
     if noted is None:
         return read_validations(run_dir)
-    later = [line for line in read_json_lines(run_dir / VALIDATIONS)[0] if line["step"] > _step(checkpoints[-1])]
+    later = [
+        line for line in read_json_lines(run_dir / VALIDATIONS)[0] if line["step"] > checkpoint_step(checkpoints[-1])
+    ]
     return noted + [line for line in later if _is_validation(line)]
 
 
@@ -289,24 +304,20 @@ def checkpoints_to_average(
     Returns:
         `list[Path]`: the folders `checkpoint-N`, oldest first.
     """
-    newest = max(map(_step, list_checkpoints(run_dir)), default=0)
+    newest = max(map(checkpoint_step, list_checkpoints(run_dir)), default=0)
     made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
     if best is not None:
         validated = [line["step"] for line in ranked(known_validations(run_dir), best_by)]
         made = [step for step in validated if step in made]
     steps = made[: last if best is None else best]
-    return [run_dir / f"checkpoint-{step}" for step in sorted(steps)]
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+    return [checkpoint_folder(run_dir, step) for step in sorted(steps)]
 
 
 def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> None:
     """Replaces `validations.jsonl`, the best one marked; arguments as in [`ranked`]."""
     best = ranked(validations, best_by)[:1]
     lines = [json.dumps(line | {"best": line in best}) + "\n" for line in validations]
-    write_text(run_dir / VALIDATIONS, "".join(lines))
+    atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
 def forget_after(
@@ -340,7 +351,7 @@ def forget_after(
         if not kept:
             path.unlink(missing_ok=True)
         elif damaged is not None or len(kept) < len(lines):
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def unchangeable(recipe: Recipe) -> dict[str, Any]:
@@ -447,13 +458,15 @@ def remove_old_checkpoints(
         best_by (`str`): `"bleu"` or `"loss"`.
     """
     checkpoints = list_checkpoints(run_dir)
-    planned = [_step(path) for path in checkpoints if _step(path) % save_every == 0]
-    newest = [_step(path) for path in checkpoints if _step(path) in planned or path == checkpoints[-1]][-keep_last:]
+    planned = [checkpoint_step(path) for path in checkpoints if checkpoint_step(path) % save_every == 0]
+    newest = [
+        checkpoint_step(path) for path in checkpoints if checkpoint_step(path) in planned or path == checkpoints[-1]
+    ][-keep_last:]
     # One in between goes again itself, so it must not push out a best one for good.
     validations = known_validations(run_dir) if keep_best else []
     best = [line["step"] for line in ranked(validations, best_by) if line["step"] in planned][:keep_best]
     for checkpoint in checkpoints:
-        if _step(checkpoint) not in (*newest, *best):
+        if checkpoint_step(checkpoint) not in (*newest, *best):
             shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
             # Half deleted, it must not pass for a whole one.
             checkpoint.rename(temporary_name(checkpoint))
@@ -461,89 +474,14 @@ def remove_old_checkpoints(
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
+def is_checkpoint(folder: Path) -> bool:
     """
-    The mean of the weights of several checkpoints of one model (Section 6.1).
-
-    Args:
-        checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each. Where there is an `ema.safetensors`
-            as well, which is a run's moving average, that is taken instead.
-
-    Returns:
-        `dict[str, torch.Tensor]`: every weight by name, in the type of the first checkpoint. The mean is taken in
-        float64, one checkpoint in memory at a time.
+    Returns whether a folder is a checkpoint with a record.
 
     Raises:
-        ValueError: no checkpoints, or a file of one is not as it was written, or their weights have different names or
-            shapes, or cannot be read.
+        ValueError: a checkpoint of a run has lost its record, without which none of its files can be trusted.
     """
-    if not checkpoints:
-        raise ValueError("There is no checkpoint to average.")
-    for checkpoint in checkpoints:
-        check_model(checkpoint)
-    first = load_weights(checkpoints[0])
-    total = {name: weight.double() for name, weight in first.items()}
-    for checkpoint in checkpoints[1:]:
-        weights = load_weights(checkpoint)
-        if set(weights) != set(total):
-            different = sorted(set(weights) ^ set(total))
-            raise ValueError(f"{checkpoint} and {checkpoints[0]} do not have the same weights: {different[0]}.")
-        for name, weight in weights.items():
-            if weight.shape != total[name].shape:
-                raise ValueError(
-                    f"{name} has the shape {tuple(weight.shape)} in {checkpoint}, "
-                    f"but {tuple(total[name].shape)} in {checkpoints[0]}."
-                )
-            total[name] += weight.double()
-    return {name: (weight / len(checkpoints)).to(first[name].dtype) for name, weight in total.items()}
-
-
-def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
-    """
-    Writes a model whose weights are the mean of several checkpoints.
-
-    Args:
-        checkpoints (`Sequence[Path]`): as in [`average_checkpoints`]. Config, generation config, tokenizer and code
-            are those of the last.
-        folder (`Path`): what `from_pretrained` then loads; it must not exist yet.
-
-    Raises:
-        ValueError: as in [`average_checkpoints`], or the folder exists.
-        OSError: the disk is full, or cannot be written.
-    """
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; name a folder that does not.")
-    weights = average_checkpoints(checkpoints)
-    with written_whole(folder) as temporary:
-        for path in sorted(checkpoints[-1].iterdir()):
-            if path.suffix in (".json", ".py") and path.name != PROGRESS:
-                shutil.copyfile(path, temporary / path.name)
-        save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-
-
-def check_model(folder: Path) -> None:
-    """
-    Compares the files of a model with the digests that its run has noted, if it has noted any.
-
-    Args:
-        folder (`Path`): a checkpoint, the `model` of a run, or any other model, of which nothing is known.
-
-    Raises:
-        ValueError: a file is missing or not as it was written.
-    """
-    if _is_checkpoint(folder):
-        damage = find_damage(folder, read_progress(folder)["files"])
-        if damage is not None:
-            raise ValueError(f"{damage}. {advice(folder)}")
-    elif folder.name == MODEL and (folder.parent / RESULT).is_file() and (folder.parent / RECIPE).is_file():
-        damage = find_damage(folder, read_result(folder.parent).get("files", {}))
-        if damage is not None:
-            raise ValueError(f"{damage}. The command of the training makes it again from the checkpoints.")
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """One of a run, which is known by its record; without it, nothing of the folder can be trusted."""
-    is_of_a_run = re.fullmatch(r"checkpoint-\d+", folder.name) and (folder.parent / RECIPE).is_file()
+    is_of_a_run = has_checkpoint_name(folder) and (folder.parent / RECIPE).is_file()
     if folder.is_dir() and is_of_a_run and not (folder / PROGRESS).is_file():
         raise ValueError(f"{folder} is not a whole checkpoint: {PROGRESS} is missing.")
     return (folder / PROGRESS).is_file()
@@ -570,26 +508,3 @@ def read_result(run_dir: Path) -> dict[str, Any]:
         if not isinstance(result.get(key), kind) and (key in result or key in ("step", "averaged")):
             raise ValueError(f"{path} is damaged: {key} is {str(result.get(key))[:80]!r}.")
     return result
-
-
-def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """
-    The weights that a checkpoint stands for: its moving average where it has one.
-
-    Raises:
-        ValueError: there are none, or they cannot be read.
-    """
-    if not checkpoint.is_dir():
-        raise ValueError(
-            f"{checkpoint} is not there any more: training.keep_last, training.keep_best and training.average_best "
-            "say how many stay."
-        )
-    # By its record: a moving average that was lost is not to be replaced by what it is the average of.
-    names = (
-        read_progress(checkpoint)["files"] if _is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
-    )
-    path = checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error

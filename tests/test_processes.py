@@ -4,8 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from hf_vaswani import processes
+from hf_vaswani.processes import Processes, build_accelerator, on_main_process
+from hf_vaswani.recipe import load_recipe
 
 from .conftest import tiny_recipe
 
@@ -38,15 +43,12 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb)
 
 def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
     """Longer than for the meeting: one reads the text while the others wait."""
-    from hf_vaswani import processes
-    from hf_vaswani.training import preparation
-
-    assert processes.MEETING.total_seconds() <= 600 < preparation.WORK.total_seconds()
+    assert processes.MEETING.total_seconds() <= 600 < processes.WORK.total_seconds()
     program = (
-        "import time; from datetime import timedelta; from hf_vaswani import preparation, processes; "
+        "import time; from datetime import timedelta; from hf_vaswani import processes; "
         "from hf_vaswani.recipe import Recipe; processes.MEETING = timedelta(seconds=4); "
-        "accelerator = preparation.build_accelerator(Recipe()); "
-        "print(preparation.by_the_first(accelerator, lambda: time.sleep(6) or 7))"
+        "accelerator = processes.build_accelerator(Recipe()); "
+        "print(processes.on_main_process(accelerator, lambda: time.sleep(6) or 7))"
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -69,3 +71,85 @@ def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) ->
         for process in started:
             process.kill()
     assert [out for out, _ in said] == ["7\n", "7\n"], said
+
+
+def in_turns(monkeypatch, function) -> list[object]:
+    """What two processes get that play one after the other, or the errors that they raise."""
+    told: list[object] = []
+
+    def broadcast(objects):
+        told[:] = told or objects
+        return list(told)
+
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", broadcast)
+    found = []
+    for index in (0, 1):
+        try:
+            found.append(function(SimpleNamespace(num_processes=2, process_index=index)))
+        except (ValueError, SystemExit) as error:
+            found.append(error)
+    return found
+
+
+def test_an_error_of_the_main_process_is_raised_in_all(monkeypatch) -> None:
+    def fail(path):
+        raise ValueError(f"{path} is damaged.")
+
+    found = in_turns(monkeypatch, lambda launch: on_main_process(launch, fail, "validations.jsonl"))
+    assert [(type(error), str(error)) for error in found] == [(ValueError, "validations.jsonl is damaged.")] * 2
+
+
+def test_a_result_of_the_main_process_is_everybodys_and_made_once(monkeypatch) -> None:
+    numbers = iter([7])
+    assert in_turns(monkeypatch, lambda launch: on_main_process(launch, next, numbers)) == [7, 7]
+
+
+def test_an_error_of_a_translation_is_told_by_the_main_process_alone(monkeypatch) -> None:
+    def fail():
+        raise ValueError("bad line")
+
+    def translate(launch):
+        this = Processes()
+        this.num_processes, this.process_index = launch.num_processes, launch.process_index
+        return this.on_main_process(fail)
+
+    first, second = in_turns(monkeypatch, translate)
+    assert isinstance(first, ValueError) and isinstance(second, SystemExit) and second.code == 2
+
+
+def test_a_process_alone_reads_chunks_to_the_end() -> None:
+    alone = Processes()
+    assert (alone.num_processes, alone.process_index, alone.is_main_process) == (1, 0, True)
+    assert list(alone.chunks(iter("abcde"), 2)) == [["a", "b"], ["c", "d"], ["e"]]
+    assert alone.gather("part") == ["part"]
+
+
+def test_translating_in_one_process_needs_no_accelerate() -> None:
+    program = (
+        "import sys; sys.modules.update(accelerate=None, jsonargparse=None); "
+        "from hf_vaswani.processes import Processes; from hf_vaswani.translation import lines; "
+        "print(*Processes().chunks(['one', 'two'], 1))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "['one'] ['two']\n", done.stderr[-2000:]
+
+
+# ---- Refused at the launch ---------------------------------------------------------------------------------------
+
+
+def test_a_number_format_that_is_not_known_is_refused_before_the_library_sees_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="must be no, bf16 or fp16, but it is fp8"):
+        build_accelerator(recipe)
+
+
+def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch) -> None:
+    """Else each of the processes would train a model of its own, all of them in one folder."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_: SimpleNamespace(num_processes=1))
+    monkeypatch.setattr(processes, "meet", lambda launched, start, work: start(work))
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
+        build_accelerator(recipe)
+    assert not (tmp_path / "run").exists()

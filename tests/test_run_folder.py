@@ -1,4 +1,4 @@
-"""Nothing is half-written, nothing good is lost, and the mean is the mean."""
+"""The run folder: checkpoints are listed, ranked, kept and resumed; nothing good is lost."""
 
 import json
 import shutil
@@ -9,11 +9,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_vaswani.averaging import average_checkpoints
 from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import Recipe, TrainingRecipe
 from hf_vaswani.run_folder import (
-    average_checkpoints,
     checkpoint_digests,
+    checkpoint_folder,
+    checkpoint_folders,
+    checkpoint_step,
     checkpoint_to_resume,
     checkpoints_to_average,
     forget_after,
@@ -48,6 +51,14 @@ def test_checkpoints_are_found_by_number_and_only_when_complete(tmp_path) -> Non
     remove_old_checkpoints(tmp_path, 5, keep_last=2)
     assert not temporary_name(tmp_path / "checkpoint-400").exists()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_a_checkpoint_is_named_by_its_step(tmp_path) -> None:
+    folder = checkpoint_folder(tmp_path, 1200)
+    assert (folder.name, checkpoint_step(folder)) == ("checkpoint-1200", 1200)
+    for name in ("checkpoint-20", "checkpoint-3", "checkpoint-old", "checkpoint-", ".checkpoint-4.writing", "model"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["checkpoint-3", "checkpoint-20"]
 
 
 def to_average(folder: Path, *arguments: Any, **options: Any) -> list[int]:
@@ -86,27 +97,6 @@ def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path)
     assert to_average(tmp_path, 4, last=9) == [4, 8, 12, 14]
     shutil.rmtree(tmp_path / "checkpoint-8")
     assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
-
-
-def test_the_average_is_the_mean(tmp_path) -> None:
-    folders = [checkpoint(tmp_path, step) for step in (1, 2, 6)]
-    assert average_checkpoints(folders)["w"].tolist() == [3, 3]
-    assert average_checkpoints(folders)["w"].dtype == torch.float32
-    assert average_checkpoints(folders[:1])["w"].tolist() == [1, 1]
-
-
-def test_what_cannot_be_averaged_is_named(tmp_path) -> None:
-    one, two = checkpoint(tmp_path, 1), checkpoint(tmp_path, 2)
-    save_file({"w": torch.zeros(3)}, two / "model.safetensors")
-    seal(two, 2)
-    with pytest.raises(ValueError, match=r"w has the shape \(3,\).*\(2,\)"):
-        average_checkpoints([one, two])
-    save_file({"v": torch.zeros(2)}, two / "model.safetensors")
-    seal(two, 2)
-    with pytest.raises(ValueError, match="same weights: v"):
-        average_checkpoints([one, two])
-    with pytest.raises(ValueError, match="no checkpoint"):
-        average_checkpoints([])
 
 
 def test_which_run_is_resumed(tmp_path) -> None:

@@ -170,14 +170,14 @@ def _translate(sources: list[str], options: argparse.Namespace) -> list[str]:
 
 def _write(output: Path, text: str) -> None:
     """Writes a new file atomically, or to a device or a pipe."""
-    from ..files import write_text
+    from ..files import atomic_write_text
     from ..translation.lines import OutputFile
 
     if output.exists():
         with OutputFile(output) as file:
             file.write(text)
         return
-    write_text(output, text)
+    atomic_write_text(output, text)
 
 
 def _print_scores(form: str, scores: dict[str, Any]) -> None:

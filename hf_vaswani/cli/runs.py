@@ -94,7 +94,7 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _average(options: argparse.Namespace) -> None:
-    from ..run_folder import save_average
+    from ..averaging import save_average
 
     folders = _folders_to_average(options)
     save_average(folders, Path(options.output))
@@ -139,7 +139,7 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
 def _push(options: argparse.Namespace) -> None:
     from ..recipe import check_branch, check_repo_id
-    from ..run_folder import MODEL, read_recipe
+    from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
     hub = read_recipe(options.run_dir).hub
     for key in ("repo_id", "min_bleu", "private", "revision"):
@@ -155,6 +155,7 @@ def _push(options: argparse.Namespace) -> None:
         raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
     from ..hub.publishing import push_checkpoint
 
-    name = MODEL if options.checkpoint is None else f"checkpoint-{options.checkpoint}"
-    address = push_checkpoint(options.run_dir, options.run_dir / name, hub)
+    step = options.checkpoint
+    folder = options.run_dir / MODEL if step is None else checkpoint_folder(options.run_dir, step)
+    address = push_checkpoint(options.run_dir, folder, hub)
     sys.stdout.write(f"Published {address}\n")

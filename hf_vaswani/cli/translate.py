@@ -157,17 +157,18 @@ def _translate(options: argparse.Namespace) -> None:
         raise ValueError("--resume needs --output, the file to complete.")
     if not options.files and sys.stdin is None:
         raise ValueError("Standard input is closed: name the files to translate.")
-    from ..translation.lines import LineTranslator, OutputFile, Processes, rest_of, write_whole
+    from ..processes import Processes
+    from ..translation.lines import LINES_AT_A_TIME, LineTranslator, OutputFile, each_some, rest_of, write_whole
 
     processes = Processes()
-    is_main = processes.number == 0
+    is_main = processes.is_main_process
     output = Output(options.output, options.n_best, options.format, options.resume)
 
     def count_done() -> int:
         _check_files(options.files, options.output)
         return output.entries_done()
 
-    done = processes.first(count_done)
+    done = processes.on_main_process(count_done)
     translators = load_translators(options)
     _check_beam(translators, options.n_best)
     translator = LineTranslator(translators.models, translators.tokenizer, options.n_best)
@@ -178,13 +179,13 @@ def _translate(options: argparse.Namespace) -> None:
         if options.output and is_main:
             stream = stack.enter_context(OutputFile(options.output))
         bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
-        for chunk in processes.shared(rest_of(_source_lines(options.files, translators), done)):
-            found = processes.each_some(translator, chunk)
+        for chunk in processes.chunks(rest_of(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
+            found = each_some(processes, translator, chunk)
             if is_main:
                 write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))
             done += len(chunk)
             bar.update(len(chunk))
-    were_cut = sum(processes.gathered(translator.were_cut))
+    were_cut = sum(processes.gather(translator.were_cut))
     if is_main:
         warn_split(were_cut, translator.longest)
 

@@ -1,7 +1,6 @@
 """To the Hub, with a score or not at all: the gate, one commit of everything, and pushes beside a training."""
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -14,13 +13,16 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from ..files import digest, temporary_name
+from ..files import digest, read_json, temporary_name
 from ..recipe import HubRecipe
 from ..run_folder import (
     EMA_WEIGHTS,
     PROGRESS,
     RESULT,
     WEIGHTS,
+    checkpoint_folders,
+    checkpoint_step,
+    has_checkpoint_name,
     known_validations,
     read_progress,
     read_result,
@@ -60,7 +62,7 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise ValueError(f"There is no {folder}.")
-    if folder.name.startswith("checkpoint-"):
+    if has_checkpoint_name(folder):
         progress = read_progress(folder)
         lines = [line for line in known_validations(run_dir) if line["step"] == progress["step"]]
         if not lines:
@@ -130,7 +132,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
         there = api.model_info(repo_id, revision=revision)
         names = {each.rfilename for each in there.siblings or []}
         if "config.json" in names:
-            config = json.loads(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)).read_bytes())
+            config = read_json(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)))
             if config.get("model_type") != "vaswani":
                 raise PublishingError(
                     f"{folder} is not published: {repo_id} ({revision}) has a model of another kind, "
@@ -218,12 +220,7 @@ def _advice(error: Exception, repo_id: str, revision: str) -> str:
 
 def _waiting(run_dir: Path) -> list[Path]:
     """Checkpoints that are to be published, the oldest first."""
-    folders = [path for path in (run_dir / UNPUBLISHED).glob("*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(folders, key=_step)
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix("checkpoint-"))
+    return checkpoint_folders(run_dir / UNPUBLISHED)
 
 
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
@@ -271,7 +268,7 @@ class Publisher:
                 "one into HF_TOKEN"
             )
         for folder in _waiting(run_dir):
-            if _step(folder) > step:
+            if checkpoint_step(folder) > step:
                 shutil.rmtree(folder)
         self.thread: threading.Thread | None = None
         self.more = False

@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
+from ..averaging import average_checkpoints
 from ..data.batching import Batch
-from ..files import append_line, digest, find_damage, sealed, write_bytes, write_text, written_whole
+from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage, sealed
 from ..hub.card import PICTURE, card_files, read_environment
 from ..hub.publishing import Publisher
-from ..interruption import Interrupted, Interruption, only_one, stopped_by_sigterm
+from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..processes import build_accelerator, on_main_process
 from ..recipe import Recipe, TrainingRecipe
 from ..run_folder import (
     CURVE,
@@ -32,8 +34,8 @@ from ..run_folder import (
     NONFINITE,
     RECIPE,
     RESULT,
-    average_checkpoints,
     check_checkpoint,
+    checkpoint_folder,
     checkpoint_to_resume,
     checkpoints_to_average,
     digests,
@@ -43,7 +45,7 @@ from ..run_folder import (
     read_result,
     read_validations,
 )
-from .preparation import Run, build_accelerator, by_the_first, prepare, write_environment
+from .preparation import Run, prepare, write_environment
 from .state import Trainee, build_trainee, save_checkpoint
 from .validation import translate_and_score, validate
 
@@ -87,9 +89,9 @@ def train(recipe: Recipe) -> dict[str, Any]:
     text = f"stopped. What {recipe.run_dir} has is whole; the same command again goes on with it."
     with stopped_by_sigterm(text), _in_company():
         accelerator = build_accelerator(recipe)
-        result = by_the_first(accelerator, _result_if_complete, recipe)
+        result = on_main_process(accelerator, _result_if_complete, recipe)
         if result is not None:
-            by_the_first(accelerator, _complete, recipe, accelerator, result)
+            on_main_process(accelerator, _complete, recipe, accelerator, result)
             logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train anew")
             return result
         return _train_to_the_end(recipe, accelerator, text)
@@ -97,10 +99,9 @@ def train(recipe: Recipe) -> dict[str, Any]:
 
 def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> dict[str, Any]:
     """Everything from the data to the model; `text` says what a signal outside of the updates leaves behind."""
-    with ExitStack() as stack:
-        by_the_first(accelerator, stack.enter_context, only_one(Path(recipe.run_dir)))
+    with _locked(Path(recipe.run_dir), accelerator):
         # Looked up again, now that nobody else writes there.
-        checkpoint = by_the_first(accelerator, _checkpoint_to_go_on_from, recipe)
+        checkpoint = on_main_process(accelerator, _checkpoint_to_go_on_from, recipe)
         # The same first weights in all processes; `build_trainee` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -130,6 +131,14 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> di
         if publisher is not None:
             publisher.wait()
     return result
+
+
+@contextmanager
+def _locked(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Locks the run folder; the main process holds the lock, and every process hears if another training has it."""
+    with ExitStack() as stack:
+        on_main_process(accelerator, lambda: stack.enter_context(exclusive_run(run_dir)))
+        yield
 
 
 @contextmanager
@@ -176,7 +185,7 @@ def _checkpoint_to_go_on_from(recipe: Recipe) -> Path | None:
 def _train(run: Run, trainee: Trainee, interruption: Interruption, publisher: Publisher | None) -> None:
     """An update after the other, validated and saved every so often."""
     training, accelerator = run.recipe.training, run.accelerator
-    last = trainee.step >= training.max_steps or by_the_first(accelerator, _has_stalled, run.recipe, trainee.step)
+    last = trainee.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, trainee.step)
     updates = run.updates.after(trainee.position)
     with closing(_Progress(accelerator, trainee.step, training.max_steps)) as progress:
         while not last:
@@ -202,19 +211,19 @@ def _train(run: Run, trainee: Trainee, interruption: Interruption, publisher: Pu
             last = step == training.max_steps
             if (step % training.validate_every == 0 or last) and "validation" in run.sets:
                 validate(run, trainee.to_validate(), step)
-                if not last and by_the_first(accelerator, _has_stalled, run.recipe, step):
+                if not last and on_main_process(accelerator, _has_stalled, run.recipe, step):
                     last = True
                     logger.info(f"update {step}: {training.patience} validations without a new best; that is the end")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, trainee)
                 if publisher is not None and step % training.save_every == 0:
-                    publisher.offer(run.folder / f"checkpoint-{step}", step // training.save_every)
+                    publisher.offer(checkpoint_folder(run.folder, step), step // training.save_every)
                 progress.restart_clock()
             last = last or update.stop
     asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
     if asked:
-        raise interruption.error(run.folder / f"checkpoint-{trainee.step}")
+        raise interruption.error(checkpoint_folder(run.folder, trainee.step))
 
 
 class _Update(NamedTuple):
@@ -352,7 +361,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 
 def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> dict[str, Any]:
     """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
-    chosen = by_the_first(run.accelerator, _checkpoints_to_average, run.recipe)
+    chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
     model.load_state_dict(average_checkpoints(chosen), strict=False)
     result: dict[str, Any] = {
@@ -369,7 +378,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
         for pairs in run.sets["test"]:
             rows = zip(pairs.source, translations[pairs.name], pairs.target, strict=True)
             result["samples"] += [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]
-    result = by_the_first(run.accelerator, _write_result, run, model, result, translations)
+    result = on_main_process(run.accelerator, _write_result, run, model, result, translations)
     run.accelerator.wait_for_everyone()
     return result
 
@@ -380,15 +389,15 @@ def _write_result(
     """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
     # The result that is there belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
-    with written_whole(run.folder / MODEL) as folder:
+    with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
     result |= {"files": digests(run.folder / MODEL), "translations": {}}
     for name, lines in translations.items():
         file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
-        write_text(run.folder / file, "".join(line + "\n" for line in lines))
+        atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
         result["translations"][file] = digest(run.folder / file)
-    write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
     _write_card(run.recipe, result)
     return result
 
@@ -397,7 +406,7 @@ def _write_card(recipe: Recipe, result: dict[str, Any]) -> None:
     run_dir = Path(recipe.run_dir)
     # The picture comes first, so that the card, once it is there, has it.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
-        write_bytes(run_dir / MODEL / name, content)
+        atomic_write_bytes(run_dir / MODEL / name, content)
 
 
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
@@ -449,7 +458,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     try:
         read_recipe(run_dir)
     except ValueError:
-        tasks[run_dir / RECIPE] = lambda: write_text(run_dir / RECIPE, recipe.as_yaml())
+        tasks[run_dir / RECIPE] = lambda: atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     try:
         read_environment(run_dir)
     except ValueError:
@@ -457,7 +466,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
-        with only_one(run_dir):
+        with exclusive_run(run_dir):
             for path, task in tasks.items():
                 task()
                 logger.warning(f"{path} was missing or damaged, and is written again")

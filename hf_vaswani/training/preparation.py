@@ -1,21 +1,18 @@
 """From a recipe to a run that can be trained: processes, text, vocabulary, ids, model, and the run's own folder."""
 
-import ctypes
 import json
 import logging
-import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -23,32 +20,20 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batching import Updates
 from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from ..data.tokenizer import load_tokenizer
-from ..files import write_text, written_whole
+from ..files import atomic_folder, atomic_write_text
 from ..hub.card import read_environment
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..processes import meet
-from ..recipe import Recipe, TrainingRecipe
+from ..processes import on_main_process
+from ..recipe import Recipe
 from ..run_folder import ENVIRONMENT, RECIPE
 
 try:
     from accelerate import Accelerator
-    from accelerate.utils import (
-        DistributedType,
-        InitProcessGroupKwargs,
-        ProjectConfiguration,
-        TorchDynamoPlugin,
-        broadcast_object_list,
-    )
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# How long processes wait for each other while one of them reads a large text, learns its vocabulary and makes the ids.
-WORK = timedelta(hours=12)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
@@ -74,113 +59,6 @@ class Run:
         """What the text is, in what JSON can hold: a run is resumed with the same, or its validations mean nothing."""
         lines = [line for pairs in self.sets.get("validation", []) for line in (*pairs.source, *pairs.target)]
         return self.updates.fingerprint | {"crc32_of_validation": zlib.crc32("\n".join(lines).encode())}
-
-
-def build_accelerator(recipe: Recipe) -> Accelerator:
-    """
-    The processes of the launch, with the recipe's number format and trackers.
-
-    Args:
-        recipe ([`Recipe`]): the experiment.
-
-    Returns:
-        [`Accelerator`].
-
-    Raises:
-        ValueError: what was launched does not fit together, or the machine does not have what the recipe asks for.
-    """
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    on_cpu = launched > 1 and not torch.cuda.is_available()
-    precision = recipe.training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if precision not in (None, "no", "bf16", "fp16"):
-        raise ValueError(
-            f"The precision of accelerate launch (--mixed_precision) must be no, bf16 or fp16, but it is {precision}."
-        )
-    if precision == "fp16" and not torch.accelerator.is_available():
-        raise ValueError("training.mixed_precision fp16 needs a GPU; on a CPU choose no or bf16.")
-    trackers = recipe.training.trackers
-    accelerator = meet(
-        launched,
-        lambda timeout: Accelerator(
-            cpu=on_cpu,
-            mixed_precision=recipe.training.mixed_precision,
-            log_with=trackers or None,
-            # One graph for all lengths: compiled for each of them, it would never stop compiling.
-            dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if recipe.training.compile else None,
-            project_config=ProjectConfiguration(project_dir=recipe.run_dir),
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
-            step_scheduler_with_optimizer=False,
-        ),
-        WORK,
-    )
-    if accelerator.num_processes != launched:
-        raise ValueError(
-            f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
-            "each would train a model of its own."
-        )
-    if accelerator.distributed_type == DistributedType.FSDP:
-        _check_fsdp(accelerator, recipe.training)
-    # Every process has the same to say, so one of them says it.
-    logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
-    available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
-    if set(trackers) - set(available):
-        raise ValueError(f"training.trackers asks for {trackers}, but of these only {available} are installed.")
-    if accelerator.device.type == "cpu":
-        # `accelerate launch` gives a process a single thread unless it is told otherwise.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        share = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        torch.set_num_threads(recipe.training.cpu_threads or share)
-        keep_freed_memory()
-    return accelerator
-
-
-def _check_fsdp(accelerator: Accelerator, training: TrainingRecipe) -> None:
-    if not accelerator.is_fsdp2:
-        raise ValueError("This is FSDP of version 1, which does not train this model; launch it with fsdp_version: 2.")
-    if training.ema_decay is not None:
-        raise ValueError("training.ema_decay does not go together with FSDP, which shards the weights; choose one.")
-    if training.optimizer == "muon":
-        raise ValueError("training.optimizer 'muon' does not go together with FSDP, which cuts matrices; take 'adam'.")
-
-
-def keep_freed_memory() -> None:
-    """
-    Asks glibc to keep blocks that are freed for the next one, instead of handing them back to the kernel, which then
-    has to zero the pages of every step's activations anew. Blocks of 4 MiB and more still go back: kept, they lie in
-    holes that the next ones do not fit into. Elsewhere than on glibc this does nothing.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def by_the_first(accelerator: Accelerator, function: Callable[..., T], *arguments: Any) -> T:
-    """
-    Lets process 0 do something on the disk, while the others wait; all have its result, or its error. What the others
-    would find there themselves may lag behind, on another machine.
-
-    Args:
-        accelerator ([`Accelerator`]): the processes, which call this together.
-        function (`Callable`): what is done with the `arguments`.
-
-    Returns:
-        What the function returned.
-
-    Raises:
-        ValueError, OSError: as the function did.
-    """
-    told: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            told[0] = function(*arguments)
-        except (ValueError, OSError) as error:
-            told[1] = error
-    result, failure = broadcast_object_list(told)
-    if failure is not None:
-        raise failure
-    return cast(T, result)
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
@@ -210,15 +88,15 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             "hub.repo_id needs a test set, which the recipe's data section does not give: a model is only published "
             "with its score."
         )
-    by_the_first(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
+    on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None:
-        by_the_first(accelerator, _write_tokenizer, recipe, sources, folder)
+        on_main_process(accelerator, _write_tokenizer, recipe, sources, folder)
         tokenizer = load_tokenizer(str(folder))
     else:
         # The checkpoint's own has digests, which were compared; the one beside it is there for people to use.
         tokenizer = load_tokenizer(str(checkpoint))
-        by_the_first(accelerator, _save_tokenizer, tokenizer, folder)
+        on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     # Ids come from the cache once one process has made them.
     with accelerator.local_main_process_first():
         updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
@@ -270,7 +148,7 @@ def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> Non
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    with written_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
 
 
@@ -281,7 +159,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"The folder {run_dir} cannot be made: {error}") from error
-    write_text(run_dir / RECIPE, recipe.as_yaml())
+    atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     if checkpoint is None or not _has_environment(run_dir):
         write_environment(recipe, accelerator, sources)
 
@@ -334,7 +212,7 @@ def write_environment(recipe: Recipe, accelerator: Accelerator, sources: list[So
             for source in sources
         ],
     }
-    write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    atomic_write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
 
 
 def _hardware(accelerator: Accelerator) -> dict[str, Any]:

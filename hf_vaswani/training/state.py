@@ -13,22 +13,24 @@ from safetensors.torch import save_file
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..files import sealed, written_whole
+from ..averaging import load_weights
+from ..files import atomic_folder, sealed
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..processes import on_main_process
 from ..run_folder import (
     EMA_WEIGHTS,
     PROGRESS,
     WEIGHTS,
     checkpoint_digests,
+    checkpoint_folder,
     forget_after,
-    load_weights,
     read_progress,
     read_validations,
     remove_old_checkpoints,
     unchangeable,
 )
 from .optimization import build_optimizer, build_schedule
-from .preparation import Run, build_model, by_the_first
+from .preparation import Run, build_model
 from .sharding import shard_what_is_tied, whole_weights
 
 try:
@@ -119,12 +121,12 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
     trainee = Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
     noted = None
     if checkpoint is not None:
-        progress = by_the_first(accelerator, read_progress, checkpoint)
+        progress = on_main_process(accelerator, read_progress, checkpoint)
         _load_checkpoint(run, trainee, checkpoint, progress)
         noted = progress["validations"]
-    by_the_first(accelerator, forget_after, run.folder, trainee.step, training, noted)
+    on_main_process(accelerator, forget_after, run.folder, trainee.step, training, noted)
     if checkpoint is not None:
-        by_the_first(accelerator, _tidy, run)
+        on_main_process(accelerator, _tidy, run)
     return trainee
 
 
@@ -144,8 +146,8 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
     Raises:
         OSError: the disk is full, or cannot be written; nothing of the folder is left then.
     """
-    accelerator, folder = run.accelerator, run.folder / f"checkpoint-{trainee.step}"
-    with written_whole(folder, accelerator.is_main_process) as temporary:
+    accelerator, folder = run.accelerator, checkpoint_folder(run.folder, trainee.step)
+    with atomic_folder(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
         # Shards are there to go on from; what is averaged and loaded are whole weights.
@@ -162,7 +164,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             (temporary / PROGRESS).write_text(json.dumps(_record(run, trainee, temporary)), encoding="utf-8")
-    by_the_first(accelerator, _tidy, run)
+    on_main_process(accelerator, _tidy, run)
     # Nobody goes on to read a folder that the first process has not renamed yet.
     accelerator.wait_for_everyone()
 

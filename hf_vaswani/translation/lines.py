@@ -2,22 +2,17 @@
 
 import os
 import re
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
 from ..data.tokenizer import language_tags
+from ..interruption import delayed_signals
 from ..model.sentences_vaswani import sentence_spans
-from ..processes import meet
+from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
 # Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
@@ -94,65 +89,16 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
 # ---- Several processes -------------------------------------------------------------------------------------------
 
 
-class Processes:
-    """Those that `accelerate launch` or `torchrun` started; without one of them, this process alone."""
-
-    def __init__(self) -> None:
-        self.count, self.number = 1, 0
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            import torch
-            from accelerate import PartialState
-
-            # Unless it is told that there is no accelerator, it takes this process for the only one. The others wait
-            # for the first one, which waits for whoever writes what it reads.
-            on_cpu = not torch.accelerator.is_available()
-            state = meet(
-                int(os.environ["WORLD_SIZE"]),
-                lambda timeout: PartialState(cpu=on_cpu, timeout=timeout),
-                timedelta(days=7),
-            )
-            self.count, self.number = state.num_processes, state.process_index
-
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What a function returns in the first process, in all of them. If it fails there, the others end quietly."""
-        result, error = None, None
-        if self.number == 0:
-            try:
-                result = function()
-            except (ValueError, OSError) as caught:
-                error = caught
-        if self.count > 1:
-            from accelerate.utils import broadcast_object_list
-
-            result, failed = broadcast_object_list([result, error is not None])
-            if failed and self.number > 0:
-                sys.exit(2)
-        if error is not None:
-            raise error
-        return result
-
-    def shared(self, lines: Iterable[str]) -> Iterator[list[str]]:
-        """Chunks of what the first process reads, in every process."""
-        lines = iter(lines)
-        while chunk := self.first(lambda: list(islice(lines, LINES_AT_A_TIME * self.count))):
-            yield chunk
-
-    def gathered(self, part: Any) -> list[Any]:
-        """What each process has, in all of them."""
-        if self.count == 1:
-            return [part]
-        from accelerate.utils import gather_object
-
-        found: list[Any] = gather_object([part])
-        return found
-
-    def each_some(self, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]) -> list[Candidates]:
-        """Every process translates its part of a chunk, and all get everything."""
-        whole: list[Candidates] = [[] for _ in chunk]
-        # Line by line in turns, so that long lines beside each other do not fall to one process.
-        for number, part in enumerate(self.gathered(translate(chunk[self.number :: self.count]))):
-            whole[number :: self.count] = part
-        return whole
+def each_some(
+    processes: Processes, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]
+) -> list[Candidates]:
+    """Translates a chunk, every process a part of it; returns all translations in every process."""
+    whole: list[Candidates] = [[] for _ in chunk]
+    # Line by line in turns: long lines beside each other do not all fall to one process.
+    part = translate(chunk[processes.process_index :: processes.num_processes])
+    for number, translations in enumerate(processes.gather(part)):
+        whole[number :: processes.num_processes] = translations
+    return whole
 
 
 # ---- From lines to an output -------------------------------------------------------------------------------------
@@ -253,25 +199,7 @@ class OutputFile:
 
 
 def write_whole(output: TextIO | OutputFile, text: str) -> None:
-    """Writes whole lines: Ctrl-C, or a signal to end, waits as long; Ctrl-C a second time does not wait."""
-    caught: list[tuple[int, float]] = []
-    handlers = {}
-
-    def remember(number: int, _: FrameType | None) -> None:
-        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
-        if caught and number == signal.SIGINT and time.monotonic() - caught[0][1] > 1:
-            raise KeyboardInterrupt
-        caught.append((number, time.monotonic()))
-
-    # Only there may handlers be changed, and only there are they run.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, remember)
-    try:
+    """Writes whole lines: Ctrl-C and SIGTERM are delayed until they are written."""
+    with delayed_signals():
         output.write(text)
         output.flush()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for first, _ in caught[:1]:
-        signal.raise_signal(first)

@@ -120,7 +120,7 @@ def test_compare_shows_one_table(tmp_path, capsys) -> None:
     assert [float(row["score"]) for row in table] == [row["score"] for row in rows]
     assert rows[0]["score"] == score(texts["good"], references)["bleu"]
     for systems, words in (
-        ([names["good"]], "takes two systems"),
+        ([names["good"]], "needs at least two systems"),
         ([names["good"], names["good"]], "is given twice: name each file"),
         ([names["good"], str(tmp_path / "none")], "There is no file"),
     ):

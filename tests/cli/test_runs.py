@@ -64,10 +64,10 @@ def test_bad_selections_are_refused(tiny_run, tmp_path, capsys, arguments, words
 
 
 def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatch) -> None:
-    from hf_vaswani import run_folder as checkpoints
+    from hf_vaswani import averaging
 
     averaged = []
-    monkeypatch.setattr(checkpoints, "save_average", lambda folders, output: averaged.append(folders[0].name))
+    monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
     for step in (1, 2):
         (tmp_path / f"checkpoint-{step}").mkdir()
         progress = {

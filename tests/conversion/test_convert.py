@@ -178,7 +178,7 @@ def with_nan_in_pickle(path: Path) -> None:
     ("kind", "file", "damage", "words"),
     [
         ("ours", "config.json", lambda path: damaged_text(path, "{"), "is not JSON"),
-        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("ours", "generation_config.json", lambda path: damaged_text(path, ""), "is not JSON"),
         ("ours", "generation_config.json", lambda path: with_value(path, num_beams=0), "num_beams 0"),
         ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id ['x']"),
@@ -201,7 +201,7 @@ def with_nan_in_pickle(path: Path) -> None:
         ("ours", "tokenizer.json", Path.unlink, "tokenizer.json is missing"),
         ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight that are not finite"),
         ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
-        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
         ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
         ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
-from hf_vaswani.recipe import load_recipe
 
 from ..conftest import tiny_recipe, write_pairs
 
@@ -99,25 +97,3 @@ def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> Non
     longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
     assert "The training text, or that of the validation, is not that of" in capsys.readouterr().err
-
-
-def test_a_number_format_that_is_not_known_is_refused_before_the_library_sees_it(tmp_path, monkeypatch) -> None:
-    from hf_vaswani.training import preparation
-
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
-    with pytest.raises(ValueError, match="must be no, bf16 or fp16, but it is fp8"):
-        preparation.build_accelerator(recipe)
-
-
-def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch) -> None:
-    """Else each of the processes would train a model of its own, all of them in one folder."""
-    from hf_vaswani.training import preparation
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(preparation, "Accelerator", lambda **_: SimpleNamespace(num_processes=1))
-    monkeypatch.setattr(preparation, "meet", lambda launched, start, work: start(work))
-    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
-    with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
-        preparation.build_accelerator(recipe)
-    assert not (tmp_path / "run").exists()
