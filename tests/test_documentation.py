@@ -299,6 +299,13 @@ def test_the_readmes_names_exist() -> None:
             assert re.search(rf"(def|class) {name.split('.')[-1]}\b", code), name
 
 
+def test_the_architecture_names_every_module() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ", TEXTS["docs/architecture.md"], flags=re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    modules = [path.stem for path in (ROOT / "hf_vaswani").rglob("*.py") if not path.stem.startswith("__")]
+    assert set(modules) <= set(named)
+
+
 # ---- The site ----------------------------------------------------------------------------------------------------
 
 
