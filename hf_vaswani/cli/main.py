@@ -184,18 +184,18 @@ def _train(arguments: list[str], program: str) -> None:
     with logging_redirect_tqdm():
         result = train(recipe)
     if PartialState().is_main_process:
-        for sample in result.get("samples", []):
+        for sample in result.samples or []:
             sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
-        if "bleu" in result:
-            sys.stdout.write(f"Test BLEU {result['bleu']:.2f}  ({result['signatures']['bleu']})\n")
-            sys.stdout.write(f"     chrF {result['chrf']:.2f}  ({result['signatures']['chrf']})\n")
-        sys.stdout.write(f"Model     {result['model']}\n")
+        if result.signatures is not None:
+            sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
+            sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
+        sys.stdout.write(f"Model     {result.model}\n")
         if recipe.hub.repo_id is not None:
             from ..hub.publishing import push_checkpoint, push_waiting
 
             sys.stdout.flush()
             push_waiting(Path(recipe.run_dir), recipe.hub)
-            address = push_checkpoint(Path(recipe.run_dir), Path(result["model"]), recipe.hub)
+            address = push_checkpoint(Path(recipe.run_dir), Path(str(result.model)), recipe.hub)
             sys.stdout.write(f"Published {address}\n")
 
 
