@@ -151,7 +151,7 @@ def test_few_logits_exist_at_a_time_and_at_least_those_of_one_position(vocab_siz
     size = positions_at_once(torch.empty(1).expand(vocab_size, d_model))
     assert 1 <= size <= 2 * d_model and (size == 1 or size * vocab_size <= 2**24)
     size = positions_at_once(torch.empty(vocab_size, d_model, device="meta"))
-    assert 1 <= size and (size == 1 or size * vocab_size <= 2**27)
+    assert size >= 1 and (size == 1 or size * vocab_size <= 2**27)
 
 
 class Adapted(nn.Linear):

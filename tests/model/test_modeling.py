@@ -26,7 +26,6 @@ from hf_vaswani.recipe import Recipe, load_recipe
 from ..conftest import ROOT, SEED
 from ..networks import batch, gradients, tiny_config, tiny_model, with_labels
 
-
 # ---- 3.2 Attention
 
 
@@ -638,7 +637,10 @@ def test_a_model_learns_to_copy() -> None:
         ({"decoder_input_ids": None}, ["exactly one of decoder_input_ids and", "neither"]),
         ({"input_ids": torch.full((7,), 5)}, ["input_ids", "must be (batch, length)", "(7,)"]),
         ({"attention_mask": torch.ones(7)}, ["attention_mask", "must be (batch, length)", "(7,)"]),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)}, ["inputs_embeds", "d_model is 16", "(3, 7, 14)"]),
+        (
+            {"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)},
+            ["inputs_embeds", "d_model is 16", "(3, 7, 14)"],
+        ),
         ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
         ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
         ({"labels": torch.full((3, 5), -1)}, ["labels has -1", "vocab_size is 40"]),
