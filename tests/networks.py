@@ -34,3 +34,28 @@ def tiny_model(seed: int = 0, eos: float | None = None, **fields) -> VaswaniForC
             model.lm_head.bias.normal_()
             model.lm_head.bias[model.config.eos_token_id] += eos
     return model
+
+
+def batch(rows: int = 3, source: int = 7, target: int = 5) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "input_ids": torch.randint(4, 40, (rows, source), generator=generator),
+        "attention_mask": torch.ones(rows, source, dtype=torch.long),
+        "decoder_input_ids": torch.randint(4, 40, (rows, target), generator=generator),
+    }
+
+
+def with_labels() -> dict[str, torch.Tensor]:
+    """Returns a batch with positions that have no label, and with padding in the source."""
+    data = batch()
+    data["labels"] = data.pop("decoder_input_ids")
+    data["labels"][0, 3:] = data["labels"][2, 1] = -100
+    data["input_ids"][0, 5:] = 0
+    data["attention_mask"][0, 5:] = 0
+    return data
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found

@@ -148,7 +148,7 @@ def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -
         (tiny_run, f"is the folder of a run: give its model, {tiny_run / 'model'}"),
         ("ctranslate2", "model.bin, which is a model of CTranslate2: that is only written"),
         ("onnx", "encoder.onnx, which is an ONNX graph: that is only written"),
-        ("some/model", "some/model is no folder here, and as a model on the Hub it cannot be had"),
+        ("some/model", "some/model is neither a local folder nor a model on the Hub"),
     ):
         code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
         assert code == 2 and words in err and err.count("\n") == 1, err
