@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-portable test-portable-default test-oldest campaign lint format
+.PHONY: quickstart test test-portable test-portable-default test-extras test-oldest campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -24,6 +24,12 @@ test-portable: test-portable-default  ## run the tests of what is learned as oth
 
 test-portable-default: .venv/installed  ## the first part of it: without any of the processor's vector instructions
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default $(PORTABLE)
+
+test-extras: .venv/installed  ## install each extra alone in a fresh environment, and use it
+	$(PYTEST) -m extras tests/test_extras.py
+
+docs: .venv/installed  ## build the manual into build/docs
+	$(BIN)/mkdocs build --strict --quiet
 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
@@ -49,5 +55,5 @@ format: .venv/installed  ## put format and imports in order
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,viz,convert,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,viz,convert,docs,dev]'
 	touch $@

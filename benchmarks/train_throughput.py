@@ -49,7 +49,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
-from hf_vaswani.data.batching import PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, pair_lengths
 from hf_vaswani.data.pocket_corpus import draw_splits
 from hf_vaswani.data.tokenizer import train_tokenizer
@@ -118,7 +118,7 @@ class Batches:
     def __init__(self, encoded: Dataset, tokens: int) -> None:
         self.rows: list[dict[str, Any]] = encoded.to_list()
         self.lengths = np.array([[len(row["source_ids"]), len(row["target_ids"])] for row in self.rows])
-        self.sampler = TokenBudgetBatchSampler(self.lengths, tokens)
+        self.sampler = TokenBudgetBatchSampler(self.lengths, BatchOrder(tokens))
         self.collator = PairCollator(0)
         batches = self.sampler.batches()
         cells = sum(len(batch) * self.lengths[batch].max(axis=0) for batch in batches)
@@ -136,7 +136,7 @@ class Batches:
 def loader_rate(encoded: Dataset, tokens: int) -> float:
     """Target tokens a second that our loader makes by itself, over an epoch, in this process."""
     lengths = pair_lengths(encoded)
-    sampler = TokenBudgetBatchSampler(lengths, tokens)
+    sampler = TokenBudgetBatchSampler(lengths, BatchOrder(tokens))
     loader = DataLoader(EncodedPairs(encoded), batch_sampler=sampler, collate_fn=PairCollator(0))
     start = time.perf_counter()
     for _ in loader:

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .files import find_damage, written_whole
+from .files import atomic_folder, find_damage
 from .run_folder import (
     EMA_WEIGHTS,
     MODEL,
@@ -76,7 +76,7 @@ def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
     if folder.exists():
         raise ValueError(f"{folder} exists already; name a folder that does not.")
     weights = average_checkpoints(checkpoints)
-    with written_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         for path in sorted(checkpoints[-1].iterdir()):
             if path.suffix in (".json", ".py") and path.name != PROGRESS:
                 shutil.copyfile(path, temporary / path.name)

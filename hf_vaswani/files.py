@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, with their digests; lines and JSON read with one kind of error."""
+"""Atomic writes, digests, and readers of lines and JSON whose errors name the file."""
 
 import gzip
 import hashlib
@@ -14,36 +14,36 @@ from typing import IO, Any, cast
 
 
 def temporary_name(path: Path) -> Path:
-    """Where a file or folder is written before it gets its name: beside it, so that renaming cannot fail halfway."""
+    """Returns the path beside `path` under which it is written before it is renamed, on the same file system."""
     return path.with_name(f".{path.name}.writing")
 
 
 @contextmanager
-def written_whole(folder: Path, first: bool = True) -> Iterator[Path]:
+def atomic_folder(folder: Path, is_main_process: bool = True) -> Iterator[Path]:
     """
-    A folder that appears under its name only when everything in it is on disk, in the place of an earlier one.
+    Writes a folder that appears under its name only when everything in it is on disk, and replaces an earlier one.
 
     Args:
-        folder (`Path`): the name it gets.
-        first (`bool`): whether this is the process that makes it and gives it its name. Others only write into it, and
-            wait for the first one before and after that.
+        folder (`Path`): the final name.
+        is_main_process (`bool`): whether this process creates and renames the folder. The other processes only write
+            into it, and wait for the main process before and after that.
 
     Yields:
-        `Path`: the temporary folder beside it to write into; removed again if writing fails.
+        `Path`: the temporary folder to write into. It is removed if writing fails.
 
     Raises:
-        OSError: the disk is full, or cannot be written.
+        OSError: writing fails, for example because the disk is full.
     """
     try:
-        if first:
+        if is_main_process:
             with _renamed_at_the_end(folder) as temporary:
                 yield temporary
         else:
             yield temporary_name(folder)
     except Exception as error:
-        # safetensors and torch report a full disk as errors of their own, in words of their own.
+        # safetensors and torch report a full disk by error classes and messages of their own.
         if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
-            raise OSError(f"{folder} could not be written, and nothing of it is left: {error}") from error
+            raise OSError(f"{folder} could not be written, and was removed: {error}") from error
         raise
 
 
@@ -51,11 +51,11 @@ def written_whole(folder: Path, first: bool = True) -> Iterator[Path]:
 def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
     temporary, old = temporary_name(folder), folder.with_name(f".{folder.name}.old")
     if old.exists() and not folder.exists():
-        # Killed between the two renamings below: this is the only one there is until the new one is written.
+        # A process was killed between the two renamings below: this is the only copy until the new one is written.
         old.rename(folder)
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    # The folders that are made on the way, the innermost first.
+    # Parent folders that are created on the way, innermost first.
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         temporary.mkdir(parents=True)
@@ -78,21 +78,21 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a text file in one act; arguments and errors as those of [`write_bytes`]."""
-    write_bytes(path, text.encode())
+def atomic_write_text(path: Path, text: str) -> None:
+    """Replaces a text file atomically, in UTF-8; see [`atomic_write_bytes`]."""
+    atomic_write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def atomic_write_bytes(path: Path, content: bytes) -> None:
     """
-    Replaces a file in one act: a reader sees the old one or the new one.
+    Replaces a file atomically: readers see either the old or the new content.
 
     Args:
         path (`Path`): the file.
-        content (`bytes`): all of it.
+        content (`bytes`): its whole content.
 
     Raises:
-        OSError: the disk is full, or cannot be written; names the file, which is as it was.
+        OSError: writing fails, for example because the disk is full; the file is unchanged.
     """
     temporary = temporary_name(path)
     try:
@@ -102,16 +102,16 @@ def write_bytes(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise OSError(f"{path} could not be written, and is as it was: {error}") from error
+            raise OSError(f"{path} could not be written, and is unchanged: {error}") from error
         raise
 
 
 def append_line(path: Path, line: str) -> None:
     """
-    Adds a line to a text file.
+    Appends a line to a text file.
 
     Raises:
-        OSError: the disk is full, or cannot be written; names the file.
+        OSError: writing fails, for example because the disk is full.
     """
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -121,42 +121,41 @@ def append_line(path: Path, line: str) -> None:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
     """
-    Compares the files of a folder with what was noted when they were written.
+    Compares the files of a folder with the digests recorded when they were written.
 
     Args:
-        folder (`Path`): where they are.
-        digests (`Mapping[str, str]`): SHA-256 by the name of the file; other files do not matter.
+        folder (`Path`): the folder.
+        digests (`Mapping[str, str]`): SHA-256 by file name. Other files are not checked.
 
     Returns:
-        `str`: the first file that is not as it was, and what is wrong with it, as the beginning of a sentence. `None`
-        if all are.
+        `str`, *optional*: the first file that differs and how, as the beginning of a sentence; `None` if no file does.
     """
     for name, sha256 in digests.items():
         path = folder / name
         if not path.is_file():
             return f"{path} is missing"
         if digest(path) != sha256:
-            return f"{path} was changed or damaged (its SHA-256 is not the one noted when it was written)"
+            return f"{path} was changed or damaged (its SHA-256 is not the one recorded when it was written)"
     return None
 
 
 def check_weights(folder: Path) -> None:
     """
-    Compares `model.safetensors` with the digest that its training has noted: in `progress.json` of a checkpoint, or in
-    the `test.json` beside the `model` of a run. Of any other model nothing is known.
+    Compares `model.safetensors` with the digest that its training recorded: in the `progress.json` of a checkpoint, or
+    in the `test.json` beside the `model` folder of a run. Models without such a record are not checked.
 
     Args:
-        folder (`Path`): what `from_pretrained` is about to load.
+        folder (`Path`): the folder that `from_pretrained` is about to load.
 
     Raises:
-        ValueError: the weights are not those that were written, or the record of a checkpoint is damaged.
+        ValueError: the weights differ from those that were written, or the record of the checkpoint is damaged.
     """
     weights = "model.safetensors"
     digests: dict[str, str] = {}
@@ -164,7 +163,7 @@ def check_weights(folder: Path) -> None:
         noted = read_sealed(folder / "progress.json")
         digests = noted.get("files", {}) | noted.get("state", {})
     elif folder.name == "model" and (folder.parent / "test.json").is_file():
-        # A result that is damaged says nothing of the weights, and the training's command makes it again.
+        # A damaged result says nothing about the weights, and the training command writes it again.
         with suppress(ValueError):
             digests = read_sealed(folder.parent / "test.json").get("files", {})
     damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
@@ -176,55 +175,56 @@ SEAL = "digest"
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Adds the digest of a JSON object to it, under `digest`; [`read_sealed`] compares it."""
+    """Returns a JSON object with its own digest added under `digest`, which [`read_sealed`] checks."""
     return content | {SEAL: _digest_of_content(content)}
 
 
 def _digest_of_content(content: dict[str, Any]) -> str:
-    # Written and read again, as it will be when the digest is compared.
+    # Serialized and parsed first, to get the object that the reader of the file will see.
     plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """
-    A JSON file that [`sealed`] made, or an earlier version without a digest.
+    Reads a JSON file that was written with [`sealed`], or by an earlier version without a digest.
 
     Raises:
-        ValueError: it is not there, has no object, or is not as it was written.
+        ValueError: the file is missing, does not contain a JSON object, or does not match its digest.
     """
     content = read_json(path)
     noted = content.pop(SEAL, None)
     if noted is not None and noted != _digest_of_content(content):
-        raise ValueError(f"{path} was changed or damaged: its content does not have the digest noted in it.")
+        raise ValueError(f"{path} was changed or damaged: its content does not match the digest in it.")
     return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """
-    A JSON file that has one object.
+    Reads a JSON file that contains one object.
 
     Raises:
-        ValueError: it is not there, or has something else.
+        ValueError: the file is missing, is not JSON, or contains something else.
     """
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
-    # JSON that is nested too deep is a RecursionError.
+    # Python raises a RecursionError if the JSON is nested too deeply.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must have one JSON object, but it has a {type(content).__name__}.")
+        raise ValueError(f"{path} must contain a JSON object, but contains a {type(content).__name__}.")
     return content
 
 
 def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int | None]:
     """
-    A file with a JSON object on each line, which may have been cut short or damaged.
+    Reads a log with one JSON object per line, which may be truncated or damaged. A missing file is an empty log.
 
     Returns:
-        The objects that have a whole number as `step`, and the number of the first line without such an object.
+        `tuple`: the objects whose `step` is an integer (`list[dict[str, Any]]`), and the number of the first line
+        without such an object (`int`), or `None`.
     """
     found: list[dict[str, Any]] = []
     first_damaged = None
@@ -243,14 +243,14 @@ def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int | None]:
 
 def read_lines(path: Path, most_bytes: int = -1) -> Iterator[str]:
     """
-    Reads the lines of a text file, with their ends; one whose name ends in .gz is decompressed.
+    Reads the lines of a UTF-8 text file, with their line endings. Files whose name ends in `.gz` are decompressed.
 
     Args:
         path (`Path`): the file.
-        most_bytes (`int`): longest line that is read; -1 for any.
+        most_bytes (`int`): the longest line to accept, in bytes; -1 for no limit.
 
     Raises:
-        ValueError: as in [`decode_lines`], or the file is not compressed as its name says.
+        ValueError: as in [`decode_lines`], or the compressed file is damaged.
     """
     with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
         try:
@@ -261,21 +261,21 @@ def read_lines(path: Path, most_bytes: int = -1) -> Iterator[str]:
 
 def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[str]:
     """
-    Decodes the lines of an open file, with their ends and without a byte order mark.
+    Decodes the lines of an open UTF-8 file, with their line endings and without a byte order mark.
 
     Args:
-        file (`IO[bytes]`): what is read.
-        name (`str`): what errors call it.
-        most_bytes (`int`): longest line that is read; -1 for any.
+        file (`IO[bytes]`): the file.
+        name (`str`): its name in error messages.
+        most_bytes (`int`): the longest line to accept, in bytes; -1 for no limit.
 
     Raises:
-        ValueError: a line is not UTF-8 or too long; the message has its number.
+        ValueError: a line is not UTF-8, or is too long; the message has the line number.
     """
     number = 0
     while line := file.readline(most_bytes):
         number += 1
         if len(line) == most_bytes and not line.endswith(b"\n"):
-            raise ValueError(f"{name}, line {number}, is longer than {most_bytes:,} bytes: is it a text?")
+            raise ValueError(f"{name}, line {number}, is longer than {most_bytes:,} bytes: is this a text file?")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop, and the lock that keeps a second one out of its folder."""
+"""Ctrl-C, SIGTERM, and the lock that keeps a second training out of a run folder."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Something that was asked to stop by a signal. Of a training, the text says how to go on."""
+    """A signal stopped the program. The text is shown to the user; a training's text says how to resume."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -26,28 +27,29 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
     """
-    SIGTERM ends what happens here as Ctrl-C does, so that what is half written is removed.
+    Makes SIGTERM raise [`Interrupted`] within the block, as Ctrl-C raises `KeyboardInterrupt`: unfinished files are
+    removed on the way out.
 
     Args:
-        text (`str`): what the [`Interrupted`] then says.
+        text (`str`): the text of the error.
     """
     process = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
-            # A child that was forked from here, which a pool ends by this signal.
+            # A child forked from here inherits this handler; pools end their children with SIGTERM.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         if _in_a_destructor(frame):
-            # Python would drop the error there, and the signal with it: it comes again a moment later.
+            # Python drops errors raised in `__del__`, and the signal would be lost: send it again a moment later.
             threading.Timer(0.05, os.kill, (process, number)).start()
             return
-        # Launchers send it more than once; what is half written is being removed by now.
+        # Launchers send it more than once; a second one must not interrupt the removal of unfinished files.
         signal.signal(number, signal.SIG_IGN)
         raise Interrupted(text, 128 + number)
 
-    # Only the main thread may ask for signals.
+    # Only the main thread may install signal handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,32 +68,42 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
     return False
 
 
+def ignore_signals(_: int) -> None:
+    """
+    Ignores Ctrl-C and SIGTERM, as the `worker_init_fn` of a `DataLoader`. Both reach every process of a group: the
+    training stops in good order, and needs its workers until then.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def exclusive_run(folder: Path) -> Iterator[None]:
     """
-    Keeps a second training out of a run's folder. The system lets go of the lock of a process that was killed.
+    Holds the lock of a run folder, which keeps a second training out. The system releases it if the process is killed.
 
     Args:
-        folder (`Path`): the run's folder, which need not be there yet.
+        folder (`Path`): the run folder, which need not exist yet.
 
     Raises:
-        ValueError: another process is training there.
-        OSError: nothing can be written there.
+        ValueError: another process holds the lock.
+        OSError: the folder is not writable.
     """
-    # Beside the folder, which is not made before the text is known to be readable.
+    # Beside the folder, which is created only after the text has been read.
     path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
     lock = FileLock(path)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # filelock takes a place where it may not write for one where somebody holds the lock.
+        # filelock reports a folder that is not writable as a lock that is held.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
         lock.acquire(timeout=0)
     except Timeout as error:
         raise ValueError(
-            f"{folder} is being trained by another process; name another --run_dir. (If there is none, delete {path}.)"
+            f"{folder} is being trained by another process: use another --run_dir. If no such process is running, "
+            f"delete {path}."
         ) from error
     except OSError as error:
-        raise OSError(f"The folder {folder} cannot be written to; name another --run_dir: {error}") from error
+        raise OSError(f"The folder {folder} cannot be written to: {error}. Use another --run_dir.") from error
     try:
         yield
     finally:
@@ -99,43 +111,65 @@ def exclusive_run(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-class Interruption:
-    """Ctrl-C and SIGTERM: remembered until the running update is done. A second Ctrl-C acts at once."""
+class SignalRecorder:
+    """Records Ctrl-C or SIGTERM within its block instead of acting on it. A second Ctrl-C raises at once."""
+
+    at_once = ""
+    """The text of the `KeyboardInterrupt` that a second Ctrl-C raises."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether a signal came."""
-        return self.signal is not None
-
-    def __enter__(self) -> "Interruption":
-        # Only the main thread may ask for signals.
-        here = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if here else ()
-        self.before = {number: signal.signal(number, self._remember) for number in signals}
+    def __enter__(self) -> Self:
+        # Only the main thread may install signal handlers.
+        is_main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        self.before = {number: signal.signal(number, self._record) for number in signals}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _remember(self, number: int, _: FrameType | None) -> None:
+    def _record(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal is None:
             self.signal, self.since = number, now
-            logger.info(
-                "Stopping after this update, and a validation if one is due; Ctrl-C again stops at once, without a "
-                "checkpoint"
-            )
-        # Launchers pass on what the process group has got already: that is not a second Ctrl-C.
+        # Launchers forward the signal that their process group has received already: that is not a second Ctrl-C.
         elif number == signal.SIGINT and now - self.since > 1:
-            raise KeyboardInterrupt("stopped at once, and without a checkpoint of this update.")
+            raise KeyboardInterrupt(self.at_once)
+
+
+@contextmanager
+def delayed_signals() -> Iterator[None]:
+    """Delays Ctrl-C and SIGTERM until the end of the block. A second Ctrl-C raises at once."""
+    with SignalRecorder() as recorder:
+        yield
+    if recorder.signal is not None:
+        signal.raise_signal(recorder.signal)
+
+
+class Interruption(SignalRecorder):
+    """Stops a training by Ctrl-C or SIGTERM after the current update. A second Ctrl-C stops it at once."""
+
+    at_once = "stopped at once, without a checkpoint of the current update."
+
+    @property
+    def asked(self) -> bool:
+        """Returns whether a signal has been received."""
+        return self.signal is not None
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:
+            logger.info(
+                "Stopping after this update, and its validation if one is due. Press Ctrl-C again to stop at once, "
+                "without a checkpoint."
+            )
+        super()._record(number, frame)
 
     def error(self, checkpoint: Path) -> Interrupted:
-        """What to raise once everything is in `checkpoint`."""
-        number = self.signal or signal.SIGTERM
+        """Returns the error to raise once everything is saved in `checkpoint`."""
         return Interrupted(
-            f"stopped, with everything in {checkpoint}. The same command again goes on from there.", 128 + number
+            f"stopped. Everything is saved in {checkpoint}; run the same command again to resume.",
+            128 + (self.signal or signal.SIGTERM),
         )

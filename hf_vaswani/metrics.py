@@ -1,81 +1,174 @@
-"""How good translations are, by sacreBLEU through `evaluate`: BLEU, chrF, TER, and which of two systems is better."""
+"""BLEU, chrF and TER by sacreBLEU, as metrics of `evaluate`, and significance tests between systems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# One reference a sentence, or several.
+try:
+    import datasets
+    import evaluate
+    from sacrebleu.metrics import BLEU, CHRF, TER
+    from sacrebleu.metrics.base import Metric
+    from sacrebleu.significance import PairedTest
+except ImportError as error:
+    raise ImportError(f"Scoring needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+# One reference per sentence, or several.
 References = Sequence[str] | Sequence[Sequence[str]]
 
-# By what a result calls them, as people write them.
+# Keys of a result, and the names that tables and model cards show.
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
+
+TEXT = datasets.Value("string")
+
+
+# ---- Metrics of `evaluate` ---------------------------------------------------------------------------------------
+# They are defined here, because `evaluate.load` would download them from the Hub.
+
+
+class SacreMetric(evaluate.Metric):
+    """
+    Base class of the metrics: `Bleu(keep_in_memory=True).compute(predictions=..., references=...)`, with one reference
+    or a list of references per sentence.
+    """
+
+    key: str
+    # Builds sacreBLEU's metric from the keyword arguments of `compute`.
+    metric: Callable[..., Metric]
+
+    def _info(self) -> evaluate.MetricInfo:
+        kinds = (TEXT, datasets.Sequence(TEXT))
+        return evaluate.MetricInfo(
+            description=f"Corpus-level {self.key} by sacreBLEU, with the signature that makes it comparable.",
+            citation="Post (2018), A Call for Clarity in Reporting BLEU Scores",
+            features=[datasets.Features({"predictions": TEXT, "references": kind}) for kind in kinds],
+        )
+
+    def _compute(
+        self, predictions: list[str], references: list[str] | list[list[str]], **settings: Any
+    ) -> dict[str, Any]:
+        metric = self.metric(**settings)
+        scored = metric.corpus_score(predictions, _reference_streams(references))
+        return {self.key: scored.score, "signature": str(metric.get_signature())}
+
+
+class Bleu(SacreMetric):
+    """BLEU (Papineni et al., 2002), from 0 to 100. `tokenize` is sacreBLEU's tokenizer; `lowercase` ignores case."""
+
+    key = "bleu"
+
+    def metric(self, tokenize: str = "13a", lowercase: bool = False, effective_order: bool = False) -> Metric:
+        """Builds sacreBLEU's metric; `effective_order` is for single sentences, which may have no 4-grams."""
+        if tokenize not in BLEU.TOKENIZERS:
+            raise ValueError(
+                f"sacreBLEU has no tokenizer {tokenize!r}; choose from {', '.join(sorted(BLEU.TOKENIZERS))}."
+            )
+        try:
+            # `force` suppresses the warning about tokenized text, which test sets of one sentence trigger easily.
+            return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=effective_order, force=True)
+        # Raised if the package that a language's tokenizer needs is not installed.
+        except RuntimeError as error:
+            raise ValueError(f"sacreBLEU cannot use the tokenizer {tokenize!r}: {error}") from error
+
+
+class ChrF(SacreMetric):
+    """chrF2, the character n-gram F-score (Popović, 2016), from 0 to 100. `lowercase` ignores case."""
+
+    key = "chrf"
+
+    def metric(self, lowercase: bool = False) -> Metric:
+        """Builds sacreBLEU's metric with the defaults of its command line."""
+        return CHRF(lowercase=lowercase)
+
+
+class Ter(SacreMetric):
+    """TER (Snover et al., 2006): edits per 100 words of the reference, lower is better. It always ignores case."""
+
+    key = "ter"
+
+    def metric(self) -> Metric:
+        """Builds sacreBLEU's metric with the defaults of its command line."""
+        return TER()
+
+
+def _reference_streams(references: References) -> list[list[str]]:
+    """Transposes the references into sacreBLEU's order: the first reference of every sentence, then the second, ..."""
+    rows = [[each] if isinstance(each, str) else list(each) for each in references]
+    for number, row in enumerate(rows, start=1):
+        if not row or len(row) != len(rows[0]):
+            raise ValueError(
+                f"All sentences need the same number of references, and at least one, but sentence 1 has "
+                f"{len(rows[0])}, and sentence {number} has {len(row)}."
+            )
+    return [list(stream) for stream in zip(*rows, strict=True)]
+
+
+# ---- Scoring -----------------------------------------------------------------------------------------------------
 
 
 def score(
     hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
 ) -> dict[str, Any]:
     """
-    Scores a translated corpus.
+    Scores a translated corpus with BLEU, chrF and TER.
 
     Args:
-        hypotheses (`Sequence[str]`): translations.
-        references (`Sequence[str]` or `Sequence[Sequence[str]]`): the right ones, in the same order; of each sentence
-            one, or several.
-        tokenize (`str`): sacreBLEU's tokenizer, for BLEU.
+        hypotheses (`Sequence[str]`): the translations.
+        references (`Sequence[str]` or `Sequence[Sequence[str]]`): one reference per translation, or several, in the
+            same order.
+        tokenize (`str`): sacreBLEU's tokenizer for BLEU.
         lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
 
     Returns:
-        `dict[str, Any]`: `bleu` and `chrf` (0 to 100), `ter` (edits for 100 words, less is better), and `signatures`,
-        which has sacreBLEU's for each.
+        `dict[str, Any]`: `bleu` and `chrf` (0 to 100, higher is better), `ter` (edits per 100 words, lower is better),
+        and `signatures`, with sacreBLEU's signature of each metric.
 
     Raises:
-        ValueError: the two have different lengths, not all sentences have as many references, or there is no such
-            tokenizer.
+        ValueError: the numbers of translations and references differ, the sentences have different numbers of
+            references, or sacreBLEU has no such tokenizer.
     """
     _check_lengths({"translations": hypotheses}, references)
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     signatures = {}
     for metric, settings in _metrics(tokenize, lowercase):
         result = metric.compute(predictions=list(hypotheses), references=list(references), **settings)
-        found[metric.key], signatures[metric.key] = result[metric.key], result["signature"]
-    return found | {"signatures": signatures}
+        scores[metric.key], signatures[metric.key] = result[metric.key], result["signature"]
+    return scores | {"signatures": signatures}
 
 
 def sentence_scores(
     hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
 ) -> list[dict[str, float]]:
     """
-    Scores each sentence by itself: arguments and errors as those of [`score`].
+    Scores each sentence separately. Takes the arguments of [`score`], and raises its errors.
 
     Returns:
-        `list[dict[str, float]]`: `bleu` (its n-grams as long as the sentence has any, sacreBLEU's effective order),
-        `chrf` and `ter` of each.
+        `list[dict[str, float]]`: `bleu` (with sacreBLEU's effective order), `chrf` and `ter` of each sentence.
     """
-    from .metric import streams
-
     _check_lengths({"translations": hypotheses}, references)
     metrics = []
     for metric, settings in _metrics(tokenize, lowercase):
         order = {"effective_order": True} if metric.key == "bleu" else {}
         metrics.append((metric.key, metric.metric(**settings, **order)))
-    rows = zip(hypotheses, zip(*streams(references), strict=True), strict=True)
+    rows = zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)
     return [{key: metric.sentence_score(text, right).score for key, metric in metrics} for text, right in rows]
 
 
 @dataclass
 class Compared:
     """
-    What one metric says of one system, beside the first one.
+    One system's score by one metric, compared with the first system's.
 
     Attributes:
-        metric (`str`): its name.
-        system (`str`): its name.
-        score (`float`): of the whole text.
-        mean (`float`), interval (`float`): of paired bootstrap's samples the mean, and half of the width of the
-            interval that 95 % of them are in.
-        p_bootstrap (`float`, *optional*), p_randomization (`float`, *optional*): how probable such a difference to the
-            first system is between two that are equally good; of the first one itself there is none.
-        signature (`str`): sacreBLEU's.
+        metric (`str`): name of the metric.
+        system (`str`): name of the system.
+        score (`float`): score of the whole corpus.
+        mean (`float`): mean of the scores of the bootstrap samples.
+        interval (`float`): half the width of the 95 % confidence interval around the mean.
+        p_bootstrap (`float`, *optional*): p-value of the difference to the first system by paired bootstrap; `None`
+            for the first system.
+        p_randomization (`float`, *optional*): the same by paired approximate randomization.
+        signature (`str`): sacreBLEU's signature.
     """
 
     metric: str
@@ -97,59 +190,50 @@ def compare(
     trials: int = 10_000,
 ) -> list[Compared]:
     """
-    Whether systems differ by more than chance: paired bootstrap (Koehn, 2004) and paired approximate randomization
-    (Riezler and Maxwell, 2005), both sacreBLEU's. `SACREBLEU_SEED` (12345) in the environment is their seed.
+    Tests whether systems differ by more than chance, with sacreBLEU's paired bootstrap (Koehn, 2004) and paired
+    approximate randomization (Riezler and Maxwell, 2005). The environment variable `SACREBLEU_SEED` (12345) is the
+    seed of both.
 
     Args:
-        systems (`Mapping[str, Sequence[str]]`): translations of one text by name; the first is what the others are
-            compared with.
+        systems (`Mapping[str, Sequence[str]]`): translations of one text by the name of their system. The first system
+            is the baseline.
         references, tokenize, lowercase: as in [`score`].
-        samples (`int`): of bootstrap.
-        trials (`int`): of randomization.
+        samples (`int`): number of bootstrap samples.
+        trials (`int`): number of randomization trials.
 
     Returns:
-        `list[Compared]`: by metric, and then in the order of the systems.
+        `list[Compared]`: ordered by metric, then in the order of `systems`.
 
     Raises:
         ValueError: there are fewer than two systems, or as in [`score`].
     """
     if len(systems) < 2:
-        raise ValueError(f"It takes two systems to compare, but there are {len(systems)}.")
+        raise ValueError(f"A comparison needs at least two systems, but got {len(systems)}.")
     _check_lengths({f"translations of {name}": texts for name, texts in systems.items()}, references)
-    from sacrebleu.significance import PairedTest
-
-    from .metric import streams
-
     results, signatures = {}, {}
     for kind, count in (("bs", samples), ("ar", trials)):
-        # Each test writes into the signatures of its metrics.
+        # New metrics for each test, which writes into their signatures.
         metrics = {metric.key: metric.metric(**settings) for metric, settings in _metrics(tokenize, lowercase)}
         named = [(name, list(texts)) for name, texts in systems.items()]
-        signatures[kind], results[kind] = PairedTest(named, metrics, streams(references), kind, count)()
-    rows = []
-    for metric, signature in signatures["bs"].items():
-        tests = zip(systems, results["bs"][metric], results["ar"][metric], strict=True)
-        rows += [
-            Compared(
-                metric,
-                name,
-                bs.score,
-                float(bs.mean),
-                float(bs.ci),
-                bs.p_value,
-                ar.p_value,
-                f"{signature}|ar:{trials}",
-            )
-            for name, bs, ar in tests
-        ]
-    return rows
+        signatures[kind], results[kind] = PairedTest(named, metrics, _reference_streams(references), kind, count)()
+    return [
+        Compared(
+            metric=metric,
+            system=name,
+            score=bootstrap.score,
+            mean=float(bootstrap.mean),
+            interval=float(bootstrap.ci),
+            p_bootstrap=bootstrap.p_value,
+            p_randomization=randomization.p_value,
+            signature=f"{signature}|ar:{trials}",
+        )
+        for metric, signature in signatures["bs"].items()
+        for name, bootstrap, randomization in zip(systems, results["bs"][metric], results["ar"][metric], strict=True)
+    ]
 
 
 def _metrics(tokenize: str, lowercase: bool) -> list[tuple[Any, dict[str, Any]]]:
-    """Each metric with its settings."""
-    # Imported here, because translating does without it, and without what it needs.
-    from .metric import Bleu, ChrF, Ter
-
+    """The metrics, each with its settings."""
     return [
         (Bleu(keep_in_memory=True), {"tokenize": tokenize, "lowercase": lowercase}),
         (ChrF(keep_in_memory=True), {"lowercase": lowercase}),
@@ -160,6 +244,6 @@ def _metrics(tokenize: str, lowercase: bool) -> list[tuple[Any, dict[str, Any]]]
 def _check_lengths(systems: Mapping[str, Sequence[str]], references: References) -> None:
     for name, texts in systems.items():
         if len(texts) != len(references):
-            raise ValueError(f"There are {len(texts)} {name} for {len(references)} references.")
+            raise ValueError(f"There are {len(texts)} {name}, but {len(references)} references.")
         if not texts:
             raise ValueError(f"There are no {name} to score.")

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from .files import (
+    atomic_write_text,
     digest,
     find_damage,
     read_json,
@@ -18,7 +19,6 @@ from .files import (
     read_sealed,
     sealed,
     temporary_name,
-    write_text,
 )
 from .recipe import Recipe, TrainingRecipe, load_recipe
 
@@ -276,7 +276,7 @@ def write_environment(run_dir: Path, environment: Environment) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_text(run_dir / ENVIRONMENT, json.dumps(_to_json(environment), indent=2) + "\n")
+    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(_to_json(environment), indent=2) + "\n")
 
 
 def read_result(run_dir: Path) -> Result:
@@ -300,7 +300,7 @@ def write_result(run_dir: Path, result: Result) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_text(run_dir / RESULT, json.dumps(sealed(_to_json(result)), indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(run_dir / RESULT, json.dumps(sealed(_to_json(result)), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -527,7 +527,7 @@ def write_validations(run_dir: Path, validations: Sequence[Validation], best_by:
     """Replaces `validations.jsonl` and marks the best validation; arguments as in [`ranked`]."""
     best = ranked(validations, best_by)[:1]
     lines = [json.dumps(_to_json(replace(line, best=line in best))) + "\n" for line in validations]
-    write_text(run_dir / VALIDATIONS, "".join(lines))
+    atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
 def ranked(validations: Sequence[Validation], best_by: BestBy) -> list[Validation]:
@@ -720,4 +720,4 @@ def forget_after(
         if not kept:
             path.unlink(missing_ok=True)
         elif damaged is not None or len(kept) < len(lines):
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in kept))

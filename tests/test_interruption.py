@@ -1,4 +1,4 @@
-"""Killed anywhere, nothing lost: the same command again ends with the same bits. Asked to stop, it says how."""
+"""A run that is killed or stopped loses nothing: resumed, it ends with the same bits as an uninterrupted one."""
 
 import json
 import multiprocessing
@@ -17,23 +17,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vaswani.interruption import Interrupted, stopped_by_sigterm
+from hf_vaswani.interruption import Interrupted, Interruption, delayed_signals, ignore_signals, stopped_by_sigterm
 from hf_vaswani.run_folder import list_checkpoints
 
 from .conftest import ROOT, tiny_recipe
 
-# Children that have everything imported, and have not computed yet: threads do not survive a fork.
+# Children start with everything imported and nothing computed yet, because threads do not survive a fork.
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metric"])
+FORKED.set_forkserver_preload(["hf_vaswani.cli", "hf_vaswani.training.loop", "hf_vaswani.metrics"])
 
-# What a program does with files, as Python reports it before it happens.
+# Python's audit events of file operations, which are raised before the operation happens.
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"}
 
 
 def child(
     arguments: list[str], run: Path, kill_at: int | None, count_to: Path | None, environment: dict[str, str]
 ) -> None:
-    """Trains, and kills itself before it touches the run's folder for the `kill_at`th time."""
+    """Trains, and kills itself before its `kill_at`th access to the run folder."""
     os.environ.update(environment)
     os.environ["HF_HUB_OFFLINE"] = "1"
     count = 0
@@ -42,7 +42,7 @@ def child(
         nonlocal count
         if event not in FILE_EVENTS:
             return
-        # Within a tree that is removed, files are named without their folder.
+        # Inside a tree that is being removed, events name files without their folder.
         inside = str(details[0]).startswith(str(run)) or (event in ("os.remove", "os.rmdir") and details[-1] != -1)
         count += inside
         if kill_at is not None and inside and count == kill_at:
@@ -50,7 +50,7 @@ def child(
 
     from hf_vaswani.cli import main
 
-    # No thread is given Python's lock unasked: what would wait for one that needs it does so for ever.
+    # With a long switch interval, a thread that waits for another one without releasing Python's lock hangs for good.
     sys.setswitchinterval(1000)
     if kill_at is not None or count_to is not None:
         sys.addaudithook(audit)
@@ -80,7 +80,7 @@ def train(arguments: list[str], run: Path, kill_at: int | None = None, count_to:
 
 
 def bits(run: Path) -> dict[str, Any]:
-    """All that a run leaves: weights, and what it says of itself, but for names of the run's own folder and times."""
+    """Everything a run leaves behind, except times and the names of its own folder."""
     found: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
@@ -118,14 +118,14 @@ SWITCHES = {
 
 @pytest.mark.parametrize("switches", SWITCHES)
 def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches) -> None:
-    """Before each of some accesses to the run's folder, spread from its first to its last."""
+    """It is killed at several accesses to the run folder, spread from the first to the last."""
     arguments = tiny_recipe(tmp_path, max_steps=10, **SWITCHES[switches])
     assert train(arguments, tmp_path / "whole", count_to=tmp_path / "count") == 0
     whole, count = bits(tmp_path / "whole"), int((tmp_path / "count").read_text())
     assert count > 100
     kills = 6 if switches == "plain" else 2
     for kill in range(kills):
-        # A different place in each run of the tests as well: anywhere means anywhere.
+        # Another place in each run of the tests: "anywhere" is meant literally.
         at = 1 + (count * kill + int.from_bytes(os.urandom(4)) % count) // kills
         run = tmp_path / f"killed-{at}"
         assert train(arguments, run, kill_at=at) == -signal.SIGKILL, at
@@ -133,8 +133,8 @@ def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches
         assert_same(bits(run), whole)
 
 
-def test_killed_while_it_writes_its_recipe_a_run_starts_anew(tmp_path) -> None:
-    """After the folder and the temporary file were made, before that gets its name."""
+def test_a_run_killed_while_it_writes_its_recipe_starts_anew(tmp_path) -> None:
+    """It is killed after the folder and the temporary file were created, before the file is renamed."""
     arguments = tiny_recipe(tmp_path, max_steps=1)
     run = tmp_path / "run"
     assert train(arguments, run, kill_at=3) == -signal.SIGKILL
@@ -144,7 +144,7 @@ def test_killed_while_it_writes_its_recipe_a_run_starts_anew(tmp_path) -> None:
 
 @pytest.fixture
 def launch() -> Iterator[Callable[..., list[Any]]]:
-    """Starts two processes of one training, as torchrun would; none outlives the test."""
+    """Starts a training on two processes, as torchrun would, and kills those that outlive the test."""
     started: list[multiprocessing.process.BaseProcess] = []
 
     def two(arguments: list[str], run: Path, kill_at: int | None = None, count_to: Path | None = None) -> list[Any]:
@@ -171,7 +171,7 @@ def test_two_processes_killed_end_with_the_same_bits(tmp_path, launch) -> None:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
     run = tmp_path / "killed"
-    # The first process writes; in the middle of that it dies, and takes the other with it.
+    # The first process dies while it writes, and the other one with it.
     first, second = launch(arguments, run, kill_at=int((tmp_path / "count").read_text()) // 2)
     first.join(120)
     assert first.exitcode == -signal.SIGKILL
@@ -191,8 +191,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGTERM, 143, 2), (signal.SIGINT, 130, 0)])
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code, workers) -> None:
-    """By the real command, with its workers; the model is then that of a run that nobody asked."""
+def test_asked_to_stop_it_saves_and_says_how_to_resume(tmp_path, number, code, workers) -> None:
+    """The real command is stopped, with its data workers; the model is then the one of an uninterrupted run."""
     switches = {"save_every": 50, "keep_last": 2, "data_workers": workers}
     arguments = tiny_recipe(tmp_path, max_steps=10**6, **switches)
     run = tmp_path / "run"
@@ -209,7 +209,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(tmp_path, number, code, wo
     step = int(newest.name.removeprefix("checkpoint-"))
     assert process.returncode == code, stderr[-2000:]
     sentence = stderr.replace("\r", "\n").strip().splitlines()[-1]
-    assert sentence == (f"train.py: stopped, with everything in {newest}. The same command again goes on from there.")
+    assert sentence == f"train.py: stopped. Everything is saved in {newest}; run the same command again to resume."
     assert step >= 50 and "Traceback" not in stderr
     # To an end that is not far.
     last = step - step % 50 + 50
@@ -237,14 +237,12 @@ def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, l
 
 
 def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:
-    from hf_vaswani.interruption import Interruption
-
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Interruption() as interruption:
         assert not interruption.asked
         signal.raise_signal(signal.SIGINT)
         assert interruption.asked
-        # What a launcher passes on at once is the same Ctrl-C.
+        # A launcher forwards the same Ctrl-C at once.
         signal.raise_signal(signal.SIGINT)
         interruption.since -= 2
         signal.raise_signal(signal.SIGTERM)
@@ -254,8 +252,31 @@ def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
+def test_delayed_signals_act_at_the_end_of_the_block() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), delayed_signals():
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    with pytest.raises(Interrupted), stopped_by_sigterm(), delayed_signals():
+        signal.raise_signal(signal.SIGTERM)
+        done = False
+    assert not done
+
+
+def test_ignored_signals_end_nobody() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ignore_signals(0)
+        for number in before:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def seed(checkpoint: Path, process: int) -> int:
-    """That of the dropout."""
+    """Returns the seed of the dropout's generator."""
     from accelerate.utils import load
 
     generator = torch.Generator()
@@ -269,7 +290,7 @@ def test_each_process_has_a_dropout_of_its_own(tmp_path, launch) -> None:
     assert [seed(tmp_path / "run" / "checkpoint-1", process) for process in (0, 1)] == [1, 2]
 
 
-def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
+def test_a_folder_that_is_being_trained_is_refused(tmp_path, capsys) -> None:
     from filelock import FileLock
 
     from hf_vaswani.cli import main
@@ -283,15 +304,15 @@ def test_a_folder_that_is_being_trained_is_left_alone(tmp_path, capsys) -> None:
     assert not (tmp_path / ".run.lock").exists()
 
 
-def test_a_child_of_a_pool_is_ended_without_a_word() -> None:
-    """It has inherited what this process does about the signal by which pools end their children."""
+def test_a_child_of_a_pool_ends_silently() -> None:
+    """It inherits this process's handler of SIGTERM, with which pools end their children."""
     program = (
         "import multiprocessing, runpy, sys, time\n"
         "module = runpy.run_path(sys.argv[1])\n"
         "with module['stopped_by_sigterm']():\n"
         "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
         "    child.start()\n"
-        # Python forgets signals that come while it forks.
+        # Python loses signals that arrive while it forks.
         "    time.sleep(2)\n"
         "    child.terminate()\n"
         "    child.join(30)\n"
@@ -327,7 +348,7 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
 
     def asked(*options: Any, **more: Any) -> Any:
         found = function(*options, **more)
-        # As from a launcher, which passes on what all have got already.
+        # As if a launcher forwarded the signal.
         signal.raise_signal(signal.SIGTERM)
         return found
 
@@ -346,7 +367,7 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
 
 
 def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, monkeypatch) -> None:
-    """When nobody looks any more whether somebody has asked."""
+    """The training loop no longer checks for signals there."""
     from hf_vaswani.cli import main
     from hf_vaswani.training import loop as training
 
@@ -364,22 +385,22 @@ def test_asked_to_stop_between_the_last_update_and_the_end_it_stops(tmp_path, mo
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_who_loses_the_other_process_ends_with_a_sentence(tmp_path, launch, victim) -> None:
+def test_a_process_that_loses_the_other_one_ends_with_an_error(tmp_path, launch, victim) -> None:
     run = tmp_path / "run"
     arguments = tiny_recipe(tmp_path, max_steps=10**6, save_every=10, keep_last=1, average_last=1)
     processes = launch(arguments, run)
     wait_for(lambda: bool(list_checkpoints(run)))
     os.kill(processes[victim].pid, signal.SIGKILL)
     processes[1 - victim].join(60)
-    # A traceback would be 1, and the child of a test has nowhere to write a sentence to.
+    # A traceback would end with 1; the error itself cannot be captured from a child of the test.
     assert processes[1 - victim].exitcode == 2
 
 
-# ---- Numbers that are none ---------------------------------------------------------------------------------------
+# ---- Non-finite updates ------------------------------------------------------------------------------------------
 
 
 def poison(monkeypatch, updates: set[int]) -> None:
-    """Makes the loss of these updates infinite, counted from 1; their gradients are as they were."""
+    """Makes the loss of these updates infinite, counted from 1, without changing their gradients."""
     from hf_vaswani import VaswaniForConditionalGeneration
 
     forward, count = VaswaniForConditionalGeneration.forward, 0
@@ -396,7 +417,7 @@ def poison(monkeypatch, updates: set[int]) -> None:
     monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", poisoned)
 
 
-def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monkeypatch) -> None:
+def test_an_update_with_a_non_finite_loss_is_skipped_and_logged(tmp_path, monkeypatch) -> None:
     from hf_vaswani.cli import main
     from hf_vaswani.training.optimization import noam
 
@@ -409,13 +430,13 @@ def test_an_update_without_a_finite_loss_is_left_out_and_counted(tmp_path, monke
         assert moved == [True, False, True, False, True]
     lines = [json.loads(line) for line in (tmp_path / "run" / "nonfinite_updates.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [3, 5]
-    # The schedule goes on meanwhile.
+    # The schedule advances all the same.
     assert [line["learning_rate"] for line in lines] == pytest.approx([noam(3, 16, 10), noam(5, 16, 10)])
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_a_stop_among_updates_that_were_left_out_changes_nothing(tmp_path, monkeypatch, stop) -> None:
-    """Neither how many in a row end the run, nor where the moving average begins."""
+def test_a_stop_among_skipped_updates_changes_nothing(tmp_path, monkeypatch, stop) -> None:
+    """Neither the number of updates in a row that ends the run, nor the start of the moving average."""
     from hf_vaswani.cli import main
 
     switches = {"save_every": 1, "keep_last": 9, "max_nonfinite_updates": 4, "ema_decay": 0.75, "average_last": 1}
@@ -436,7 +457,7 @@ def test_a_stop_among_updates_that_were_left_out_changes_nothing(tmp_path, monke
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
-def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
+def test_too_many_skipped_updates_stop_the_run_and_keep_its_last_checkpoint(tmp_path, monkeypatch, capsys) -> None:
     from hf_vaswani.cli import main
 
     poison(monkeypatch, set(range(6, 100)))
@@ -453,14 +474,14 @@ def test_too_many_of_them_stop_the_run_and_spare_its_last_checkpoint(tmp_path, m
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint-4"]
     curve = [json.loads(line) for line in (tmp_path / "run" / "training.jsonl").read_text().splitlines()]
     assert [line["loss"] is None for line in curve] == [False] * 5 + [True] * 2
-    # Put right, it goes on from there, and what it had noted later is noted again or not at all.
+    # Without the cause, it resumes from there, and log entries of later updates are removed.
     monkeypatch.undo()
     assert main(["train", *arguments, "--training.max_steps=8"]) == 0
     assert not (tmp_path / "run" / "nonfinite_updates.jsonl").exists()
 
 
 def test_a_signal_in_a_destructor_is_not_lost() -> None:
-    """Python drops an error there; the signal acts as soon as the destructor is over."""
+    """Python drops errors raised there; the signal acts as soon as the destructor has returned."""
 
     class Last:
         def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores are those of the `sacrebleu` command, to the last digit; a difference is told from chance."""
+"""Scores equal those of the `sacrebleu` command to the last digit, and so do the significance tests."""
 
 import json
 import subprocess
@@ -12,8 +12,7 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import pipeline
 
-from hf_vaswani.metric import Bleu, ChrF, Ter
-from hf_vaswani.metrics import compare, score, sentence_scores
+from hf_vaswani.metrics import Bleu, ChrF, Ter, compare, score, sentence_scores
 
 HYPOTHESES = ["The cat sat on the mat.", "A dog runs quickly!", "Nothing here"]
 REFERENCES = ["The cat sat on a mat.", "A dog runs fast!", "nothing here at all"]
@@ -82,7 +81,7 @@ def test_the_metrics_are_metrics_of_evaluate() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match="^There are 2 translations for 3 references.$"):
+    with pytest.raises(ValueError, match="^There are 2 translations, but 3 references.$"):
         score(HYPOTHESES[:2], REFERENCES)
     with pytest.raises(ValueError, match="'14b'.*13a"):
         score(HYPOTHESES, REFERENCES, tokenize="14b")
@@ -90,16 +89,16 @@ def test_bad_input_is_named() -> None:
         score([], [])
     with pytest.raises(ValueError, match="sentence 1 has 2, and sentence 3 has 1"):
         score(HYPOTHESES, [["a", "b"], ["a", "b"], ["a"]])
-    with pytest.raises(ValueError, match="^It takes two systems to compare, but there are 1.$"):
+    with pytest.raises(ValueError, match="^A comparison needs at least two systems, but got 1.$"):
         compare({"a": HYPOTHESES}, REFERENCES)
-    with pytest.raises(ValueError, match="^There are 2 translations of b for 3 references.$"):
+    with pytest.raises(ValueError, match="^There are 2 translations of b, but 3 references.$"):
         compare({"a": HYPOTHESES, "b": HYPOTHESES[:2]}, REFERENCES)
 
 
-def test_a_difference_is_told_from_chance() -> None:
+def test_significance_tests_tell_a_difference_from_chance() -> None:
     references = [f"the house number {i} stands near the old bridge" for i in range(60)]
     good = [line.replace("old", "new") if i % 10 == 0 else line for i, line in enumerate(references)]
-    # As good as the first one, elsewhere; and one with an error in every sentence.
+    # One that is equally good, with errors in other sentences; and one with an error in every sentence.
     same = [line.replace("old", "new") if i % 10 == 5 else line for i, line in enumerate(references)]
     bad = [line.replace("stands near", "lies under") for line in references]
     found = compare({"good": good, "same": same, "bad": bad}, references, samples=200, trials=500)
@@ -115,7 +114,7 @@ def test_a_difference_is_told_from_chance() -> None:
     assert "bs:200" in found[0].signature and "ar:500" in found[0].signature and "seed:12345" in found[0].signature
 
 
-def test_the_tests_are_those_of_the_sacrebleu_command(tmp_path) -> None:
+def test_p_values_are_those_of_the_sacrebleu_command(tmp_path) -> None:
     references = [f"the house number {i} stands near the old bridge" for i in range(40)]
     texts = {
         name: [line.replace(word, other) if i % n else line for i, line in enumerate(references)]
@@ -126,7 +125,7 @@ def test_the_tests_are_those_of_the_sacrebleu_command(tmp_path) -> None:
     file = write(tmp_path / "references", references)
     first, second = systems
     for kind, field in (("bs", "p_bootstrap"), ("ar", "p_randomization")):
-        # Of other metrics than BLEU its JSON fails on numpy's numbers.
+        # For other metrics than BLEU, its JSON output fails on numpy's numbers.
         options = [second, f"--paired-{kind}", f"--paired-{kind}-n", "100", "-m", "bleu", "-f", "json"]
         theirs = sacrebleu_command(Path(first), [file], *options)[1]["BLEU"]
         mine = ours["BLEU", second]
@@ -134,12 +133,12 @@ def test_the_tests_are_those_of_the_sacrebleu_command(tmp_path) -> None:
 
 
 def test_the_evaluator_of_evaluate_takes_a_model_but_no_pipeline(tiny_run) -> None:
-    """As README says: its check of a pipeline asks for a class that transformers 5 has no more."""
+    """As README says: its check of a pipeline asks for a class that transformers 5 removed."""
     folder = str(tiny_run / "model")
     rows = datasets.Dataset.from_dict({"en": ["one two", "three"], "de": ["eins zwei", "drei"]})
     columns = {"data": rows, "metric": Bleu(keep_in_memory=True), "input_column": "en", "label_column": "de"}
     evaluator, translator = evaluate.evaluator("translation"), pipeline("translation", model=folder)
-    # Of so young a model BLEU is 0; its own translations as references make it a score that says something.
+    # The model is hardly trained: only references made from its own translations give a BLEU above 0.
     translations = [found["translation_text"] for found in translator(rows["en"])]
     references = [f"{translations[0]} eins zwei drei vier", translations[1]]
     columns["data"] = rows.remove_columns("de").add_column("de", references)

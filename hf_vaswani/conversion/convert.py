@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..files import written_whole
+from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
 from ..translation.loading import check_finite, check_settings, load_translator, quiet
@@ -112,7 +112,7 @@ def convert(
         else:
             came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
             check_finite(came.model, source)
-        with written_whole(destination) as folder:
+        with atomic_folder(destination) as folder:
             if came is not None:
                 ours = folder if to == "vaswani" else ours
                 came.model.save_pretrained(ours)

@@ -1,8 +1,8 @@
 """From ids to batches: pairs of like length together, under a budget of tokens (Section 5.1), padded to one width."""
 
-import signal
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
@@ -10,59 +10,106 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..interruption import ignore_signals
+
 Batch = dict[str, torch.Tensor]
+
+
+def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
+    """
+    Cuts sentences that are sorted by length into batches of at most `budget` positions: rows times the longest.
+
+    Args:
+        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in rising or in falling order.
+        budget (`int`): positions of a batch, padding counted. A longer sentence is a batch of its own.
+
+    Returns:
+        `list[slice]`: the batches, one after the other.
+    """
+    batches, start = [], 0
+    while start < len(lengths):
+        rows = lengths[start : start + max(1, budget // int(lengths[start]))]
+        # Positions of a batch that ends here: its longest row is the last one or, in falling order, the first.
+        positions = np.maximum(rows, rows[0]) * np.arange(1, 1 + len(rows))
+        stop = start + max(1, int(np.searchsorted(positions, budget, side="right")))
+        batches.append(slice(start, stop))
+        start = stop
+    return batches
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """
+    Settings that decide which pairs make a batch, and which batches an update.
+
+    Args:
+        tokens_per_batch (`int`): token budget of a batch: rows times the longest side, padding counted.
+        seed (`int`): seed of the order.
+        batches_per_update (`int`): batches that each process accumulates for one update.
+        num_processes (`int`): number of processes that share the batches.
+        process_index (`int`): index of this process.
+        max_length (`int`, *optional*): longest side that the model accepts.
+    """
+
+    tokens_per_batch: int
+    seed: int = 1
+    batches_per_update: int = 1
+    num_processes: int = 1
+    process_index: int = 0
+    max_length: int | None = None
+
+    @property
+    def longest_side(self) -> int:
+        """Tokens that the longer side of a pair may have; longer pairs are skipped."""
+        return self.tokens_per_batch if self.max_length is None else min(self.tokens_per_batch, self.max_length)
+
+    @property
+    def limiting_key(self) -> str:
+        """Key of the recipe that sets `longest_side`."""
+        limited_by_budget = self.longest_side == self.tokens_per_batch
+        return "training.tokens_per_batch" if limited_by_budget else "model.max_position_embeddings"
+
+    def describe_skipped(self, empty: int, too_long: int) -> str:
+        """Counts the skipped pairs by reason, for a log line."""
+        return (
+            f"{empty:,} pairs with an empty side, {too_long:,} with a side above {self.longest_side} tokens "
+            f"({self.limiting_key})"
+        )
 
 
 class TokenBudgetBatchSampler(Sampler[list[int]]):
     """
-    The order of the training data: a function of (seed, epoch) alone, the same for every process.
+    Puts the training pairs in an order that depends on the seed and the epoch only, in every process.
 
-    An epoch has every pair exactly once, unless a weight says otherwise. Pairs of like length make a batch of at most
-    `tokens_per_batch` positions, padding counted: rows times the longest side. Batches come in random order, and
-    `batches_per_update * processes` of them in a row make one update, of which each process takes its share.
+    An epoch has every pair exactly once, unless a weight says otherwise. Pairs of similar length share a batch of at
+    most `tokens_per_batch` positions, padding counted. Batches come in random order, and every
+    `batches_per_update * num_processes` consecutive batches make one update, of which each process takes its share.
 
     Args:
         lengths (`np.ndarray` of shape `(pairs, 2)`): source and target tokens of each pair.
-        tokens_per_batch (`int`): the budget. A pair with a longer side never fits; see `skipped`.
-        seed (`int`): of the order.
-        batches_per_update (`int`): batches that each process adds up for one update.
-        num_processes (`int`), process_index (`int`): who shares the batches, and which of them asks.
-        max_length (`int`, *optional*): longest side that the model takes; pairs with a longer one are left out too.
-        weights (`Sequence[tuple[int, float]]`, *optional*): for each source of the text, in its order, how many pairs
-            it has, and how often an epoch takes each of them: 2 takes it twice, 0.5 takes a random half, another one
-            in each epoch.
+        order ([`BatchOrder`]): token budget, seed and processes. Pairs with a side above `order.longest_side` are
+            skipped and counted in `skipped`.
+        weights (`Sequence[tuple[int, float]]`, *optional*): number of pairs and weight of each source of the text, in
+            order. Weight 2 takes every pair twice per epoch, 0.5 a random half, which differs by epoch.
 
     Raises:
-        ValueError: there is no pair at all, or none within the budget.
+        ValueError: there are no pairs, or none fits the budget.
     """
 
     def __init__(
-        self,
-        lengths: np.ndarray,
-        tokens_per_batch: int,
-        seed: int = 1,
-        batches_per_update: int = 1,
-        num_processes: int = 1,
-        process_index: int = 0,
-        max_length: int | None = None,
-        weights: Sequence[tuple[int, float]] | None = None,
+        self, lengths: np.ndarray, order: BatchOrder, weights: Sequence[tuple[int, float]] | None = None
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("There is no pair with text on both sides, so the train set is empty.")
         self.longest = lengths.max(axis=1)
-        self.limit, key = longest_side(tokens_per_batch, max_length)
-        self.skipped = int((self.longest > self.limit).sum())
+        self.skipped = int((self.longest > order.longest_side).sum())
         if self.skipped == len(lengths):
             raise ValueError(
-                f"No training pair fits {key} {self.limit}: "
+                f"No training pair fits {order.limiting_key} {order.longest_side}: "
                 f"the shortest has {self.longest.min()} tokens on its longer side."
             )
         self.lengths = lengths
-        self.tokens_per_batch = tokens_per_batch
-        self.seed = seed
-        self.batches_per_update = batches_per_update
-        self.num_processes = num_processes
-        self.process_index = process_index
+        self.order = order
         self.weights = [(len(lengths), 1.0)] if weights is None else weights
         self.set_position(0)
 
@@ -75,26 +122,26 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def batches(self) -> list[np.ndarray]:
         """All batches of the current epoch, as arrays of pair indices, in the order in which they are trained on."""
         if self._batches is None:
-            random = np.random.default_rng((self.seed, self.epoch))
+            random = np.random.default_rng((self.order.seed, self.epoch))
             # The shuffle before a stable sort decides among pairs of equal lengths, so that batches differ by epoch.
-            order = random.permutation(self._taken(random))
+            pairs = random.permutation(self._taken(random))
             # Sorted by the longest side, then the target, then the source: one number holds the three.
-            key = self.longest[order].astype(np.int64)
+            key = self.longest[pairs].astype(np.int64)
             # A budget without end would not leave room for the three.
-            base = min(self.limit, int(self.longest.max())) + 1
+            base = min(self.order.longest_side, int(self.longest.max())) + 1
             for side in (1, 0):
                 key *= base
-                key += self.lengths[order, side]
-            order = order[np.argsort(key, kind="stable")]
-            batches = np.split(order, self._bounds(self.longest[order]))
+                key += self.lengths[pairs, side]
+            pairs = pairs[np.argsort(key, kind="stable")]
+            batches = [pairs[batch] for batch in length_batches(self.longest[pairs], self.order.tokens_per_batch)]
             self._batches = [batches[i] for i in random.permutation(len(batches))]
         return self._batches
 
     def _taken(self, random: np.random.Generator) -> np.ndarray:
         """The pairs of an epoch: those that fit, as often as their source's weight says."""
-        parts, start = [], 0
+        parts, start, limit = [], 0, self.order.longest_side
         for count, weight in self.weights:
-            fitting = start + np.flatnonzero(self.longest[start : start + count] <= self.limit).astype(np.int32)
+            fitting = start + np.flatnonzero(self.longest[start : start + count] <= limit).astype(np.int32)
             whole, rest = int(weight), weight - int(weight)
             parts += [fitting] * whole
             if rest and len(fitting):
@@ -102,27 +149,18 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             start += count
         return np.concatenate(parts)
 
-    def _bounds(self, widths: np.ndarray) -> list[int]:
-        """Where one batch ends and the next begins: each has as many of the pairs, whose widths rise, as fit."""
-        bounds, start = [], 0
-        while start < len(widths):
-            most = self.tokens_per_batch // int(widths[start])
-            cells = widths[start : start + most] * np.arange(1, 1 + len(widths[start : start + most]))
-            start += int(np.searchsorted(cells, self.tokens_per_batch, side="right"))
-            bounds.append(start)
-        return bounds[:-1]
-
     def updates(self) -> list[list[np.ndarray]]:
         """
         The current epoch as this process sees it: for each update, its batches, for each batch, its pairs. Every
         process has the same number of batches in an update; one that would have fewer gets an empty batch.
         """
-        batches, per_update = self.batches(), self.batches_per_update * self.num_processes
+        batches, processes = self.batches(), self.order.num_processes
+        per_update = self.order.batches_per_update * processes
         updates = []
         for start in range(0, len(batches), per_update):
             window = batches[start : start + per_update]
-            window += [np.empty(0, dtype=np.int32)] * (-len(window) % self.num_processes)
-            updates.append(window[self.process_index :: self.num_processes])
+            window += [np.empty(0, dtype=np.int32)] * (-len(window) % processes)
+            updates.append(window[self.order.process_index :: processes])
         return updates
 
     def batches_of_updates(self) -> list[int]:
@@ -133,25 +171,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         for update in self.updates()[self.first_update :]:
             for batch in update:
                 yield batch.tolist()
-
-
-def longest_side(tokens_per_batch: int, max_length: int | None) -> tuple[int, str]:
-    """Tokens that a side may have at most, and the key of the recipe that says so."""
-    if max_length is None or tokens_per_batch <= max_length:
-        return tokens_per_batch, "training.tokens_per_batch"
-    return max_length, "model.max_position_embeddings"
-
-
-def left_out(empty: int, skipped: int, tokens_per_batch: int, max_length: int | None) -> str:
-    """Says how many pairs nobody will be trained on."""
-    limit, key = longest_side(tokens_per_batch, max_length)
-    return f"{empty:,} pairs with an empty side, {skipped:,} with a side above {limit} tokens ({key})"
-
-
-def leave_signals_to_the_training(_: int) -> None:
-    """For the workers of a `DataLoader`: who signals a whole process group wants the training to stop, not to fail."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Updates(Protocol):
@@ -199,7 +218,7 @@ class EpochUpdates:
             collate_fn=collator,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            worker_init_fn=leave_signals_to_the_training,
+            worker_init_fn=ignore_signals,
             # Its own generator: without one, a loader draws from the generator that the dropout uses.
             generator=torch.Generator(),
         )

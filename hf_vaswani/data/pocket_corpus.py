@@ -4,10 +4,10 @@ A first training needs no download, and a test gets sentences that have exactly 
 top down: the noun phrase, the clause, and at the end the drawing of random sentences. The words are in
 `pocket_lexicon.py`.
 
-What the German needs beyond word-for-word replacement: three genders and three cases in articles and adjectives, the
+Beyond word-for-word replacement, German needs: three genders and three cases in articles and adjectives, the
 verb second after a fronted phrase, separable verbs, participles and infinitives at the end, the verb last in relative
 and "während" clauses, "kein" against "nicht", and the place of definite and indefinite objects around them.
-Each English sentence has one German translation, and each German sentence has one English translation.
+Each English sentence has exactly one German translation, and vice versa.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class NounPhrase:
 
     @property
     def gender(self) -> Gender:
-        """What German endings depend on; the plural has no genders."""
+        """The gender that selects the German endings; the plural has none of its own."""
         return "plural" if self.plural else self.noun.gender
 
     @property
@@ -152,11 +152,11 @@ class Clause:
     Args:
         subject (`NounPhrase` or `Pronoun`): in a relative clause about its subject, the relative pronoun.
         tense (`str`): "present", "perfect", "will", "can" or "must".
-        recipient (`NounPhrase`, *optional*): to whom something is given.
-        object (`NounPhrase`, *optional*): what the verb is about; its relative clause ends the sentence.
-        adverb (`Phrase`): how often; it stands where "not" would stand.
+        recipient (`NounPhrase`, *optional*): the indirect object.
+        object (`NounPhrase`, *optional*): the direct object; its relative clause ends the sentence.
+        adverb (`Phrase`): an adverb of frequency, in the place of "not".
         tail (`Phrase`): the place, the company, or the adjective after "is".
-        front (`Phrase`): what stands before the subject in English: a time, a place, a clause, a relative pronoun.
+        front (`Phrase`): a time, place, clause or relative pronoun before the subject in English.
     """
 
     subject: NounPhrase | Pronoun
@@ -216,7 +216,7 @@ class Clause:
         return self.verb.german_present(person), self.verb.particle
 
     def _german_middle(self) -> str:
-        """What is known comes before "nicht", what is new after it, where "nicht" and "ein" make "kein"."""
+        """Puts known information before "nicht" and new information after it, where "nicht" and "ein" make "kein"."""
         known = new = ""
         negation = "nicht" if self.negated else ""
         if self.object and self.object.determiner.definite:
@@ -229,19 +229,19 @@ class Clause:
 
 
 def relative_clause(phrase: NounPhrase | Pronoun | None) -> Phrase:
-    """What follows a noun phrase with a relative clause: English restrictive ones have no commas, German ones do."""
+    """The relative clause of a noun phrase, if it has one: set off by commas in German only."""
     if not isinstance(phrase, NounPhrase) or not phrase.relative:
         return Phrase()
     return Phrase(phrase.relative.english(), f", {phrase.relative.german(verb_last=True)},")
 
 
 def join(*parts: str) -> str:
-    """Put the parts that are not empty into one string; a comma has no space before it."""
+    """Joins the non-empty parts with spaces, but without one before a comma."""
     return " ".join(filter(None, parts)).replace(" ,", ",")
 
 
 def write(clause: Clause, meanwhile: Clause | None = None) -> tuple[str, str]:
-    """Write a main clause, perhaps with another one after "while", as an (English, German) pair of sentences."""
+    """Writes a main clause, perhaps with another one after "while", as an (English, German) pair of sentences."""
     english, german = clause.english(), clause.german()
     if meanwhile:
         english, german = f"{english} while {meanwhile.english()}", f"{german}, während {meanwhile.german(True)}"
@@ -267,7 +267,7 @@ SHORTEST, LONGEST = 4, 20  # words
 
 
 def pick(rng: Random, options: Sequence[T]) -> T:
-    """One of the options. Of all the methods of `Random`, only `random` promises the same result in every Python."""
+    """Draws one of the options by `Random.random`, the only method that is the same in every Python version."""
     return options[int(rng.random() * len(options))]
 
 
@@ -294,7 +294,7 @@ def verbs_with(subject: str = "", object: str = "") -> tuple[Verb, ...]:
 def draw_noun_phrase(
     rng: Random, kinds: tuple[str, ...], determiners: Sequence[str], plurals: bool = True
 ) -> NounPhrase:
-    """A noun phrase of one of these kinds, with one of these determiners, and every other time with an adjective."""
+    """Draws a noun phrase of one of these kinds, with one of these determiners; every other one has an adjective."""
     noun = pick(rng, nouns_of(kinds))
     determiner = DETERMINERS[pick(rng, determiners)]
     if noun.whose == "nobody" and determiner.english in ("my", "our"):
@@ -309,7 +309,7 @@ def draw_noun_phrase(
 
 
 def draw_subject(rng: Random, kinds: tuple[str, ...], determiners: Sequence[str]) -> NounPhrase | Pronoun:
-    """The subject of a clause: a pronoun now and then, otherwise a noun phrase."""
+    """Draws the subject of a clause: a pronoun one time in five, otherwise a noun phrase."""
     if rng.random() < 0.2:
         return pick(rng, PRONOUNS)
     phrase = draw_noun_phrase(rng, kinds, determiners)
@@ -318,10 +318,10 @@ def draw_subject(rng: Random, kinds: tuple[str, ...], determiners: Sequence[str]
 
 
 def draw_setting(rng: Random, settings: Sequence[str], aspect: str) -> tuple[str, bool, Phrase, Phrase, bool]:
-    """What is said about the whole clause.
+    """Draws tense, negation, time and adverb of a clause.
 
     Returns:
-        `(tense, negated, time, adverb, habitual)`, which go together, and with the verb's aspect.
+        `(tense, negated, time, adverb, habitual)`, compatible with each other and with the verb's aspect.
     """
     setting = pick(rng, settings)
     negated, time, adverb = "negated" in setting, Adverbial(), Adverbial()
@@ -347,17 +347,17 @@ def draw_clause(
     settings: Sequence[str] = MAIN_SETTINGS,
     tail: bool = True,
 ) -> Clause:
-    """A clause with this verb, and with this subject if there is one already.
+    """Draws a clause with this verb, and with this subject if one is given.
 
     Args:
-        rng (`Random`): the source of chance.
-        verb (`Verb`): what happens.
-        subject (`NounPhrase` or `Pronoun`, *optional*): who does it.
-        settings (sequence of `str`): which times, adverbs and negations may be drawn.
+        rng (`Random`): random numbers.
+        verb (`Verb`): the verb of the clause.
+        subject (`NounPhrase` or `Pronoun`, *optional*): its subject; drawn if not given.
+        settings (sequence of `str`): times, adverbs and negations to draw from.
         tail (`bool`): whether a place or company may be drawn.
 
     Returns:
-        `Clause`: without relative clauses, but for that of the subject.
+        `Clause`: without relative clauses, except the one of the given subject.
     """
     tense, negated, time, adverb, habitual = draw_setting(rng, settings, verb.aspect)
     # "every" and numerals beside "not" or "often" would be ambiguous in both languages
@@ -391,7 +391,7 @@ def draw_clause(
 def draw_description(
     rng: Random, subject: NounPhrase | Pronoun, kind: str, settings: Sequence[str] = MAIN_SETTINGS
 ) -> Clause:
-    """A clause with "is" and an adjective, which suits a subject of this kind."""
+    """Draws a clause with "is" and an adjective that suits a subject of this kind."""
     adjective = pick(rng, adjectives_for(kind, after_is=True))
     tense, negated, time, adverb, _ = draw_setting(rng, settings, "event" if adjective.use == "state" else "state")
     predicate = Phrase(adjective.english, adjective.german)
@@ -401,7 +401,7 @@ def draw_description(
 
 
 def draw_relative(rng: Random, head: NounPhrase) -> NounPhrase:
-    """The same noun phrase with a relative clause: beings do something in it, things have something done to them."""
+    """Adds a relative clause to a noun phrase: beings are its subject, things its object."""
     kind = head.noun.kind
     if kind not in BEINGS:
         clause = draw_clause(rng, pick(rng, verbs_with(object=kind)), settings=("plain", "negated"), tail=False)
@@ -421,7 +421,7 @@ def draw_relative(rng: Random, head: NounPhrase) -> NounPhrase:
 
 
 def draw_meanwhile(rng: Random) -> tuple[str, str]:
-    """Two things that happen at the same time; the clause with "while" comes first or last."""
+    """Draws two simultaneous actions; the clause with "while" comes first or last."""
     verb = pick(rng, [verb for verb in VERBS.values() if verb.aspect != "state"])
     clause = draw_clause(rng, verb, settings=("now",))
     lasting = pick(rng, [verb for verb in VERBS.values() if verb.aspect == "activity"])
@@ -433,7 +433,7 @@ def draw_meanwhile(rng: Random) -> tuple[str, str]:
 
 
 def draw_sentence(rng: Random) -> tuple[str, str]:
-    """One (English, German) pair of sentences, of one of the five constructions."""
+    """Draws one (English, German) pair of sentences, in one of the five constructions."""
     construction = rng.random()
     if construction < 0.14:
         kinds = pick(rng, (BEINGS, ("food", *THINGS), ("food", *THINGS), PLACES))
@@ -459,7 +459,7 @@ def draw_sentence(rng: Random) -> tuple[str, str]:
 
 @cache
 def content_words() -> dict[str, str]:
-    """The English words that a good sentence does not repeat, each with what counts as its repetition."""
+    """Maps each English content word to its entry; a good sentence uses an entry once."""
     words: dict[str, str] = {}
     for noun in NOUNS.values():
         words |= dict.fromkeys((noun.english, noun.english_plural), noun.english)
@@ -472,7 +472,7 @@ def content_words() -> dict[str, str]:
 
 
 def reads_well(english: str) -> bool:
-    """Whether a sentence has a good length and repeats nothing, as "a man sees the men" does."""
+    """Returns whether a sentence has a good length and repeats no content word, as "a man sees the men" does."""
     words = english.rstrip(".").replace(",", "").lower().split()
     unrepeated = content_words()
     entries = [unrepeated[word] for word in words if word in unrepeated]
@@ -480,7 +480,7 @@ def reads_well(english: str) -> bool:
 
 
 def sentence_stream(rng: Random) -> Iterator[tuple[str, str]]:
-    """Pairs without end; no English and no German sentence comes twice."""
+    """Yields pairs without end; no English and no German sentence occurs twice."""
     seen_english: set[str] = set()
     seen_german: set[str] = set()
     while True:
@@ -492,17 +492,17 @@ def sentence_stream(rng: Random) -> Iterator[tuple[str, str]]:
 
 
 def draw_pairs(count: int, seed: int) -> list[tuple[str, str]]:
-    """Draw distinct sentence pairs.
+    """Draws distinct sentence pairs.
 
     Args:
-        count (`int`): how many pairs; a larger count only continues the list of a smaller one.
+        count (`int`): number of pairs; a larger count only continues the list of a smaller one.
         seed (`int`): the same seed gives the same pairs on every machine.
 
     Returns:
         `list[tuple[str, str]]`: (English, German) pairs; no English and no German sentence occurs twice.
 
     Raises:
-        ValueError: if `count` is negative.
+        ValueError: `count` is negative.
     """
     if count < 0:
         raise ValueError(f"count must be 0 or more, but it is {count}.")
@@ -512,19 +512,19 @@ def draw_pairs(count: int, seed: int) -> list[tuple[str, str]]:
 def draw_splits(
     train: int = 20_000, validation: int = 500, test: int = 500, *, seed: int = 1
 ) -> dict[str, list[tuple[str, str]]]:
-    """Draw a training, a validation and a test set that share no sentence on either side.
+    """Draws a training, a validation and a test set that share no sentence on either side.
 
     Args:
-        train (`int`): how many training pairs; more of them leave the other two sets as they are.
-        validation (`int`): how many validation pairs.
-        test (`int`): how many test pairs.
+        train (`int`): number of training pairs; it does not change the other two sets.
+        validation (`int`): number of validation pairs.
+        test (`int`): number of test pairs.
         seed (`int`): the same seed gives the same sets on every machine.
 
     Returns:
         `dict[str, list[tuple[str, str]]]`: (English, German) pairs for the keys "train", "validation" and "test".
 
     Raises:
-        ValueError: if one of the sizes is negative.
+        ValueError: one of the sizes is negative.
     """
     for name, size in (("train", train), ("validation", validation), ("test", test)):
         if size < 0:

@@ -1,7 +1,7 @@
-"""The words of the built-in corpus, and the forms that each of them has by itself: plurals, persons, participles.
+"""The words of the built-in corpus and their inflected forms: plurals, persons, participles.
 
-Nothing is spelled out sentence by sentence: every form is made from a lexicon entry and a handful of endings. What the
-words do to each other, such as the endings of articles and adjectives, is the grammar's part, in `pocket_corpus.py`.
+Every form is made from a lexicon entry and a handful of endings. Agreement between words, such as the endings of
+articles and adjectives, is the grammar's part, in `pocket_corpus.py`.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ Case = Literal["nominative", "accusative", "dative"]
 Gender = Literal["m", "f", "n", "plural"]  # German articles and adjectives have no gender in the plural
 
 
-# ---- what an entry is ---------------------------------------------------------------------------------------------
+# ---- entries ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A piece of a sentence in both languages, where nothing is left to inflect."""
+    """A piece of a sentence in both languages, already inflected."""
 
     english: str = ""
     german: str = ""
@@ -39,7 +39,7 @@ class Adverbial(Phrase):
 
 @dataclass(frozen=True)
 class Noun:
-    """A noun; its `kind` is the semantic class that verbs and adjectives ask for.
+    """A noun; its `kind` is the semantic class by which verbs and adjectives select it.
 
     `whose` keeps the articles natural: one says "my doctor" and "a doctor" ("anybody"), "the queen" but not "my queen"
     ("nobody"), and "my uncle" or "the uncle", but hardly "an uncle" ("family").
@@ -70,9 +70,9 @@ class Noun:
 class Adjective:
     """An adjective for nouns of certain kinds.
 
-    `use` says what can be said with it after "is": "graded" (very old), "absolute" (red, but not very red), "state"
+    `use` is its use after "is": "graded" (very old), "absolute" (red, but not very red), "state"
     (graded, and it passes: tired today) or "attributive" (only before a noun). Two adjectives that are `about` the
-    same quality could contradict each other, so a sentence has one of them. `stem` is what takes the endings.
+    same quality could contradict each other, so a sentence has at most one of them. `stem` takes the endings.
     """
 
     english: str
@@ -84,13 +84,13 @@ class Adjective:
 
     @property
     def stem(self) -> str:
-        """What takes the German endings: `rot`, `teur`."""
+        """The stem that takes the German endings: `rot`, `teur`."""
         return self.irregular_stem or self.german
 
 
 @dataclass(frozen=True)
 class Determiner:
-    """A determiner; `pattern` says which German endings it takes: those of "der", those of "ein", or none ("zwei")."""
+    """A determiner; `pattern` selects its German endings: those of "der", those of "ein", or none ("zwei")."""
 
     english: str
     german: str
@@ -102,15 +102,15 @@ class Determiner:
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb by its principal parts, as dictionaries give them; a regular verb needs none but the first.
+    """A verb by its principal parts, as dictionaries give them; a regular verb needs only the first.
 
     `english` is the infinitive, then the participle: "give, given". `german` is the infinitive with a bar after a
     separable particle, then the third person and the participle: "auf|stehen, steht, gestanden".
 
-    `aspect` says how the verb can be used:
-        "state": in the present, without adverbs (know);
-        "event": nothing that one can or must do (forget);
-        "transfer": one cannot do it to the same thing again and again (give, eat);
+    `aspect` limits the use of the verb:
+        "state": present tense only, without adverbs (know);
+        "event": not with "can" or "must" (forget);
+        "transfer": not repeated with the same object (give, eat);
         "action" and "activity": no limits; an activity lasts, so it can stand after "while" (sleep).
     """
 
@@ -137,11 +137,11 @@ class Verb:
 
     @property
     def particle(self) -> str:
-        """`auf` of `aufmachen`; empty where nothing separates."""
+        """`auf` in `aufmachen`; empty for an inseparable verb."""
         return self.german.rpartition("|")[0]
 
     def english_present(self, person: int) -> str:
-        """`opens`, `looks for`: of a verb with two words, the first is inflected."""
+        """`opens`, `looks for`: a verb of two words inflects the first."""
         first, *rest = self.english_infinitive.split()
         return " ".join([add_s(first) if person == 1 else first, *rest])
 

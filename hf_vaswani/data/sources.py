@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
-from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates, left_out
+from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
 from .streaming import Stream, StreamUpdates
@@ -202,14 +202,14 @@ def build_updates(
         ValueError: no pair fits into the budget.
     """
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
-    order: dict[str, Any] = {
-        "tokens_per_batch": training.tokens_per_batch,
-        "seed": recipe.seed,
-        "batches_per_update": training.accumulation_steps,
-        "num_processes": num_processes,
-        "process_index": process_index,
-        "max_length": _positions(recipe),
-    }
+    order = BatchOrder(
+        training.tokens_per_batch,
+        recipe.seed,
+        training.accumulation_steps,
+        num_processes,
+        process_index,
+        max_length=_positions(recipe),
+    )
     if recipe.data.streaming:
         streams = [
             Stream(
@@ -230,17 +230,17 @@ def build_updates(
         first += len(pairs)
     encoded = concatenate_datasets(parts)
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
-    sampler = TokenBudgetBatchSampler(pair_lengths(encoded), **order, weights=weights)
-    _report(sampler, first - 1 - len(encoded), order["max_length"])
+    sampler = TokenBudgetBatchSampler(pair_lengths(encoded), order, weights)
+    _report(sampler, first - 1 - len(encoded))
     return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
 
 
-def _report(sampler: TokenBudgetBatchSampler, empty: int, max_length: int | None) -> None:
+def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:
     source_tokens, target_tokens = sampler.lengths.sum(axis=0)
     count = len(sampler.lengths)
     logger.info(f"{count:,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
     if empty or sampler.skipped:
-        logger.warning(f"Left out: {left_out(empty, sampler.skipped, sampler.tokens_per_batch, max_length)}")
+        logger.warning(f"Left out: {sampler.order.describe_skipped(empty, sampler.skipped)}")
 
 
 def _description(source: Source) -> dict[str, Any]:

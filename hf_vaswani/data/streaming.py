@@ -14,13 +14,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from ..interruption import ignore_signals
 from .batching import (
     Batch,
+    BatchOrder,
     PairCollator,
     TokenBudgetBatchSampler,
-    leave_signals_to_the_training,
-    left_out,
-    longest_side,
 )
 from .encoding import EncodedPairs, encode_rows, pair_lengths
 from .reading import named_errors
@@ -122,7 +121,7 @@ class StreamUpdates:
         streams (`Sequence[Stream]`): the sources of the text.
         tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
         size (`int`): pairs of a window, all streams together.
-        order (`dict[str, Any]`): arguments of [`TokenBudgetBatchSampler`] but the lengths.
+        order ([`BatchOrder`]): as in [`TokenBudgetBatchSampler`].
         collator ([`PairCollator`]): makes batches.
         num_workers (`int`): processes that make ids ahead of the training; with 0, this process makes those of a
             window when it is asked for.
@@ -133,7 +132,7 @@ class StreamUpdates:
         streams: Sequence[Stream],
         tokenizer: PreTrainedTokenizerBase,
         size: int,
-        order: dict[str, Any],
+        order: BatchOrder,
         collator: PairCollator,
         num_workers: int = 0,
     ) -> None:
@@ -167,7 +166,7 @@ class StreamUpdates:
             if complete:
                 complete = self._is_complete(window, lengths)
             try:
-                sampler = TokenBudgetBatchSampler(lengths, **self.order)
+                sampler = TokenBudgetBatchSampler(lengths, self.order)
             except ValueError:
                 # No pair of this window fits; that of no other fits either when a whole pass was like this.
                 if window.after[0]["passes"] > passes + 1:
@@ -185,12 +184,12 @@ class StreamUpdates:
 
     def _is_complete(self, window: _Window, lengths: np.ndarray) -> bool:
         """Whether all pairs of a window can be trained on; says so if not."""
-        budget, most = self.order["tokens_per_batch"], self.order.get("max_length")
-        empty, skipped = window.pairs - len(lengths), int((lengths > longest_side(budget, most)[0]).any(axis=1).sum())
+        empty = window.pairs - len(lengths)
+        skipped = int((lengths > self.order.longest_side).any(axis=1).sum())
         if empty or skipped:
             logger.warning(
                 f"Of the {window.pairs:,} pairs of window {window.index + 1} were left out, as they will be of later "
-                f"windows: {left_out(empty, skipped, budget, most)}"
+                f"windows: {self.order.describe_skipped(empty, skipped)}"
             )
         return not (empty or skipped)
 
@@ -241,6 +240,6 @@ def _as_it_is(window: Any) -> Any:
 
 
 def _in_a_worker(worker: int) -> None:
-    leave_signals_to_the_training(worker)
+    ignore_signals(worker)
     # A tokenizer's threads are lost where a process is forked, and it says so unless it is told to do without.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -30,7 +30,9 @@ from ..run_folder import (
 
 logger = logging.getLogger(__name__)
 
-TEMPLATE = Path(__file__).with_name("model_card.md")
+# A wheel has the template beside this module; a checkout has it at its top.
+_BESIDE = Path(__file__).with_name("model_card.md")
+TEMPLATE = _BESIDE if _BESIDE.is_file() else Path(__file__).parents[2] / "model_card.md"
 PICTURE = "curve.png"
 
 # No sentence of the run's own text is shown: it may be private.

@@ -1,7 +1,6 @@
 """To the Hub, with a score or not at all: the gate, one commit of everything, and pushes beside a training."""
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from ..files import digest, temporary_name
+from ..files import digest, read_json, temporary_name
 from ..recipe import HubRecipe
 from ..run_folder import (
     EMA_WEIGHTS,
@@ -133,7 +132,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
         there = api.model_info(repo_id, revision=revision)
         names = {each.rfilename for each in there.siblings or []}
         if "config.json" in names:
-            config = json.loads(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)).read_bytes())
+            config = read_json(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)))
             if config.get("model_type") != "vaswani":
                 raise PublishingError(
                     f"{folder} is not published: {repo_id} ({revision}) has a model of another kind, "

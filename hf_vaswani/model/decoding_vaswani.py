@@ -1,18 +1,16 @@
 """The decoder one token at a time, for `generate()`.
 
-[`IncrementalDecoder`] computes what [`VaswaniDecoder`] computes with a cache, by the same layers, and stores it so
-that a beam costs little:
+[`IncrementalDecoder`] computes the same as [`VaswaniDecoder`] with a cache, by the same layers, but makes beams cheap:
 
-- The encoder's keys and values are those of a sentence, not of a hypothesis: its hypotheses read them together.
-- Those of the target stay where they were first written. In beam search a hypothesis goes on from another one's place
-  at each step; instead of moving keys and values, each hypothesis has a mask over all that its sentence wrote. It is a
-  product with more columns than needed, but the hypotheses of a sentence share it; places that none of them sees any
-  more are forgotten from time to time.
-- The prompt, which all hypotheses of a sentence have in common, is read by one of them.
-- Sentences that are done are taken out.
+- Keys and values of the encoder are stored once for each sentence, and its hypotheses share them.
+- Keys and values of the target stay where they were written. When a hypothesis extends another one in beam search, its
+  mask over all positions that its sentence has written changes, instead of keys and values being copied. Each product
+  has more columns than necessary, but all hypotheses of a sentence share it. Positions that no hypothesis sees any
+  more are removed from time to time.
+- One hypothesis reads the prompt, which all hypotheses of a sentence share.
+- Finished sentences are removed.
 
-It goes past the modules that it computes, so it speaks for a model only as long as these are the ones of the modelling
-file, unchanged: [`AsWritten`] compares them.
+It bypasses the modules whose results it computes. [`is_unmodified`] checks that a model has these modules, unchanged.
 """
 
 import math
@@ -29,25 +27,25 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import PreTrainedModel
 
-# Tokens that room is made for at a time.
+# Positions by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
-# From so many hypotheses on, the matrix of the vocabulary is worth bringing into the order of oneDNN's products.
+# Number of hypotheses from which on packing the output projection for oneDNN saves time.
 ROWS_WORTH_PACKING = 32
 
 
 def is_matrix(layer: Any) -> bool:
-    """Whether a linear layer is nothing but its matrix and its bias: no adapter, not quantised."""
+    """Returns whether a linear layer is just a matrix and a bias: no adapter, not quantized."""
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def product_of(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
+def fused_linear(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
     """
-    Several linear layers that read the same states, as one product where they are nothing but matrices.
+    Fuses linear layers with the same input into one matrix product, if all of them are plain matrices.
 
     Args:
-        layers ([`nn.Linear`], or what stands in the place of one): read states.
-        groups (`int`): parts that each layer's output has; what is returned has the layers' first parts side by side,
-            then their second ones, and so on.
+        layers ([`nn.Linear`] or a replacement): the layers.
+        groups (`int`): number of groups that each layer's output is split into; the fused output has the first groups
+            of all layers, then their second groups, and so on.
 
     Returns:
         A function of states of shape `(rows, d_in)`.
@@ -55,48 +53,48 @@ def product_of(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torch.
     if len(layers) == 1 and not is_matrix(layers[0]):
         return layers[0]
     if not all(is_matrix(layer) for layer in layers):
-        return lambda states: side_by_side([layer(states).t() for layer in layers], groups).t()
-    weight = side_by_side([layer.weight for layer in layers], groups).t()
+        return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
+    weight = interleave_heads([layer.weight for layer in layers], groups).t()
     if layers[0].bias is None:
         return lambda states: torch.mm(states, weight)
-    bias = side_by_side([layer.bias for layer in layers], groups)
+    bias = interleave_heads([layer.bias for layer in layers], groups)
     return lambda states: torch.addmm(bias, states, weight)
 
 
-def side_by_side(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
-    """Concatenates tensors along their first dimension, group by group."""
+def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
+    """Concatenates tensors along their first dimension, group by group (groups are heads)."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
-def sum_of(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A linear layer and the sum behind it: a function of what the layer reads, and of what its output is added to."""
+def linear_add(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Fuses a linear layer and the residual connection behind it: a function of states and residual."""
     if is_matrix(layer) and layer.bias is None:
         weight = layer.weight.t()
-        return lambda states, others: torch.addmm(others, states, weight)
-    project = product_of(layer)
-    return lambda states, others: project(states).add_(others)
+        return lambda states, residual: torch.addmm(residual, states, weight)
+    project = fused_linear(layer)
+    return lambda states, residual: project(states).add_(residual)
 
 
-def norm_of(norm: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
-    """LayerNorm, without the way through its module."""
+def layer_norm_fn(norm: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns LayerNorm as a function, without the overhead of calling its module."""
     shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
     return lambda states: torch.layer_norm(states, shape, weight, bias, eps)
 
 
 def add_and_norm(module: Any, sublayer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """
-    [`VaswaniAddAndNorm`] without dropout.
+    Returns [`VaswaniAddAndNorm`] without dropout as a function.
 
     Args:
-        module ([`VaswaniAddAndNorm`]): the layer's own.
-        sublayer (`Callable`): takes states of shape `(rows, d_model)`, and those that its output is to be added to.
+        module ([`VaswaniAddAndNorm`]): module of the layer.
+        sublayer (`Callable`): function of states and residual, each of shape `(rows, d_model)`, and of more arguments.
 
     Returns:
-        A function of states, and of whatever else `sublayer` takes.
+        A function of states and of the other arguments of `sublayer`.
     """
-    norm = norm_of(module.layer_norm)
+    norm = layer_norm_fn(module.layer_norm)
     if module.norm_first:
         return lambda states, *more: sublayer(norm(states), states, *more)
     return lambda states, *more: norm(sublayer(states, states, *more))
@@ -104,28 +102,28 @@ def add_and_norm(module: Any, sublayer: Callable[..., torch.Tensor]) -> Callable
 
 class SourceAttention:
     """
-    Multi-head attention from the target to the source, for hypotheses of which several read one source.
+    Multi-head attention from the target to the source, which all hypotheses of a sentence share (Section 3.2.3).
 
     Args:
-        attention ([`VaswaniAttention`]): a layer's own.
-        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
-        bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): the source's padding.
+        attention ([`VaswaniAttention`]): module of the layer.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
+        bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): mask of the source's padding.
     """
 
     def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.heads, self.scaling, self.bias = attention.num_heads, attention.scaling, bias
-        self.project_query, self.project_out = product_of(attention.q_proj), sum_of(attention.out_proj)
+        self.project_query, self.project_out = fused_linear(attention.q_proj), linear_add(attention.out_proj)
         self.keys = by_head(attention.k_proj(encoder_states), self.heads)  # [sentences, heads, source, d_k]
         self.values = by_head(attention.v_proj(encoder_states), self.heads)  # [sentences, heads, source, d_v]
 
-    def __call__(self, states: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """States of shape `(sentences * beams, d_model)` -> the same shape, with `others` added."""
+    def __call__(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Attends from `states` and adds `residual`; both of shape `(sentences * beams, d_model)`."""
         query = self.project_query(states)
         query = by_head(query.view(len(self.keys), -1, query.shape[1]), self.heads)
-        return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling), others)
+        return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling), residual)
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Takes out all sentences but those that are given."""
+        """Keeps the sentences with these indices."""
         self.keys, self.values = self.keys.index_select(0, sentences), self.values.index_select(0, sentences)
         if self.bias is not None:
             self.bias = self.bias.index_select(0, sentences)
@@ -133,78 +131,80 @@ class SourceAttention:
 
 class TargetAttention:
     """
-    Multi-head attention from the target to the target, with the keys and values that it has made.
+    Multi-head attention from the target to its earlier positions, with their keys and values (Section 3.2.3).
 
     Args:
-        attention ([`VaswaniAttention`]): a layer's own.
-        sentences (`torch.Tensor`): whose first dimension is theirs, of the right type and place.
+        attention ([`VaswaniAttention`]): module of the layer.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): gives the number of sentences, and
+            type and device of keys and values.
     """
 
-    def __init__(self, attention: Any, sentences: torch.Tensor) -> None:
+    def __init__(self, attention: Any, encoder_states: torch.Tensor) -> None:
         self.heads, self.scaling = attention.num_heads, attention.scaling
         d_k, d_v = (projection.out_features // self.heads for projection in (attention.k_proj, attention.v_proj))
-        self.widths, self.of_query = (d_k, d_v), (d_k, d_k + d_v)
-        # Of each head its query, key and value.
-        self.project = product_of(attention.q_proj, attention.k_proj, attention.v_proj, groups=self.heads)
-        self.project_out = sum_of(attention.out_proj)
-        # Keys and values side by side: [sentences, heads, places, d_k + d_v].
-        self.stored = sentences.new_empty(len(sentences), self.heads, 0, d_k + d_v)
+        self.widths, self.query_widths = (d_k, d_v), (d_k, d_k + d_v)
+        # The output has query, key and value of the first head, then those of the second, and so on.
+        self.project = fused_linear(attention.q_proj, attention.k_proj, attention.v_proj, groups=self.heads)
+        self.project_out = linear_add(attention.out_proj)
+        # Keys and values, concatenated: [sentences, heads, places, d_k + d_v].
+        self.stored = encoder_states.new_empty(len(encoder_states), self.heads, 0, d_k + d_v)
 
     def __call__(
-        self, states: torch.Tensor, others: torch.Tensor, written: int, bias: torch.Tensor | None
+        self, states: torch.Tensor, residual: torch.Tensor, written: int, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """
-        One position of each hypothesis.
+        Attends from one new position of each hypothesis.
 
         Args:
-            states (`torch.Tensor` of shape `(rows, d_model)`): there.
-            others (`torch.Tensor` of shape `(rows, d_model)`): what is added.
-            written (`int`): places that are taken already.
-            bias (`torch.Tensor` of shape `(sentences, 1, beams, places)`, *optional*): what a hypothesis sees.
+            states (`torch.Tensor` of shape `(rows, d_model)`): input at this position.
+            residual (`torch.Tensor` of shape `(rows, d_model)`): added to the output.
+            written (`int`): number of places in use.
+            bias (`torch.Tensor` of shape `(sentences, 1, beams, places)`, *optional*): mask of the places that each
+                hypothesis sees.
 
         Returns:
             `torch.Tensor` of shape `(rows, d_model)`.
         """
         projected = self.project(states)
         projected = by_head(projected.view(self.stored.shape[0], -1, projected.shape[1]), self.heads)
-        query, new = projected.split(self.of_query, dim=3)
+        query, new = projected.split(self.query_widths, dim=3)
         beams = new.shape[2]
         self.stored.narrow(2, written, beams).copy_(new)
         keys, values = self.stored.narrow(2, 0, written + beams).split(self.widths, dim=3)
-        return self.project_out(attend(query, keys, values, bias, self.scaling), others)
+        return self.project_out(attend(query, keys, values, bias, self.scaling), residual)
 
     def make_room(self, room: int, written: int) -> None:
-        """For so many keys and values, of which some have been written."""
+        """Resizes the buffer to `room` places, of which `written` are in use."""
         stored = self.stored.new_empty(*self.stored.shape[:2], room, self.stored.shape[3])
         stored[:, :, :written] = self.stored[:, :, :written]
         self.stored = stored
 
     def keep(self, sentences: torch.Tensor, written: int) -> None:
-        """Takes out all sentences but those that are given, and what is behind the places that are taken."""
+        """Keeps the sentences with these indices, and the places in use."""
         self.stored = self.stored[:, :, :written].index_select(0, sentences)
 
     def choose(self, places: torch.Tensor) -> None:
-        """Keeps of each sentence some places, of shape `(sentences, kept)`."""
+        """Keeps the places with these indices, of shape `(sentences, kept)`."""
         shape = (*self.stored.shape[:2], places.shape[1], self.stored.shape[3])
         self.stored = self.stored.gather(2, places[:, None, :, None].expand(shape))
 
 
-class LayerDecoder:
+class IncrementalLayer:
     """
-    A layer of the decoder.
+    One layer of the decoder (Section 3.1).
 
     Args:
-        layer ([`VaswaniDecoderLayer`]): the layer.
-        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
-        source_bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): the source's padding.
+        layer ([`VaswaniDecoderLayer`]): the module.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
+        source_bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): mask of the source's padding.
     """
 
     def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None) -> None:
         self.target = TargetAttention(layer.self_attn, encoder_states)
         self.source = SourceAttention(layer.cross_attn, encoder_states, source_bias)
         fc1, fc2, activation = (
-            product_of(layer.feed_forward.fc1),
-            sum_of(layer.feed_forward.fc2),
+            fused_linear(layer.feed_forward.fc1),
+            linear_add(layer.feed_forward.fc2),
             layer.feed_forward.activation,
         )
         if type(activation) is nn.ReLU:
@@ -212,34 +212,36 @@ class LayerDecoder:
         self.attend_to_target = add_and_norm(layer.self_attn_norm, self.target)
         self.attend_to_source = add_and_norm(layer.cross_attn_norm, self.source)
         self.feed_forward = add_and_norm(
-            layer.feed_forward_norm, lambda states, others: fc2(activation(fc1(states)), others)
+            layer.feed_forward_norm, lambda states, residual: fc2(activation(fc1(states)), residual)
         )
 
     def step(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
-        """[`VaswaniDecoderLayer`] for one position of each hypothesis; arguments are those of [`TargetAttention`]."""
+        """Computes one position of each hypothesis; arguments as in [`TargetAttention`]."""
         return self.feed_forward(self.attend_to_source(self.attend_to_target(states, written, bias)))
 
 
 def by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
-    """`(sentences, length, heads * head_dim)` -> `(sentences, heads, length, head_dim)`."""
+    """Splits `(sentences, length, heads * head_dim)` into `(sentences, heads, length, head_dim)`."""
     return states.view(states.shape[0], states.shape[1], heads, -1).transpose(1, 2)
 
 
 def attend(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
 ) -> torch.Tensor:
-    """Section 3.2.1, equation 1, and Concat of 3.2.2; all split into heads -> `(sentences * beams, heads * d_v)`."""
+    """Computes equation 1 and Concat of Section 3.2.2 for split heads: `(sentences * beams, heads * d_v)`."""
     attended = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scaling)
     return attended.transpose(1, 2).reshape(query.shape[0] * query.shape[2], -1)
 
 
 class IncrementalDecoder:
     """
+    [`VaswaniDecoder`], one token at a time, with the keys and values of earlier tokens.
+
     Args:
-        decoder ([`VaswaniDecoder`]): the layers.
-        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): the encoder's output.
+        decoder ([`VaswaniDecoder`]): the module.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
         source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
-        num_beams (`int`): hypotheses of a sentence.
+        num_beams (`int`): number of hypotheses of a sentence.
     """
 
     def __init__(
@@ -249,27 +251,27 @@ class IncrementalDecoder:
         source_bias = None
         if source_mask is not None and not source_mask.all():
             source_bias = as_bias(source_mask != 0, encoder_states.dtype)[:, None, None]
-        self.layers = [LayerDecoder(layer, encoder_states, source_bias) for layer in decoder.layers]
-        self.length = 0  # positions of the target that have been read
-        self.written = 0  # places of the target's keys and values that are taken
-        self.room = 0  # places that there are
-        # What a hypothesis sees of the places.
+        self.layers = [IncrementalLayer(layer, encoder_states, source_bias) for layer in decoder.layers]
+        self.length = 0  # tokens that each hypothesis has read
+        self.written = 0  # places of keys and values in use
+        self.room = 0  # places in the buffers
+        # Mask of the places that each hypothesis sees.
         self.bias = encoder_states.new_zeros(len(encoder_states), 1, num_beams, 0)
-        # To each hypothesis its own place of a step.
+        # Mask of the places of one step: each hypothesis sees its own.
         own = torch.eye(num_beams, dtype=torch.bool, device=encoder_states.device)
         self.own = as_bias(own, encoder_states.dtype)
-        self.encoding = encoder_states.new_zeros(0, 0)  # of the positions that there is room for: [positions, d_model]
+        self.encoding = encoder_states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """
         Reads one token of each hypothesis.
 
         Args:
-            tokens (`torch.LongTensor` of shape `(sentences, beams)`): or `(sentences, 1)`, as long as a sentence has
-                one hypothesis only.
+            tokens (`torch.LongTensor` of shape `(sentences, beams)`): the tokens; of shape `(sentences, 1)` while all
+                hypotheses of a sentence are the same.
 
         Returns:
-            `torch.Tensor` of shape `(sentences * beams, d_model)`: the decoder's output there.
+            `torch.Tensor` of shape `(sentences * beams, d_model)`: output of the decoder at these tokens.
         """
         beams = tokens.shape[1]
         self._make_room(beams)
@@ -286,7 +288,7 @@ class IncrementalDecoder:
         return self.decoder.norm(states)
 
     def _make_room(self, beams: int) -> None:
-        """Makes places where there are not enough, and forgets those that are not needed."""
+        """Ensures that the buffers have places for the next step, and removes unused ones before they grow."""
         if self.length == len(self.encoding):
             wanted, table = max(TOKENS_AT_A_TIME, 2 * self.length), self.decoder.positions.table
             if table is not None:
@@ -301,10 +303,10 @@ class IncrementalDecoder:
                 layer.target.make_room(self.room, self.written)
 
     def _forget(self) -> None:
-        """Takes out places that no hypothesis sees any more: those of hypotheses that were left behind."""
+        """Removes places that no hypothesis sees any more: those of discarded hypotheses."""
         seen = (self.bias[:, 0, :, : self.written] == 0).any(dim=1)  # [sentences, places]
         needed = int(seen.sum(dim=1).max())
-        # In their order; behind them, where a sentence has fewer, some that nobody sees.
+        # In their order; sentences that need fewer keep some unseen places behind them.
         places = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :needed]
         shape = (*self.bias.shape[:3], needed)
         self.bias = self.bias.gather(3, places[:, None, None].expand(shape))
@@ -314,20 +316,20 @@ class IncrementalDecoder:
 
     def reorder(self, parents: torch.Tensor) -> None:
         """
-        Lets each hypothesis go on from another one of its sentence.
+        Replaces each hypothesis by another one of its sentence.
 
         Args:
-            parents (`torch.LongTensor` of shape `(sentences, beams)`): which.
+            parents (`torch.LongTensor` of shape `(sentences, beams)`): indices of the hypotheses to continue.
         """
         seen = self.bias[..., : self.written]
         seen.copy_(torch.take_along_dim(seen, parents[:, None, :, None], dim=2))
 
     def keep(self, sentences: torch.Tensor) -> None:
         """
-        Takes out all sentences but some.
+        Removes all other sentences.
 
         Args:
-            sentences (`torch.LongTensor` of shape `(kept,)`): which stay, in their order.
+            sentences (`torch.LongTensor` of shape `(kept,)`): indices of the sentences to keep, in ascending order.
         """
         self.room = self.written
         self.bias = self.bias.index_select(0, sentences)
@@ -337,25 +339,25 @@ class IncrementalDecoder:
 
 
 def as_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask as a number to add to scores, of the shape of `visible`: 0 where it is true, else the least there is."""
+    """Returns an additive mask of the shape of `visible`: 0 where it is true, else the least finite number."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, torch.finfo(dtype).min
     )
 
 
-class Vocabulary:
+class OutputProjection:
     """
-    The linear transformation on top of the decoder.
+    The linear transformation on top of the decoder (Section 3.4).
 
     Args:
-        lm_head (`nn.Module`): the layer.
-        rows (`int`): hypotheses that it will see at a time.
+        lm_head (`nn.Module`): the module.
+        rows (`int`): number of hypotheses of a step.
     """
 
     def __init__(self, lm_head: nn.Module, rows: int) -> None:
         self.project: Callable[[torch.Tensor], torch.Tensor] = lm_head
         if is_matrix(lm_head) and rows >= ROWS_WORTH_PACKING and lm_head.weight.device.type == "cpu":
-            # What torch's compiler does. (Where torch has no oneDNN, there is no such thing.)
+            # As torch's compiler does it. A torch without oneDNN lacks this operator.
             reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
             if reorder and torch.backends.mkldnn.is_available() and lm_head.weight.dtype == torch.float32:
                 multiply = torch.ops.mkldnn._linear_pointwise
@@ -363,20 +365,20 @@ class Vocabulary:
                 self.project = lambda states: multiply(states, packed, bias, "none", [], "")
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """States of shape `(rows, d_model)` -> logits of shape `(rows, vocab_size)`, in float32."""
+        """Returns logits of shape `(rows, vocab_size)` in float32 for states of shape `(rows, d_model)`."""
         return self.project(states).float()
 
 
-class Predictor:
+class EnsembleDecoder:
     """
-    What a model says of the next tokens; or several models, by the mean of their probabilities.
+    The decoders of one or several models, which predict tokens by the mean of their probabilities.
 
     Args:
-        models (`Sequence` of [`VaswaniForConditionalGeneration`]): with the same vocabulary.
-        encoder_states (`Sequence` of `torch.Tensor` of shape `(sentences, source, d_model)`): what the encoder of each
-            says.
+        models (`Sequence` of [`VaswaniForConditionalGeneration`]): models with the same vocabulary.
+        encoder_states (`Sequence` of `torch.Tensor` of shape `(sentences, source, d_model)`): outputs of their
+            encoders.
         source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
-        num_beams (`int`): hypotheses of a sentence.
+        num_beams (`int`): number of hypotheses of a sentence.
     """
 
     def __init__(
@@ -387,55 +389,55 @@ class Predictor:
         num_beams: int,
     ) -> None:
         rows = len(encoder_states[0]) * num_beams
-        self.vocabularies = [Vocabulary(model.lm_head, rows) for model in models]
+        self.projections = [OutputProjection(model.lm_head, rows) for model in models]
         self.decoders = [
             IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
             for model, states in zip(models, encoder_states, strict=True)
         ]
-        self.states: list[torch.Tensor] = []  # of each decoder where it has read to
+        self.states: list[torch.Tensor] = []  # outputs of the decoders at the last tokens
 
     def read(self, tokens: torch.Tensor) -> None:
-        """[`IncrementalDecoder.step`]."""
+        """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
         self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:
-        """Of the token that comes next, of shape `(rows, vocab_size)`, in float32."""
+        """Returns logits of the next token, of shape `(rows, vocab_size)`, in float32; an ensemble: log_probs."""
         if len(self.decoders) == 1:
-            return self.vocabularies[0].logits(self.states[0])
+            return self.projections[0].logits(self.states[0])
         return self.log_probs()
 
     def log_probs(self) -> torch.Tensor:
-        """Of the token that comes next, of shape `(rows, vocab_size)`, in float32."""
+        """Returns log-probabilities of the next token, of shape `(rows, vocab_size)`, in float32."""
         several = []
-        for vocabulary, states in zip(self.vocabularies, self.states, strict=True):
-            logits = vocabulary.logits(states)
+        for projection, states in zip(self.projections, self.states, strict=True):
+            logits = projection.logits(states)
             several.append(torch.log_softmax(logits, dim=1, out=logits))
         if len(several) == 1:
             return several[0]
         return torch.logsumexp(torch.stack(several), dim=0) - math.log(len(several))
 
     def repeat(self, beams: int) -> None:
-        """Has what was read for one hypothesis of each sentence count for so many."""
+        """Repeats the output for one hypothesis of each sentence for `beams` hypotheses."""
         self.states = [states.repeat_interleave(beams, dim=0) for states in self.states]
 
     def reorder(self, parents: torch.Tensor) -> None:
-        """[`IncrementalDecoder.reorder`]."""
+        """Replaces hypotheses, see [`IncrementalDecoder.reorder`]."""
         for decoder in self.decoders:
             decoder.reorder(parents)
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """[`IncrementalDecoder.keep`]."""
+        """Removes sentences, see [`IncrementalDecoder.keep`]."""
         for decoder in self.decoders:
             decoder.keep(sentences)
 
 
-# ---- The network as it was written -------------------------------------------------------------------------------
+# ---- Unmodified models ------------------------------------------------------------------------------------------
 
-# The modules that the decoder here stands for, with their parts: each is exactly the class of this name in the
+# Modules that `IncrementalDecoder` replaces, with their submodules: each must be exactly the class of this name in the
 # modelling file, or one of torch's.
 PARTS = {
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "linear"},
-    # The encoder is called as it is.
+    # The encoder is called, whatever it is.
     "VaswaniModel": {"encoder": "any", "decoder": "VaswaniDecoder"},
     "VaswaniDecoder": {
         "embed_tokens": "embedding",
@@ -467,13 +469,13 @@ TORCH: dict[str, set[Any]] = {
     "embedding": {nn.Embedding, type(None)},
     "norm": {nn.LayerNorm},
     "final norm": {nn.LayerNorm, nn.Identity},
-    # They are called, and each number by itself: any of these will do.
+    # Called as a module; each of these works elementwise.
     "activation": {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)},
     "list": {nn.ModuleList},
 }
-# Methods of a model that have no part in what it computes.
+# Methods that do not affect what a model computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# Functions of torch that the modules call.
+# Functions of `torch.nn.functional` that the modules call.
 FUNCTIONS = ("dropout", "embedding", "layer_norm", "linear", "relu", "scaled_dot_product_attention", "softmax")
 FOREIGN = (
     GenerationMixin,
@@ -494,19 +496,19 @@ FOREIGN = (
 
 
 def _is_int8(kind: type) -> bool:
-    """Recognises torch's linear layer with weights of 8 bits by its name: importing it would take time."""
+    """Returns whether a class is torch's dynamically quantized linear layer; by name, because importing it is slow."""
     return (kind.__module__, kind.__name__) == ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
 
 
 def _fits(module: Any) -> bool:
-    """Tells whether a matrix, or the weights of a LayerNorm, have the sizes that their module names."""
+    """Returns whether the weights of a linear layer or LayerNorm have the shape that its attributes say."""
     if isinstance(module, nn.LayerNorm):
         return len(module.normalized_shape) == 1
     return module.weight.shape == (module.out_features, module.in_features)
 
 
 def _is_regular(attention: Any) -> bool:
-    """Tells whether the projections of an attention have biases together or not at all, and sizes of whole heads."""
+    """Returns whether all projections of an attention have a bias or none has, and all widths are whole heads."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = {callable(layer.bias) or layer.bias is not None for layer in projections}
     widths = [layer.out_features % attention.num_heads for layer in projections]
@@ -514,12 +516,12 @@ def _is_regular(attention: Any) -> bool:
 
 
 def computes(name: str, value: Any) -> bool:
-    """Tells whether an attribute of a class has a part in what its modules compute. torch's compiler sets others."""
+    """Returns whether an attribute of a class affects what its modules compute; torch's compiler sets others."""
     return callable(value) and (name in ("__call__", "__getattr__", "__getattribute__") or not name.startswith("__"))
 
 
 def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
-    """Tells whether a class has the attributes that it had, and has not been given one in the place of a base's."""
+    """Returns whether a class still has these attributes, and no new one that overrides a base class."""
     now = vars(kind)
     if any(now.get(name) is not value for name, value in attributes.items()):
         return False
@@ -529,16 +531,20 @@ def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
 
 class AsWritten:
     """
-    The modelling file as it is when it is imported, to tell later whether a model still computes what it says.
+    Snapshot of the modelling file at import, to check later whether a model still computes what the file says.
 
     Args:
-        names (`dict[str, Any]`): the file's global names.
+        names (`dict[str, Any]`): global names of the file.
+        kernels (`dict[str, Any]`): global names of the kernels' file.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], kernels: dict[str, Any]) -> None:
         self.names = names
-        self.functions = {name: value for name, value in names.items() if callable(value)}
-        ours = [value for value in self.functions.values() if getattr(value, "__module__", "") == names["__name__"]]
+        files = {file["__name__"]: file for file in (names, kernels)}
+        self.functions = [
+            (file, name, value) for file in files.values() for name, value in file.items() if callable(value)
+        ]
+        ours = [value for _, _, value in self.functions if getattr(value, "__module__", "") in files]
         self.classes = {
             kind: {name: value for name, value in vars(kind).items() if computes(name, value)}
             for kind in (*FOREIGN, *ours)
@@ -551,13 +557,14 @@ class AsWritten:
 
     def matches(self, model: Any) -> bool:
         """
-        Tells whether [`IncrementalDecoder`] computes what a model computes. It does not where a class, a function or
-        an attention of the file has been replaced, where a module on the way is of another class, has a method of its
-        own, a hook, or parameters or parts that do not belong to it, or where one of them is in training mode.
+        Returns whether [`IncrementalDecoder`] computes what a model computes.
+
+        It does not if a class, function or attention of the file was replaced, or if a module of the decoder has
+        another class, an overridden method, a hook, additional parameters or submodules, or is in training mode.
         """
         return (
             not (torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks)
-            and all(self.names.get(name) is value for name, value in self.functions.items())
+            and all(file.get(name) is value for file, name, value in self.functions)
             and all(getattr(nn.functional, name) is value for name, value in self.torch.items())
             and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
             and self._is(model, "VaswaniForConditionalGeneration")
@@ -565,6 +572,7 @@ class AsWritten:
         )
 
     def _is(self, module: Any, kind: str) -> bool:
+        """Returns whether a module and its submodules are what [`PARTS`] says about its kind."""
         if kind == "any" or (module is None and kind == "embedding"):
             return True
         if not self._is_of(type(module), kind) or not self._is_untouched(module, kind):
@@ -576,12 +584,12 @@ class AsWritten:
         return all(self._is(getattr(module, name, None), part) for name, part in PARTS.get(kind, {}).items())
 
     def _is_untouched(self, module: nn.Module, kind: str) -> bool:
-        """Tells whether a module has no hook, no method of its own, and only the parameters and parts of its kind."""
+        """Returns whether a module has no hook or overridden method, and no additional parameter or submodule."""
         if module._forward_hooks or module._forward_pre_hooks:
             return False
         if not self._callables(type(module)).isdisjoint(vars(module)):
             return False
-        # It is called as it is; torch leaves it in training mode, in which it does nothing else.
+        # Called as a module; torch leaves it in training mode, which does not change its output.
         if _is_int8(type(module)):
             return True
         if kind in ("linear", "norm") and not _fits(module):
@@ -591,13 +599,13 @@ class AsWritten:
         return not (module.training or module._parameters.keys() - parameters or module._modules.keys() - parts)
 
     def _is_of(self, found: Any, kind: str) -> bool:
-        """Compares a module's class with the one that is expected."""
+        """Returns whether a class is the one that a kind of module has."""
         if kind == "linear" and _is_int8(found):
             return True
         return found in TORCH[kind] if kind in TORCH else found is self.names[kind]
 
     def _is_known(self, attention: Any) -> bool:
-        """Tells whether its implementation and masks are those that transformers had when the file was imported."""
+        """Returns whether the implementation and masks of an attention are those that transformers had at import."""
         name = attention.config._attn_implementation
         if name not in (None, "eager") and name not in self.attentions:
             return False
@@ -605,7 +613,13 @@ class AsWritten:
         return all(now.get(name) is before.get(name) for now, before in tables)
 
     def _callables(self, kind: type) -> set[str]:
-        """The names that a module of this class finds in its class when it calls them."""
+        """Returns the names of methods that a module looks up in its class."""
         if kind not in self.callables:
             self.callables[kind] = {name for name in dir(kind) if callable(getattr(kind, name, None))} - NOT_COMPUTING
         return self.callables[kind]
+
+
+def is_unmodified(model: Any) -> bool:
+    """Returns whether [`IncrementalDecoder`] computes what a [`VaswaniForConditionalGeneration`] computes."""
+    as_written: AsWritten = model.as_written
+    return as_written.matches(model)

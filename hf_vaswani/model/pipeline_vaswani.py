@@ -33,7 +33,7 @@ IN_TRAINING: dict[torch.nn.Module, list[torch.nn.Module]] = {}
 
 
 @contextmanager
-def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Dropout is off as long as a thread is in here, and the last one leaves the model as it was."""
     with LOCK:
         USERS[model] += 1
@@ -390,7 +390,7 @@ class VaswaniTranslationPipeline(Pipeline):
             candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
             generated = is_blank.new_zeros(0, candidates, 1, dtype=torch.long)
         else:
-            with _evaluation_mode(self.model):
+            with evaluation_mode(self.model):
                 generated = self.model.generate(**{n: t[~is_blank] for n, t in tensors.items()}, **settings)
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])

@@ -1,33 +1,51 @@
-"""Greedy and beam search of `generate()` on [`IncrementalDecoder`].
+"""Greedy and beam search of Section 6.1 on [`EnsembleDecoder`].
 
-They decide what transformers' searches decide; those that need more of it than the tokens are left to transformers
-(see `generation_vaswani.py`).
+Both return the translations of transformers' own searches, several times faster. A call that needs more than token ids
+and scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import (
+    EosTokenCriteria,
     GenerateBeamEncoderDecoderOutput,
     GenerateEncoderDecoderOutput,
     logits_process,
 )
 
-from .decoding_vaswani import Predictor
+from .decoding_vaswani import EnsembleDecoder, is_unmodified
+from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria
 
-# Tokens that an output has room for at first; then it doubles.
+# Length of the output buffer of greedy search at first; it doubles when it is full.
 FIRST_LENGTH = 16
-# Tokens of which the best one stands for all when the best ones are looked for.
+# On a CPU, `best_tokens` compares the maxima of groups of this size first, if there are at least so many scores.
 GROUP_SIZE = 16
-# Scores that are worth it.
-WORTH_GROUPING = 2**15
-# The part of the sentences that must be done before they are taken out, which moves the others.
-WORTH_TAKING_OUT = 1 / 8
-# What these do to a row has to do with that row alone: rows that are done may be missing.
+MIN_SCORES_TO_GROUP = 2**15
+# Finished sentences leave the batch once they make up this fraction of it: removing them copies all others.
+MIN_FINISHED_FRACTION = 1 / 8
+# Settings that only transformers' searches support.
+TRANSFORMERS_ONLY = (
+    "do_sample",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "cache_implementation",
+)
+# Arguments of the model that a search reads, and the tokenizer of pipelines, which only stopping criteria read.
+MODEL_KWARGS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "tokenizer"}
+# Processors that treat each row by itself, and so do not notice that finished sentences have left the batch.
 ROW_BY_ROW = {
     logits_process.ExponentialDecayLengthPenalty,
     logits_process.ForcedBOSTokenLogitsProcessor,
@@ -45,42 +63,159 @@ ROW_BY_ROW = {
 }
 
 
+# ---- Calls that the fast search takes ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FastSearchInputs:
+    """Inputs of a search, beside the decoder's prompt and the generation config."""
+
+    models: Sequence[Any]  # one [`VaswaniForConditionalGeneration`], or several that translate together
+    logits_processor: LogitsProcessorList
+    encoder_states: Sequence[torch.Tensor]  # of each model's encoder, [batch, source, d_model]
+    source_mask: torch.Tensor | None  # 1 for tokens, 0 for padding, [batch, source]
+
+    @property
+    def is_row_by_row(self) -> bool:
+        """True if every logits processor treats each row by itself."""
+        return all(type(processor) in ROW_BY_ROW for processor in self.logits_processor)
+
+
+def fast_search_inputs(
+    model: Any,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> FastSearchInputs | None:
+    """
+    Returns the inputs of [`beam_search`] and [`greedy_search`], or `None` if only transformers' searches can do what
+    a call of `generate()` asks for.
+
+    Raises:
+        ValueError: only transformers' searches can do it, but the call has an ensemble, which they do not support.
+    """
+    models = (model, *generation_config._ensemble)
+    obstacle = find_obstacle(models, generation_config, stopping_criteria, synced_gpus, model_kwargs)
+    if obstacle is not None:
+        if len(models) > 1:
+            raise ValueError(f"ensemble supports plain greedy and beam search only, but {obstacle}.")
+        return None
+    # transformers has repeated each sentence for each beam.
+    of_each = slice(None, None, generation_config.num_beams)
+    encoder_states, mask = [model_kwargs["encoder_outputs"][0][of_each]], model_kwargs.get("attention_mask")
+    mask = None if mask is None else mask[of_each]
+    for other in models[1:]:
+        encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
+    return FastSearchInputs(models, logits_processor, encoder_states, mask)
+
+
+def find_obstacle(
+    models: Sequence[Any],
+    generation_config: GenerationConfig,
+    stopping_criteria: StoppingCriteriaList,
+    synced_gpus: bool,
+    model_kwargs: dict[str, Any],
+) -> str | None:
+    """Returns a clause that names something in a call that only transformers' searches can do, or `None`."""
+    for name in TRANSFORMERS_ONLY:
+        if getattr(generation_config, name):
+            return f"{name}={getattr(generation_config, name)!r} was given"
+    if synced_gpus or not model_kwargs.get("use_cache"):
+        return f"{'synced_gpus=True' if synced_gpus else 'use_cache=False'} was given"
+    # A cache of the caller's may have entries, and must have more of them afterwards.
+    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
+        return "past_key_values was given"
+    for name, value in model_kwargs.items():
+        if value is not None and name not in MODEL_KWARGS:
+            return f"{name} was given"
+    for criterion in stopping_criteria:
+        if not is_supported_criterion(criterion, generation_config):
+            return f"the stopping criterion {type(criterion).__name__} was given"
+    for number, model in enumerate(models):
+        if not is_unmodified(model):
+            which = f"item {number} of it" if number else "this model"
+            return f"{which} is in training mode, or has hooks or modified modules"
+    if torch.is_autocast_enabled(model_kwargs["encoder_outputs"][0].device.type):
+        return "autocast is enabled"
+    mask = model_kwargs.get("attention_mask")
+    # Attention to a sentence without tokens is undefined: each implementation computes something else.
+    if mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()):
+        return "attention_mask is not a matrix with a token in each row"
+    return None
+
+
+def is_supported_criterion(criterion: StoppingCriteria, generation_config: GenerationConfig) -> bool:
+    """Returns whether a stopping criterion only repeats what the generation config of the call says."""
+    if isinstance(criterion, MaxLengthCriteria):
+        return type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length
+    if isinstance(criterion, EosTokenCriteria):
+        eos = generation_config._eos_token_tensor
+        return type(criterion) is EosTokenCriteria and eos is not None and torch.equal(criterion.eos_token_id, eos)
+    return type(criterion) is SourceLengthCriteria
+
+
+# ---- Parts of both searches --------------------------------------------------------------------------------------
+
+
+def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates: int) -> EnsembleDecoder:
+    """
+    Returns a decoder that has read the prompt.
+
+    Args:
+        inputs ([`FastSearchInputs`]): models and source.
+        prompt (`torch.LongTensor` of shape `(batch, beams, prompt)`): the same tokens for all beams of a sentence.
+        num_candidates (`int`): candidates of a sentence in the first step.
+    """
+    beams, length = prompt.shape[1:]
+    decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams)
+    for column in range(length):
+        decoder.read(prompt[:, :1, column])
+    # One hypothesis reads the prompt for all, unless it has too few continuations or a processor counts the rows.
+    if not inputs.is_row_by_row or inputs.models[0].config.vocab_size < num_candidates:
+        decoder.repeat(beams)
+    return decoder
+
+
 def best_tokens(
     scores: torch.Tensor, offsets: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    The best tokens of all hypotheses of a sentence together. `torch.topk` of all of them would take as long on a CPU
-    as making them does: the tokens are compared in groups, and then those in the `k` best groups with each other.
+    Selects the best next tokens over all hypotheses of each sentence.
+
+    On a CPU `torch.topk` over all scores would take as long as computing them. Many scores are split into groups: the
+    `k` groups with the greatest maxima contain the `k` best scores.
 
     Args:
-        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): of tokens.
-        offsets (`torch.Tensor` of shape `(sentences, hypotheses)`): what is added to all scores of a hypothesis.
-        k (`int`): how many; at most hypotheses x vocabulary.
+        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): scores of the next tokens.
+        offsets (`torch.Tensor` of shape `(sentences, hypotheses)`): added to all scores of a hypothesis.
+        k (`int`): number of tokens, at most `hypotheses * vocab_size`.
 
     Returns:
-        Their scores, their hypotheses and their ids, each of shape `(sentences, k)`, the best first.
+        Scores, hypotheses and token ids, each of shape `(sentences, k)`, in descending order of scores.
     """
     sentences, hypotheses, vocab_size = scores.shape
-    # A processor of the caller's may return a part of something larger.
+    # A processor of the caller's may return a view of a larger tensor.
     scores = scores.contiguous()
     groups = vocab_size // GROUP_SIZE
-    if scores.numel() < WORTH_GROUPING and k == hypotheses == 1:
-        # Faster than topk where there is but one.
+    if scores.numel() < MIN_SCORES_TO_GROUP and k == hypotheses == 1:
+        # Faster than topk for a single token.
         best, places = scores[:, 0].max(dim=1, keepdim=True)
         return best + offsets, torch.zeros_like(places), places
-    if scores.device.type != "cpu" or scores.numel() < WORTH_GROUPING or groups * hypotheses < 2 * k:
+    if scores.device.type != "cpu" or scores.numel() < MIN_SCORES_TO_GROUP or groups * hypotheses < 2 * k:
         best, places = (scores + offsets[:, :, None]).flatten(1).topk(k)
         return best, places // vocab_size, places % vocab_size
-    # Group g has the tokens g, g + groups, g + 2 groups, ...: to compare them is to compare rows of this view.
+    # Group g has the tokens g, g + groups, g + 2 groups, ...: its maximum is one over a column of this view.
     row = hypotheses * vocab_size
     grouped = scores.as_strided((sentences, hypotheses, GROUP_SIZE, groups), (row, vocab_size, groups, 1))
-    of_groups = grouped.amax(dim=2) + offsets[:, :, None]  # [sentences, hypotheses, groups]
-    best_groups = of_groups.flatten(1).topk(k, sorted=False).indices  # [sentences, k]
+    maxima = grouped.amax(dim=2) + offsets[:, :, None]  # [sentences, hypotheses, groups]
+    best_groups = maxima.flatten(1).topk(k, sorted=False).indices  # [sentences, k]
     first = best_groups // groups * vocab_size + best_groups % groups
-    in_a_group = torch.arange(0, groups * GROUP_SIZE, groups, device=scores.device)
-    places = (first[:, :, None] + in_a_group).flatten(1)
+    within_group = torch.arange(0, groups * GROUP_SIZE, groups, device=scores.device)
+    places = (first[:, :, None] + within_group).flatten(1)
     if groups * GROUP_SIZE < vocab_size:
-        # Those that are in no group.
+        # The last tokens of the vocabulary, which are in no group.
         rows = torch.arange(0, row, vocab_size, device=scores.device)
         rest = torch.arange(groups * GROUP_SIZE, vocab_size, device=scores.device) + rows[:, None]
         places = torch.cat((places, rest.flatten().expand(sentences, -1)), dim=1)
@@ -90,72 +225,189 @@ def best_tokens(
     return best, places // vocab_size, places % vocab_size
 
 
+# ---- Beam search -------------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Alive:
-    """What a beam search knows of the sentences that are not done. The first dimension of everything is theirs."""
+    """State of the sentences that a beam search has not finished; the first dimension of each tensor."""
 
-    numbers: torch.Tensor  # which of the batch they are, [sentences]
-    longest: torch.Tensor  # tokens that they may get at most, [sentences, 1]
-    is_open: torch.Tensor  # whether they may still get better, [sentences, 1]
-    running_scores: torch.Tensor  # log-probabilities, [sentences, beams]
-    running_sequences: torch.Tensor  # kept up for processors alone, [sentences, beams, length]
+    numbers: torch.Tensor  # indices in the batch, [sentences]
+    can_improve: torch.Tensor  # see [`BeamSearchRules.may_improve`], [sentences, 1]
+    running_scores: torch.Tensor  # log-probabilities of the running hypotheses, [sentences, beams]
+    running_sequences: torch.Tensor  # their tokens, updated only for logits processors, [sentences, beams, length]
     scores: torch.Tensor  # of the best finished hypotheses, with the length penalty, [sentences, beams]
-    is_finished: torch.Tensor  # whether there is such a one, [sentences, beams]
-    where: torch.Tensor  # see [`read_back`], [sentences, beams]
+    is_finished: torch.Tensor  # which of these exist, [sentences, beams]
+    # Where these ended: index of the step * candidates of a step + index of the candidate; -1 if missing.
+    end_positions: torch.Tensor  # [sentences, beams]
 
     @classmethod
-    def at_the_start(cls, prompt: torch.Tensor, longest: torch.Tensor) -> "Alive":
-        """All sentences, of which one hypothesis is alive: the prompt, of shape `(sentences, beams, prompt)`."""
-        sentences, num_beams = prompt.shape[:2]
-        numbers = torch.arange(sentences, device=prompt.device)
-        nothing = torch.full((sentences, num_beams), -1e9, device=prompt.device)
+    def at_the_start(cls, prompt: torch.Tensor) -> "Alive":
+        """Returns the state before the first step: one hypothesis, the prompt of shape `(batch, beams, prompt)`."""
+        numbers = torch.arange(len(prompt), device=prompt.device)
+        missing = torch.full(prompt.shape[:2], MISSING, device=prompt.device)
         return cls(
             numbers=numbers,
-            longest=longest,
-            is_open=torch.ones_like(longest, dtype=torch.bool),
-            running_scores=nothing.index_fill(1, numbers[:1], 0.0),
+            can_improve=torch.ones_like(numbers, dtype=torch.bool)[:, None],
+            running_scores=missing.index_fill(1, numbers[:1], 0.0),
             running_sequences=prompt,
-            scores=nothing,
-            is_finished=torch.zeros_like(nothing, dtype=torch.bool),
-            where=torch.full_like(nothing, -1, dtype=torch.long),
+            scores=missing,
+            is_finished=torch.zeros_like(missing, dtype=torch.bool),
+            end_positions=torch.full_like(missing, -1, dtype=torch.long),
         )
 
-    def of(self, chosen: torch.Tensor) -> "Alive":
-        """Those of some sentences, by a mask of shape `(sentences,)`."""
-        return Alive(*(getattr(self, field.name)[chosen] for field in fields(self)))
+    def keep(self, sentences: torch.Tensor) -> "Alive":
+        """Returns the state of the sentences that a mask of shape `(sentences,)` selects."""
+        return Alive(*(getattr(self, field.name)[sentences] for field in fields(self)))
+
+    def append(self, parents: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Extends the hypotheses `parents` by `tokens`, both of shape `(sentences, beams)`."""
+        sequences = torch.take_along_dim(self.running_sequences, parents[:, :, None], dim=1)
+        self.running_sequences = torch.cat((sequences, tokens[:, :, None]), dim=2)
+
+    def finish(
+        self, rules: BeamSearchRules, log_probs: torch.Tensor, tokens: torch.Tensor, ends: torch.Tensor, length: int
+    ) -> None:
+        """Applies [`BeamSearchRules.finish`] and notes where the hypotheses ended."""
+        self.scores, self.is_finished, kept = rules.finish(
+            self.can_improve, self.scores, self.is_finished, log_probs, tokens, ends, length
+        )
+        candidates = tokens.shape[1]
+        these = torch.arange((length - 1) * candidates, length * candidates, device=tokens.device).expand_as(tokens)
+        self.end_positions = torch.cat((self.end_positions, these), dim=1).gather(1, kept)
+
+    @staticmethod
+    def decode_end_positions(end_positions: torch.Tensor, candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the steps in which hypotheses ended, -1 if missing, and the indices of their candidates."""
+        return end_positions // candidates, end_positions % candidates
 
 
 @dataclass
 class Step:
-    """What a step of a beam search chose for the sentences that were not done."""
+    """Candidates of one step of a beam search, for the sentences that were not finished."""
 
-    rows: torch.Tensor  # of each sentence of the batch, its place in the others, [batch]
-    tokens: torch.Tensor  # of the candidates, [sentences, candidates]
-    parents: torch.Tensor  # the hypotheses that they go on from, [sentences, candidates]
-    chosen: torch.Tensor  # the candidates that became the step's hypotheses, [sentences, beams]
+    rows: torch.Tensor  # of each sentence of the batch, its row in the other tensors, [batch]
+    tokens: torch.Tensor  # last tokens of the candidates, [sentences, candidates]
+    parents: torch.Tensor  # hypotheses that the candidates extend, [sentences, candidates]
+    chosen: torch.Tensor  # candidates that became running hypotheses, [sentences, beams]
+
+
+def beam_search(
+    input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, rules: BeamSearchRules
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+    """
+    Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules.
+
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
+        generation_config ([`GenerationConfig`]): settings of the call.
+        inputs ([`FastSearchInputs`]): models, source, and processors of log-probabilities.
+        rules ([`BeamSearchRules`]): scoring, finishing and stopping.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`; with `return_dict_in_generate`
+        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
+    """
+    num_beams, logits_processor, row_by_row = (
+        generation_config.num_beams,
+        inputs.logits_processor,
+        inputs.is_row_by_row,
+    )
+    num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
+    prompt = input_ids.view(-1, num_beams, input_ids.shape[1])
+    decoder, alive = start_decoder(inputs, prompt, num_candidates), Alive.at_the_start(prompt)
+    rows, history, done = alive.numbers, list[Step](), list[Alive]()
+    while True:
+        log_probs, parents, tokens = top_candidates(alive, decoder.log_probs(), logits_processor, num_candidates)
+        length = len(history) + 1
+        ends = rules.ends(tokens, length)
+        alive.running_scores, chosen = log_probs.where(~ends, MISSING).topk(num_beams)
+        alive.finish(rules, log_probs, tokens, ends, length)
+        history.append(Step(rows, tokens, parents, chosen))
+        alive.can_improve = rules.may_improve(
+            alive.can_improve, alive.running_scores, alive.scores, alive.is_finished, length
+        )
+        unfinished = alive.can_improve[:, 0] & ~ends.all(dim=1)
+        if rules.early_stopping is True:
+            unfinished &= ~alive.is_finished.all(dim=1)
+        remaining = int(unfinished.sum())
+        if remaining == 0:
+            break
+        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
+        decoder.reorder(parents)
+        if logits_processor:
+            alive.append(parents, tokens)
+        if row_by_row and remaining <= (1 - MIN_FINISHED_FRACTION) * len(unfinished):
+            done.append(alive.keep(~unfinished))
+            alive, rules, tokens = alive.keep(unfinished), rules.keep(unfinished), tokens[unfinished]
+            places = torch.arange(remaining, device=rows.device)
+            rows = torch.zeros_like(rows).index_copy(0, alive.numbers, places)
+            decoder.keep(unfinished.nonzero()[:, 0])
+        decoder.read(tokens)
+    return collect_results([*done, alive], history, prompt, generation_config)
+
+
+def top_candidates(
+    alive: Alive, log_probs: torch.Tensor, logits_processor: LogitsProcessorList, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Extends the running hypotheses by one token and selects the best candidates.
+
+    Args:
+        alive ([`Alive`]): the sentences.
+        log_probs (`torch.Tensor` of shape `(sentences * beams, vocab_size)`): of the next tokens; or of shape
+            `(sentences, vocab_size)`, for the first beam of each sentence alone.
+        logits_processor ([`LogitsProcessorList`]): processors of log-probabilities.
+        k (`int`): number of candidates.
+
+    Returns:
+        Log-probabilities, extended beams and last tokens, each of shape `(sentences, k)`.
+    """
+    sentences = len(alive.numbers)
+    beams = len(log_probs) // sentences
+    if logits_processor:
+        log_probs = logits_processor(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
+    return best_tokens(log_probs.reshape(sentences, beams, -1), alive.running_scores[:, :beams], k)
+
+
+def collect_results(
+    parts: Sequence[Alive], history: Sequence[Step], prompt: torch.Tensor, generation_config: GenerationConfig
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+    """Returns the output of [`beam_search`] from the final states of all sentences."""
+    returned, num_beams = generation_config.num_return_sequences, prompt.shape[1]
+    order = torch.cat([part.numbers for part in parts]).argsort()
+    end_positions, scores, is_finished = (
+        torch.cat([getattr(part, name) for part in parts])[order, :returned].flatten()
+        for name in ("end_positions", "scores", "is_finished")
+    )
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    fill = -1 if eos is None else int(pad or eos[0])
+    sequences, indices = read_back(history, end_positions.where(is_finished, -1), returned, num_beams, fill)
+    sequences = torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
 
 
 def read_back(
-    history: list[Step], where: torch.Tensor, returned: int, num_beams: int, fill: int
+    history: Sequence[Step], end_positions: torch.Tensor, returned: int, num_beams: int, fill: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Hypotheses from their last tokens to their first.
+    Follows hypotheses from their last tokens to their first.
 
     Args:
-        history (`list[Step]`): all steps.
-        where (`torch.LongTensor` of shape `(batch * returned,)`): steps before the one in which a hypothesis ended,
-            times candidates, plus the candidate that it was; -1 where there is none.
-        returned (`int`): hypotheses of a sentence.
-        num_beams (`int`): hypotheses of a sentence in a step.
-        fill (`int`): the token behind a hypothesis.
+        history (`Sequence[Step]`): all steps.
+        end_positions (`torch.LongTensor` of shape `(batch * returned,)`): as in [`Alive`].
+        returned (`int`): returned hypotheses of a sentence.
+        num_beams (`int`): running hypotheses of a sentence.
+        fill (`int`): token that pads short hypotheses.
 
     Returns:
-        Their tokens, and the rows of `batch * num_beams` that these were chosen in, -1 behind; both of shape
+        Tokens, and the rows of `batch * num_beams` that they extended, padded with -1; both of shape
         `(batch * returned, length of the longest)`.
     """
-    candidates = history[0].tokens.shape[1]
-    last, candidate = where // candidates, where % candidates
-    sentences = torch.arange(len(where), device=where.device) // returned
+    last, candidate = Alive.decode_end_positions(end_positions, history[0].tokens.shape[1])
+    sentences = torch.arange(len(last), device=last.device) // returned
     parents = torch.zeros_like(last)
     tokens: list[torch.Tensor] = []
     indices: list[torch.Tensor] = []
@@ -167,194 +419,63 @@ def read_back(
         tokens.append(step.tokens[rows, candidate].where(last >= number, fill))
         indices.append((parents + sentences * num_beams).where(last >= number, -1).int())
     if not tokens:
-        return where.new_empty(len(where), 0), where.new_empty(len(where), 0).int()
+        return last.new_empty(len(last), 0), last.new_empty(len(last), 0).int()
     return torch.stack(tokens[::-1], dim=1), torch.stack(indices[::-1], dim=1)
 
 
-def beam_search(
-    models: Sequence[Any],
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    generation_config: GenerationConfig,
-    encoder_states: Sequence[torch.Tensor],
-    source_mask: torch.Tensor | None,
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
-    """
-    `GenerationMixin._beam_search`, by the rules that are in [`BeamSearchRules`] and `_check_early_stop_heuristic`.
-
-    Args:
-        models (`Sequence` of [`VaswaniForConditionalGeneration`]): one that translates, or several together.
-        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
-        logits_processor ([`LogitsProcessorList`]): takes log-probabilities.
-        generation_config ([`GenerationConfig`]): of this call, with [`BeamSearchRules`] as `length_penalty`.
-        encoder_states (`Sequence` of `torch.Tensor` of shape `(batch, source, d_model)`): from each encoder.
-        source_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`, or with `return_dict_in_generate`
-        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
-    """
-    num_beams, early_stopping = generation_config.num_beams, generation_config.early_stopping
-    rules = generation_config.length_penalty
-    device, batch, prompt_length = input_ids.device, len(encoder_states[0]), input_ids.shape[1]
-    num_candidates = max(2, 1 + len(rules.eos_token_ids)) * num_beams
-    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
-    predictor = Predictor(models, encoder_states, source_mask, num_beams)
-    prompt = input_ids.view(batch, num_beams, prompt_length)
-    for column in range(prompt_length):
-        predictor.read(prompt[:, :1, column])
-    # Of a prompt there is one hypothesis: too little where it does not have enough tokens, or a processor counts rows.
-    if not row_by_row or models[0].config.vocab_size < num_candidates:
-        predictor.repeat(num_beams)
-    alive = Alive.at_the_start(prompt, rules.longest)
-    rows, history, done = alive.numbers, list[Step](), list[Alive]()
-    while True:
-        candidate_scores, parents, tokens = candidates_of(
-            alive, predictor.log_probs(), logits_processor, num_candidates
-        )
-        length = len(history) + 1
-        ends = torch.isin(tokens, rules.eos_token_ids) | (length >= alive.longest)
-        alive.running_scores, chosen = candidate_scores.where(~ends, -1e9).topk(num_beams)
-        alive.scores, alive.is_finished, kept = rules.finish(
-            alive.is_open, alive.scores, alive.is_finished, candidate_scores, tokens, ends, length, early_stopping
-        )
-        these = torch.arange(len(history) * num_candidates, length * num_candidates, device=device)
-        alive.where = torch.cat((alive.where, these.expand(len(tokens), -1)), dim=1).gather(1, kept)
-        history.append(Step(rows, tokens, parents, chosen))
-        alive.is_open = models[0]._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=alive.is_open,
-            running_beam_scores=alive.running_scores,
-            beam_scores=alive.scores,
-            is_sent_finished=alive.is_finished,
-            cur_len=prompt_length + length,
-            max_length=generation_config.max_length,
-            decoder_prompt_len=prompt_length,
-            early_stopping=early_stopping,
-            length_penalty=rules,
-        )
-        goes_on = alive.is_open[:, 0] & ~ends.all(dim=1)
-        if early_stopping is True:
-            goes_on &= ~alive.is_finished.all(dim=1)
-        remaining = int(goes_on.sum())
-        if remaining == 0:
-            break
-        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
-        predictor.reorder(parents)
-        if logits_processor:
-            sequences = models[0]._gather_beams(alive.running_sequences, parents)
-            alive.running_sequences = torch.cat((sequences, tokens[:, :, None]), dim=2)
-        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
-            done.append(alive.of(~goes_on))
-            alive, tokens = alive.of(goes_on), tokens[goes_on]
-            rows = rows.new_zeros(batch).index_copy(0, alive.numbers, torch.arange(remaining, device=device))
-            rules = replace(rules, longest=alive.longest, shortest_limit=int(alive.longest.min()))
-            predictor.keep(goes_on.nonzero()[:, 0])
-        predictor.read(tokens)
-
-    done.append(alive)
-    return found_by(done, history, prompt, generation_config)
-
-
-def found_by(
-    done: list[Alive], history: list[Step], prompt: torch.Tensor, generation_config: GenerationConfig
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
-    """What a beam search returns of sentences that were done one after the other."""
-    returned, num_beams = generation_config.num_return_sequences, prompt.shape[1]
-    order = torch.cat([part.numbers for part in done]).argsort()
-    where, scores, is_finished = (
-        torch.cat([getattr(part, name) for part in done])[order, :returned].flatten()
-        for name in ("where", "scores", "is_finished")
-    )
-    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
-    fill = -1 if eos is None else int(pad or eos[0])
-    sequences, indices = read_back(history, where.where(is_finished, -1), returned, num_beams, fill)
-    sequences = torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
-
-
-def candidates_of(
-    alive: Alive, log_probs: torch.Tensor, logits_processor: LogitsProcessorList, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    The best hypotheses with one more token.
-
-    Args:
-        alive ([`Alive`]): the sentences.
-        log_probs (`torch.Tensor` of shape `(sentences * beams, vocab_size)`): of the next token; or of the first beam
-            of each sentence alone.
-        logits_processor ([`LogitsProcessorList`]): changes them.
-        k (`int`): how many.
-
-    Returns:
-        Their log-probabilities, the beams that they go on from, and their last tokens, each of shape `(sentences, k)`.
-    """
-    sentences = len(alive.numbers)
-    beams = len(log_probs) // sentences
-    if logits_processor:
-        log_probs = logits_processor(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
-    return best_tokens(log_probs.reshape(sentences, beams, -1), alive.running_scores[:, :beams], k)
+# ---- Greedy search -----------------------------------------------------------------------------------------------
 
 
 def greedy_search(
-    models: Sequence[Any],
-    input_ids: torch.Tensor,
-    logits_processor: LogitsProcessorList,
-    generation_config: GenerationConfig,
-    encoder_states: Sequence[torch.Tensor],
-    source_mask: torch.Tensor | None,
-    streamer: Any = None,
+    input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, streamer: Any = None
 ) -> torch.Tensor | GenerateEncoderDecoderOutput:
     """
-    `GenerationMixin._sample` where nothing is drawn: the best token at each step.
+    Takes the best token at each step, as `GenerationMixin._sample` does without sampling.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch, prompt)`): the decoder's prompt.
-        streamer ([`BaseStreamer`], *optional*): gets each step's tokens.
-        models, logits_processor, generation_config, encoder_states, source_mask: as in [`beam_search`]; processors
-            take logits here.
+        generation_config ([`GenerationConfig`]): settings of the call.
+        inputs ([`FastSearchInputs`]): models, source, and processors of logits.
+        streamer ([`BaseStreamer`], *optional*): receives the tokens of each step.
 
     Returns:
-        `torch.LongTensor` of shape `(batch, length)`, or with `return_dict_in_generate`
-        [`GenerateEncoderDecoderOutput`] with these `sequences`.
+        `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` [`GenerateEncoderDecoderOutput`]
+        with these `sequences`.
     """
     device, (batch, length) = input_ids.device, input_ids.shape
+    logits_processor, row_by_row = inputs.logits_processor, inputs.is_row_by_row
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     fill = 0 if pad is None else int(pad)
     eos = input_ids.new_empty(0) if eos is None else eos.to(device)
-    predictor = Predictor(models, encoder_states, source_mask, num_beams=1)
-    for column in range(length):
-        predictor.read(input_ids[:, column, None])
-    sequences, numbers = input_ids, torch.arange(batch, device=device)
-    nothing = torch.zeros(batch, 1, device=device)
-    max_lengths = generation_config._max_lengths.to(device)  # of the sentences in the decoder
-    goes_on = torch.ones(batch, dtype=torch.bool, device=device)
-    row_by_row = all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+    decoder = start_decoder(inputs, input_ids[:, None], num_candidates=1)
+    # Rows of `sequences` that are in the decoder, and their limits.
+    numbers, max_lengths = torch.arange(batch, device=device), generation_config._max_lengths.to(device)
+    unfinished = torch.ones(batch, dtype=torch.bool, device=device)
+    sequences, no_offsets = input_ids, torch.zeros(batch, 1, device=device)
     while True:
         if length == sequences.shape[1]:
             sequences = nn.functional.pad(sequences, (0, max(FIRST_LENGTH, length)), value=fill)
-        logits = predictor.logits()
+        logits = decoder.logits()
         if logits_processor:
             logits = logits_processor(sequences[numbers, :length], logits)
-        _, _, tokens = best_tokens(logits[:, None], nothing[: len(logits)], k=1)
-        tokens = tokens[:, 0].where(goes_on, fill)
+        _, _, tokens = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
+        tokens = tokens[:, 0].where(unfinished, fill)
         sequences[numbers, length] = tokens
         length += 1
         if streamer is not None:
             streamer.put(sequences[:, length - 1].cpu())
-        goes_on &= ~torch.isin(tokens, eos) & (length < max_lengths)
-        remaining = int(goes_on.sum())
+        unfinished &= ~torch.isin(tokens, eos) & (length < max_lengths)
+        remaining = int(unfinished.sum())
         if remaining == 0:
             break
-        if row_by_row and remaining <= (1 - WORTH_TAKING_OUT) * len(goes_on):
-            predictor.keep(goes_on.nonzero()[:, 0])
-            numbers, max_lengths, tokens = numbers[goes_on], max_lengths[goes_on], tokens[goes_on]
-            goes_on = goes_on[goes_on]
-        predictor.read(tokens[:, None])
+        if row_by_row and remaining <= (1 - MIN_FINISHED_FRACTION) * len(unfinished):
+            decoder.keep(unfinished.nonzero()[:, 0])
+            numbers, max_lengths, tokens = numbers[unfinished], max_lengths[unfinished], tokens[unfinished]
+            unfinished = unfinished[unfinished]
+        decoder.read(tokens[:, None])
     if streamer is not None:
         streamer.end()
     sequences = sequences[:, :length]
-    return (
-        GenerateEncoderDecoderOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
-    )
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return GenerateEncoderDecoderOutput(sequences=sequences)

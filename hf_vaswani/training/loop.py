@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints
 from ..data.batching import Batch
-from ..files import append_line, digest, find_damage, write_bytes, write_text, written_whole
+from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.publishing import Publisher
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
@@ -392,13 +392,13 @@ def _write_result(
     """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
     # The result that is there belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
-    with written_whole(run.folder / MODEL) as folder:
+    with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
     written = {}
     for name, lines in translations.items():
         file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
-        write_text(run.folder / file, "".join(line + "\n" for line in lines))
+        atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
         written[file] = digest(run.folder / file)
     result = replace(result, files=digests(run.folder / MODEL), translations=written)
     write_result(run.folder, result)
@@ -410,7 +410,7 @@ def _write_card(recipe: Recipe, result: Result) -> None:
     run_dir = Path(recipe.run_dir)
     # The picture comes first, so that the card, once it is there, has it.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
-        write_bytes(run_dir / MODEL / name, content)
+        atomic_write_bytes(run_dir / MODEL / name, content)
 
 
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
@@ -462,7 +462,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
     try:
         read_recipe(run_dir)
     except ValueError:
-        tasks[run_dir / RECIPE] = lambda: write_text(run_dir / RECIPE, recipe.as_yaml())
+        tasks[run_dir / RECIPE] = lambda: atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     try:
         read_environment(run_dir)
     except ValueError:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batching import Updates
 from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from ..data.tokenizer import load_tokenizer
-from ..files import write_text, written_whole
+from ..files import atomic_folder, atomic_write_text
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
@@ -146,7 +146,7 @@ def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> Non
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    with written_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         tokenizer.save_pretrained(temporary)
 
 
@@ -157,7 +157,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"The folder {run_dir} cannot be made: {error}") from error
-    write_text(run_dir / RECIPE, recipe.as_yaml())
+    atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     if checkpoint is None or not _has_environment(run_dir):
         write_environment(run_dir, describe_environment(recipe, accelerator, sources))
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..averaging import load_weights
-from ..files import written_whole
+from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
 from ..run_folder import (
@@ -147,7 +147,7 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
         OSError: the disk is full, or cannot be written; nothing of the folder is left then.
     """
     accelerator, folder = run.accelerator, checkpoint_folder(run.folder, trainee.step)
-    with written_whole(folder, accelerator.is_main_process) as temporary:
+    with atomic_folder(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
         # Shards are there to go on from; what is averaged and loaded are whole weights.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..data.batching import PairCollator, TokenBudgetBatchSampler
+from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..metrics import METRICS, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
@@ -97,13 +97,13 @@ def validation_loss(run: Run, model: torch.nn.Module) -> float:
     model.eval()
     for pairs in run.sets["validation"]:
         lengths = pair_lengths(pairs.encoded)
-        sampler = TokenBudgetBatchSampler(
-            lengths,
-            # Nothing is left out here: the budget grows to the longest pair.
+        order = BatchOrder(
+            # No pair is skipped here: the budget grows to the longest one.
             max(run.recipe.training.tokens_per_batch, int(lengths.max())),
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
         )
+        sampler = TokenBudgetBatchSampler(lengths, order)
         for batch in DataLoader(
             pairs.encoded, batch_sampler=sampler, collate_fn=collator, generator=torch.Generator()
         ):

@@ -1,15 +1,18 @@
 """Translates a corpus; says what a model thinks of translations that exist."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.batching import length_batches
 from ..data.tokenizer import language_tags
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.pipeline_vaswani import evaluation_mode
 
 
 def translate_corpus(
@@ -102,9 +105,8 @@ def _generate(
     order = sorted(spoken, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
-        while order:
-            rows = max(1, tokens_per_batch // len(ids[order[0]]))
-            batch, order = order[:rows], order[rows:]
+        for part in length_batches(np.array([len(ids[i]) for i in order]), tokens_per_batch):
+            batch = order[part]
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
@@ -122,18 +124,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> lis
     # A tokenizer does not take an empty list.
     ids: list[list[int]] = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
     return ids
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switches dropout off, and in the end every module back to the mode that it was in."""
-    in_training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in in_training:
-            module.training = True
 
 
 @torch.inference_mode()
@@ -170,9 +160,8 @@ def log_probabilities(
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     found = [(0.0, 0)] * len(order)
     with evaluation_mode(model):
-        while order:
-            rows = max(1, tokens_per_batch // lengths[order[0]])
-            batch, order = order[:rows], order[rows:]
+        for part in length_batches(np.array([lengths[i] for i in order]), tokens_per_batch):
+            batch = order[part]
             inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)

@@ -24,7 +24,7 @@ FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "hf_vaswani.cli",
     "hf_vaswani.training.loop",
-    "hf_vaswani.metric",
+    "hf_vaswani.metrics",
     "hf_vaswani.hub.publishing",
     "hf_vaswani.hub.curve",
 ]

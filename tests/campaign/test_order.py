@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from hypothesis import strategies as st
 
-from hf_vaswani.data.batching import PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from hf_vaswani.data.streaming import Stream, StreamUpdates
 from hf_vaswani.data.tokenizer import train_tokenizer
 
@@ -49,13 +49,12 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1
 def test_an_epoch_has_every_pair_once_and_processes_share_it(campaign) -> None:
     def check(example: Any) -> None:
         lengths, budget, per_update, processes, random_seed, epoch, limit = example
-        order: dict[str, Any] = {"seed": random_seed, "batches_per_update": per_update, "max_length": limit}
         array = np.array(lengths, dtype=np.int32)
         longest = array.max(axis=1)
         fitting = [i for i in range(len(lengths)) if longest[i] <= min(budget, limit or budget)]
         try:
             samplers = [
-                TokenBudgetBatchSampler(array, budget, num_processes=processes, process_index=i, **order)
+                TokenBudgetBatchSampler(array, BatchOrder(budget, random_seed, per_update, processes, i, limit))
                 for i in range(processes)
             ]
         except ValueError as error:
@@ -98,7 +97,7 @@ def test_a_stream_has_every_pair_once_and_goes_on_from_anywhere(campaign) -> Non
 
     def check(example: Any) -> None:
         lengths, others, window, per_update, stop = example
-        order = {"tokens_per_batch": 40, "seed": 1, "batches_per_update": per_update}
+        order = BatchOrder(40, batches_per_update=per_update)
 
         def build() -> StreamUpdates:
             streams = [stream(lengths, "first"), *([stream(others, "second")] if others else [])]

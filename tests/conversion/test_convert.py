@@ -148,7 +148,7 @@ def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -
         (tiny_run, f"is the folder of a run: give its model, {tiny_run / 'model'}"),
         ("ctranslate2", "model.bin, which is a model of CTranslate2: that is only written"),
         ("onnx", "encoder.onnx, which is an ONNX graph: that is only written"),
-        ("some/model", "some/model is no folder here, and as a model on the Hub it cannot be had"),
+        ("some/model", "some/model is neither a local folder nor a model on the Hub"),
     ):
         code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
         assert code == 2 and words in err and err.count("\n") == 1, err
@@ -178,7 +178,7 @@ def with_nan_in_pickle(path: Path) -> None:
     ("kind", "file", "damage", "words"),
     [
         ("ours", "config.json", lambda path: damaged_text(path, "{"), "is not JSON"),
-        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("ours", "config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("ours", "generation_config.json", lambda path: damaged_text(path, ""), "is not JSON"),
         ("ours", "generation_config.json", lambda path: with_value(path, num_beams=0), "num_beams 0"),
         ("ours", "generation_config.json", lambda path: with_value(path, eos_token_id=["x"]), "eos_token_id ['x']"),
@@ -201,7 +201,7 @@ def with_nan_in_pickle(path: Path) -> None:
         ("ours", "tokenizer.json", Path.unlink, "tokenizer.json is missing"),
         ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight that are not finite"),
         ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
-        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must have one JSON object"),
+        ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
         ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
         ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vaswani.data.batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler
+from hf_vaswani.data.batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, length_batches
 from hf_vaswani.data.tokenizer import train_tokenizer
 
 LENGTHS = np.random.default_rng(0).integers(2, 40, size=(997, 2))
@@ -17,30 +17,46 @@ def flat(updates) -> list[int]:
     return [pair for update in updates for batch in update for pair in batch]
 
 
+@pytest.mark.parametrize("falling", [False, True])
+def test_length_batches_are_as_full_as_the_budget_allows(falling) -> None:
+    random = np.random.default_rng(2)
+    for budget in (1, 7, 40, 300):
+        lengths = np.sort(random.integers(1, 60, 200))
+        lengths = lengths[::-1] if falling else lengths
+        batches, expected = length_batches(lengths, budget), [[0]]
+        for i in range(1, len(lengths)):
+            if (len(expected[-1]) + 1) * max(lengths[i], *lengths[expected[-1]]) <= budget:
+                expected[-1].append(i)
+            else:
+                expected.append([i])
+        assert [list(range(200))[batch] for batch in batches] == expected
+    assert length_batches(np.array([]), 10) == []
+
+
 def test_every_pair_exactly_once_an_epoch() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 200)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200))
     assert sorted(flat(sampler.updates())) == list(range(997))
 
 
 def test_no_batch_is_above_the_budget_and_most_are_nearly_full() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 400)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400))
     cells = [len(batch) * LENGTHS[batch].max() for batch in sampler.batches()]
     assert max(cells) <= 400
     assert np.median(cells) > 0.9 * 400
 
 
 def test_pairs_above_the_longest_side_are_left_out() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=30))
     short = np.flatnonzero(LENGTHS.max(axis=1) <= 30)
     assert sorted(flat(sampler.updates())) == short.tolist()
     assert sampler.skipped == len(LENGTHS) - len(short)
     with pytest.raises(ValueError, match="model.max_position_embeddings 1: the shortest has"):
-        TokenBudgetBatchSampler(LENGTHS, 400, max_length=1)
+        TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=1))
 
 
 def test_source_and_target_are_counted_each_for_itself() -> None:
     """The paper's "25000 source tokens and 25000 target tokens": not their sum, and padding counts on both sides."""
-    batches = TokenBudgetBatchSampler(LENGTHS, 400).batches()
+    batches = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400)).batches()
     padded = np.array([len(batch) * LENGTHS[batch].max(axis=0) for batch in batches])
     assert padded.max(axis=0).tolist() == pytest.approx([400, 400], rel=0.02)
     assert padded.max() <= 400
@@ -48,7 +64,7 @@ def test_source_and_target_are_counted_each_for_itself() -> None:
 
 
 def test_pairs_of_like_length_are_together() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 400)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400))
     longest = LENGTHS.max(axis=1)
     spans = [np.ptp(longest[batch]) for batch in sampler.batches()]
     assert np.mean(spans) < 1
@@ -56,7 +72,7 @@ def test_pairs_of_like_length_are_together() -> None:
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed, epoch):
-        sampler = TokenBudgetBatchSampler(LENGTHS, 200, seed=seed)
+        sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, seed=seed))
         sampler.set_position(epoch)
         return list(sampler)
 
@@ -68,13 +84,13 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 def test_batches_do_not_come_in_the_order_of_their_lengths() -> None:
-    widths = [LENGTHS[batch].max() for batch in TokenBudgetBatchSampler(LENGTHS, 200).batches()]
+    widths = [LENGTHS[batch].max() for batch in TokenBudgetBatchSampler(LENGTHS, BatchOrder(200)).batches()]
     steps_up = sum(a <= b for a, b in itertools.pairwise(widths)) / (len(widths) - 1)
     assert 0.3 < steps_up < 0.7
 
 
 def test_a_position_continues_where_the_epoch_was_left() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=3)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=3))
     whole, counts = list(sampler), sampler.batches_of_updates()
     sampler.set_position(0, 5)
     assert list(sampler) == whole[sum(counts[:5]) :]
@@ -83,9 +99,9 @@ def test_a_position_continues_where_the_epoch_was_left() -> None:
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_an_update_among_them(processes, accumulation) -> None:
-    alone = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=accumulation * processes).updates()
+    alone = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=accumulation * processes)).updates()
     shares = [
-        TokenBudgetBatchSampler(LENGTHS, 200, 1, accumulation, processes, process).updates()
+        TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, 1, accumulation, processes, process)).updates()
         for process in range(processes)
     ]
     assert len({len(share) for share in shares}) == 1
@@ -96,16 +112,16 @@ def test_processes_share_an_update_among_them(processes, accumulation) -> None:
 
 def test_pairs_above_the_budget_are_left_out_and_counted() -> None:
     lengths = np.array([[3, 4], [50, 2], [5, 5], [2, 51]])
-    sampler = TokenBudgetBatchSampler(lengths, 20)
+    sampler = TokenBudgetBatchSampler(lengths, BatchOrder(20))
     assert sampler.skipped == 2
     assert sorted(flat(sampler.updates())) == [0, 2]
 
 
 def test_nothing_to_train_on_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        TokenBudgetBatchSampler(np.zeros((0, 2), dtype=int), 20)
+        TokenBudgetBatchSampler(np.zeros((0, 2), dtype=int), BatchOrder(20))
     with pytest.raises(ValueError, match="20.*50"):
-        TokenBudgetBatchSampler(np.array([[50, 60], [50, 3]]), 20)
+        TokenBudgetBatchSampler(np.array([[50, 60], [50, 3]]), BatchOrder(20))
 
 
 def test_collator_pads_each_side_to_its_own_width() -> None:
@@ -152,7 +168,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def build(workers: int = 0, processes: int = 1, process: int = 0) -> EpochUpdates:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 2, processes, process)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(900, 1, 2, processes, process))
     return EpochUpdates(Rows(), sampler, PairCollator(0), workers)
 
 
@@ -177,7 +193,7 @@ def test_every_position_goes_on_as_if_nothing_had_been(workers) -> None:
 
 
 def test_updates_of_two_processes_are_those_of_one() -> None:
-    sampler = TokenBudgetBatchSampler(LENGTHS, 900, 1, 4)
+    sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(900, 1, 4))
     alone = EpochUpdates(Rows(), sampler, PairCollator(0))
     shares = [build(processes=2, process=process) for process in (0, 1)]
     streams = [updates.after(updates.start) for updates in (alone, *shares)]
@@ -194,7 +210,7 @@ def test_updates_of_two_processes_are_those_of_one() -> None:
 
 def test_the_fingerprint_is_that_of_the_text() -> None:
     def of(lengths: np.ndarray) -> dict[str, object]:
-        return EpochUpdates(Rows(), TokenBudgetBatchSampler(lengths, 900), PairCollator(0)).fingerprint
+        return EpochUpdates(Rows(), TokenBudgetBatchSampler(lengths, BatchOrder(900)), PairCollator(0)).fingerprint
 
     assert json.loads(json.dumps(of(LENGTHS))) == of(LENGTHS.copy())
     assert of(LENGTHS)["pairs"] == 997
@@ -205,7 +221,7 @@ def test_the_fingerprint_is_that_of_the_text() -> None:
 def test_weights_take_pairs_twice_or_a_part_of_them() -> None:
     taken = []
     for epoch in (0, 1):
-        sampler = TokenBudgetBatchSampler(LENGTHS, 400, max_length=30, weights=[(400, 2), (597, 0.25)])
+        sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=30), [(400, 2), (597, 0.25)])
         sampler.set_position(epoch)
         taken.append(np.bincount(flat(sampler.updates()), minlength=997))
         fitting = LENGTHS.max(axis=1) <= 30
@@ -228,7 +244,7 @@ def test_little_padding_on_multi30k(multi30k) -> None:
     sides = [(multi30k / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
     tokenizer = train_tokenizer(itertools.chain(*sides), 10_000)
     lengths = np.array([[len(ids) for ids in tokenizer(side)["input_ids"]] for side in sides]).T
-    sampler = TokenBudgetBatchSampler(lengths, 4096)
+    sampler = TokenBudgetBatchSampler(lengths, BatchOrder(4096))
     for epoch in (0, 1):
         sampler.set_position(epoch)
         cells = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in sampler.batches())
@@ -236,8 +252,8 @@ def test_little_padding_on_multi30k(multi30k) -> None:
 
 
 def test_the_last_update_of_an_epoch_may_have_fewer_batches() -> None:
-    count = len(TokenBudgetBatchSampler(LENGTHS, 200).batches())
+    count = len(TokenBudgetBatchSampler(LENGTHS, BatchOrder(200)).batches())
     for per_update in (2, 3, 4, 5):
-        sampler = TokenBudgetBatchSampler(LENGTHS, 200, batches_per_update=per_update)
+        sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=per_update))
         assert sampler.batches_of_updates() == [min(per_update, count - n) for n in range(0, count, per_update)]
         assert sorted(flat(sampler.updates())) == list(range(997))

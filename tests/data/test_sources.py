@@ -9,6 +9,7 @@ from datasets import Dataset
 from tokenizers import processors
 
 from hf_vaswani.data import sources as corpus
+from hf_vaswani.data.batching import BatchOrder
 from hf_vaswani.data.sources import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
@@ -200,15 +201,12 @@ def test_the_recipes_numbers_reach_the_updates(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(corpus, "encode_pairs", spy)
     updates = corpus.build_updates(recipe, sources, tokenizer, 2, 1)
     sampler = updates.sampler
-    assert (sampler.seed, sampler.batches_per_update, sampler.num_processes, sampler.process_index) == (9, 4, 2, 1)
+    assert sampler.order == BatchOrder(200, seed=9, batches_per_update=4, num_processes=2, process_index=1)
     assert (updates.loader.num_workers, processes) == (2, [3, 3])
     recipe.data.streaming = True
     stream = corpus.build_updates(recipe, corpus.read_sources(recipe), tokenizer, 2, 1)
     assert (stream.size, stream.num_workers) == (7, 2)
-    assert stream.order | {"max_length": None} == {
-        "tokens_per_batch": 200, "seed": 9, "batches_per_update": 4, "num_processes": 2, "process_index": 1,
-        "max_length": None,
-    }  # fmt: skip
+    assert stream.order == sampler.order
 
 
 def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
-from hf_vaswani.data.batching import PairCollator
+from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.data.streaming import NUMBERS, Stream, StreamUpdates
 from hf_vaswani.data.tokenizer import train_tokenizer
 
@@ -29,8 +29,8 @@ def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple
 
 
 def build(tokenizer, streams: list[Stream], size: int = 40, workers: int = 0, **order: Any) -> StreamUpdates:
-    order = {"tokens_per_batch": 60, "seed": 1} | order
-    return StreamUpdates(streams, tokenizer, size, order, PairCollator(0), workers)
+    settings = BatchOrder(**{"tokens_per_batch": 60} | order)
+    return StreamUpdates(streams, tokenizer, size, settings, PairCollator(0), workers)
 
 
 def one_pass(updates: StreamUpdates, position: dict[str, Any] | None = None) -> list[tuple[list, dict]]:

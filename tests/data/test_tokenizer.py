@@ -184,7 +184,7 @@ def test_every_kind_is_deterministic() -> None:
     """Also in another process, with other hashes and other threads."""
     text = made_up_text()
     program = (
-        "import sys, json; from hf_vaswani.tokenizer import train_tokenizer; kinds, text = json.load(sys.stdin);"
+        "import sys, json; from hf_vaswani.data.tokenizer import train_tokenizer; kinds, text = json.load(sys.stdin);"
         "json.dump([train_tokenizer(text, 300, kind).backend_tokenizer.to_str() for kind in kinds], sys.stdout)"
     )
     done = subprocess.run(
@@ -278,3 +278,15 @@ def test_ten_thousand_entries_on_multi30k(multi30k) -> None:
         ids = tokenizer(line)["input_ids"]
         assert 3 not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(line)
+
+
+def test_importing_the_tokenizer_loads_no_training_dependencies() -> None:
+    """Translating and converting use it without the `train` extra."""
+    program = (
+        "import sys, transformers; before = set(sys.modules); import hf_vaswani.data.tokenizer; "
+        "import hf_vaswani.data.batching; print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(done.stdout.split())
+    assert "hf_vaswani" in loaded
+    assert not loaded & {"datasets", "pyarrow", "pandas", "jsonargparse", "evaluate", "sacrebleu"}

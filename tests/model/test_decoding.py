@@ -1,274 +1,21 @@
-"""The searches on the incremental decoder against transformers' own, which the same call takes where it must."""
+"""The incremental decoder against the decoder without a cache, modified models, and other default devices."""
 
 import contextlib
 import copy
-import itertools
 
 import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniTranslationPipeline
+from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from hf_vaswani.model import generation_vaswani, modeling_vaswani
 from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import eager_attention_forward, position_ids
-from hf_vaswani.model.search_vaswani import best_tokens
 
-PAD, BOS, EOS = 0, 1, 2
+from .test_search import BOS, fast_and_stock, random_model, sentences
 
-
-def random_model(seed: int = 0, vocab_size: int = 90, **fields) -> VaswaniForConditionalGeneration:
-    """A model whose translations vary, in length too."""
-    torch.manual_seed(seed)
-    sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.1}
-    model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **sizes | fields))
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-        model.lm_head.bias.normal_()
-        model.lm_head.bias[EOS] += 2.5
-    model.generation_config.max_length_offset = 10
-    return model.eval()
-
-
-def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(count)
-    ids = torch.randint(3, vocab_size, (count, 12), generator=generator)
-    lengths = torch.randint(2, 13, (count,), generator=generator) if padded else torch.full((count,), 12)
-    ids[torch.arange(12) >= lengths[:, None]] = PAD
-    ids[torch.arange(count), lengths - 1] = EOS
-    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
-
-
-def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
-    """What either search returns; whether the first is taken is counted."""
-    found, taken = [], []
-    choose = generation_vaswani.for_fast_search
-
-    def spy(*args, **kwargs):
-        taken.append(choose(*args, **kwargs))
-        return taken[-1]
-
-    for choice in (spy, lambda *args, **kwargs: None):
-        monkeypatch.setattr(generation_vaswani, "for_fast_search", choice)
-        found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
-    monkeypatch.setattr(generation_vaswani, "for_fast_search", choose)
-    assert [arguments is not None for arguments in taken] == [fast]
-    return found
-
-
-def scores_of(model, inputs, **settings) -> torch.Tensor:
-    return model.generate(**inputs, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
-
-
-def assert_same(found: torch.Tensor, expected: torch.Tensor, scores: torch.Tensor | None = None) -> None:
-    """The same sequences; but rounding may put two in the other order whose scores are the same to it."""
-    assert found.shape == expected.shape
-    for row in (found != expected).any(dim=1).nonzero()[:, 0].tolist():
-        assert scores is not None and row
-        assert (scores - scores[row]).abs().lt(1e-6).sum() > 1, f"row {row}"
-
-
-TRANSFORMERS = {"length_penalty_type": "power", "finish_candidates": "top"}
-SETTINGS = [
-    {},
-    TRANSFORMERS,
-    TRANSFORMERS | {"early_stopping": True},
-    {"early_stopping": False, "length_penalty": 2.0},
-    {"max_new_tokens": 9, "min_new_tokens": 4},
-    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
-    {"forced_bos_token_id": 9, "suppress_tokens": [11, 12], "eos_token_id": [2, 30]},
-    {"forced_eos_token_id": 2, "max_length_offset": 3},
-    {"max_length_offset": None, "max_length": 30},
-]
-
-
-@pytest.mark.parametrize(
-    ("batch", "settings"),
-    [(7, settings) for settings in SETTINGS] + list(itertools.product([1, 64], SETTINGS[:2])),
-    ids=str,
-)
-@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
-def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, batch, settings) -> None:
-    if beams == 1:
-        settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
-    settings = settings | {"num_beams": beams, "num_return_sequences": returned}
-    model, lengths = random_model(), set()
-    for padded in (False, True):
-        inputs = sentences(batch, padded)
-        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
-        if beams > 1:
-            expected = scores_of(model, inputs, **settings)
-            torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
-            assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
-        assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
-        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 1:].tolist()}
-    assert batch == 1 or len(lengths) > 1
-
-
-MODELS = [
-    {"norm_position": "pre"},
-    {"position_encoding": "learned", "max_position_embeddings": 70},
-    {"sinusoid_layout": "tensor2tensor", "scale_embedding": False, "position_offset": 40},
-    {"d_k": 6, "d_v": 10, "attention_bias": True, "activation_function": "gelu"},
-    {"share_embeddings": False, "encoder_layers": 2, "decoder_layers": 1},
-    {"share_embeddings": False, "tie_word_embeddings": False},
-    {"decoder_start_token_id": PAD},
-]
-
-
-@pytest.mark.parametrize("fields", MODELS, ids=str)
-@pytest.mark.parametrize("beams", [1, 4])
-def test_every_kind_of_model(monkeypatch, fields, beams) -> None:
-    for seed in range(3):
-        fast, stock = fast_and_stock(monkeypatch, random_model(seed, **fields), sentences(9), num_beams=beams)
-        assert torch.equal(fast.sequences, stock.sequences)
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_prompt_is_read_first(monkeypatch, beams) -> None:
-    prompts = torch.randint(3, 90, (9, 5), generator=torch.Generator().manual_seed(1))
-    prompts[:, 0] = BOS
-    inputs = sentences(9) | {"decoder_input_ids": prompts}
-    fast, stock = fast_and_stock(monkeypatch, random_model(), inputs, num_beams=beams)
-    assert torch.equal(fast.sequences, stock.sequences) and torch.equal(fast.sequences[:, :5], prompts)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("beams", [1, 4])
-def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
-    inputs = {name: tensor.flip(1) for name, tensor in sentences(9).items()}
-    model = random_model()
-    model.set_attn_implementation(implementation)
-    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
-    assert torch.equal(fast.sequences, stock.sequences)
-
-
-@pytest.mark.parametrize("beams", [4, 10])
-def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
-    model, inputs = random_model().to(torch.bfloat16), sentences(64)
-    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
-    length = min(fast.sequences.shape[1], stock.sequences.shape[1])
-    same = (fast.sequences[:, :length] == stock.sequences[:, :length]).all(dim=1)
-    # Two of transformers' implementations of attention agree no better.
-    assert same.float().mean() > 0.75
-    difference = fast.sequences_scores - scores_of(model, inputs, num_beams=beams)
-    # A candidate that is the last to be looked at here may not be there.
-    assert (difference.abs() < 0.2).float().mean() > 0.95
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
-    model = random_model()
-    model.lm_head.bias.data[EOS] = -100
-    settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
-    fast, stock = fast_and_stock(monkeypatch, model, sentences(3), **settings)
-    assert fast.sequences.shape == (3, 151) and torch.equal(fast.sequences, stock.sequences)
-
-
-class OfSentences(LogitsProcessor):
-    """Forbids each sentence a token of its own, by the place of its rows."""
-
-    def __init__(self, beams: int) -> None:
-        self.beams, self.calls = beams, 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        rows = torch.arange(len(scores))
-        assert len(input_ids) == len(rows) and len(rows) % self.beams == 0
-        self.calls += 1
-        return scores.index_put((rows, 70 + rows // self.beams), torch.tensor(-torch.inf))
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_a_processor_of_the_callers_sees_every_row(monkeypatch, beams) -> None:
-    model, inputs = random_model(), sentences(20)
-    plain = model.generate(**inputs, num_beams=beams)
-    settings = {"num_beams": beams, "logits_processor": [OfSentences(beams)]}
-    fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
-    assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
-
-
-class NothingIsLeft(LogitsProcessor):
-    """Forbids everything after two tokens."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, EOS] = -torch.inf
-        return scores if input_ids.shape[1] < 3 else torch.full_like(scores, -torch.inf)
-
-
-def test_a_sentence_without_an_end_is_returned_empty() -> None:
-    found = random_model().generate(**sentences(3), num_beams=2, logits_processor=[NothingIsLeft()])
-    assert found.tolist() == [[BOS]] * 3
-
-
-def hooked(model) -> None:
-    model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
-
-
-def patched(model) -> None:
-    layer = model.model.decoder.layers[0]
-    layer.forward = layer.forward
-
-
-LEFT_TO_TRANSFORMERS = [
-    {"output_attentions": True},
-    {"output_hidden_states": True},
-    {"output_logits": True},
-    {"output_scores": True},
-    {"use_cache": False},
-    {"cache_implementation": "static"},
-    {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
-    hooked,
-    patched,
-    nn.Module.train,
-]
-
-
-@pytest.mark.parametrize(
-    "case", LEFT_TO_TRANSFORMERS, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
-)
-@pytest.mark.parametrize("beams", [1, 4])
-def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> None:
-    model = random_model()
-    settings = {"num_beams": beams}
-    if isinstance(case, dict):
-        settings |= case
-    else:
-        case(model)
-    torch.manual_seed(0)
-    fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
-
-
-def test_a_tokenizer_as_pipelines_give_it_changes_nothing(monkeypatch) -> None:
-    fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
-
-
-def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatch) -> None:
-    model, inputs = random_model(), sentences(3)
-    for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):
-        fast_and_stock(monkeypatch, model, inputs, fast=False, **settings)
-    first = model.generate(
-        **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
-    )
-    again = {"decoder_input_ids": first.sequences, "past_key_values": first.past_key_values}
-    fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
-
-
-def test_autocast_is_left_to_transformers(monkeypatch) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
-
-
-def test_an_empty_sentence_is_left_to_transformers(monkeypatch) -> None:
-    inputs = sentences(3)
-    inputs["attention_mask"][1] = 0
-    fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)
-
-
-# ---- its parts
+EOS = 2
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -300,31 +47,15 @@ def test_each_step_equals_the_decoder_without_a_cache(beams) -> None:
                 kept = torch.arange(len(written) - 1)
                 step.keep(kept)
                 written, which = written[kept], which[kept]
-        # What no hypothesis sees is not kept for ever.
+        # Places that no hypothesis sees are removed.
         assert step.written < beams * 39 or beams == 1
 
 
-@pytest.mark.parametrize("hypotheses", [1, 5])
-@pytest.mark.parametrize("vocab_size", [20, 60, 320, 1000, 1023])
-@pytest.mark.parametrize("k", [1, 8, 20])
-def test_the_best_tokens(hypotheses, vocab_size, k) -> None:
-    generator = torch.Generator().manual_seed(vocab_size)
-    numbers = torch.randn(3, hypotheses, vocab_size, generator=generator)
-    offsets = torch.randn(3, hypotheses, generator=generator)
-    part = torch.randn(3, hypotheses, vocab_size + 7, generator=generator)[:, :, :vocab_size]
-    for scores in (numbers, numbers.masked_fill(numbers > -2, -torch.inf), part):
-        best, rows, tokens = best_tokens(scores, offsets, k)
-        expected = (scores + offsets[:, :, None]).flatten(1)
-        assert torch.equal(best, expected.topk(k).values)
-        places = rows * vocab_size + tokens
-        assert torch.equal(best, expected.gather(1, places)) and all(len(set(p)) == k for p in places.tolist())
-
-
-# ---- Models that were changed
+# ---- Modified models
 
 
 class Gated(nn.Module):
-    """A feed-forward network with the same parts, of which one half opens the other."""
+    """A feed-forward network with the same submodules, whose hidden layer gates itself."""
 
     def __init__(self, old: nn.Module) -> None:
         super().__init__()
@@ -336,7 +67,7 @@ class Gated(nn.Module):
 
 
 def other(output):
-    """Another output of the same form: what follows is not what it would have been."""
+    """Returns a different output of the same form, which changes everything that follows."""
     if isinstance(output, torch.Tensor):
         return output * torch.linspace(-2, 2, output.shape[-1])
     if isinstance(output, tuple):
@@ -389,7 +120,7 @@ def by_a_wrapper(module: nn.Module, monkeypatch) -> None:
 
 
 CHANGES = [by_subclass, by_the_class, by_the_instance, by_a_hook, by_a_global_hook, by_a_wrapper]
-# All kinds of modules that a model is made of, in both stacks.
+# Every kind of module in a model, in both stacks.
 PLACES = [
     "model.encoder.layers.0",
     "model.encoder.layers.0.self_attn",
@@ -423,7 +154,7 @@ def test_the_places_are_of_every_class() -> None:
     model = random_model(norm_position="pre")
     kinds = {type(module) for module in model.modules()} - {nn.ModuleList}
     changed = {type(model.get_submodule(place)) for place in PLACES}
-    # The outermost are changed below, by subclasses of their own.
+    # The outermost modules are modified below, by subclasses.
     assert {kind.__name__ for kind in kinds - changed} == {
         "VaswaniForConditionalGeneration",
         "VaswaniModel",
@@ -432,10 +163,10 @@ def test_the_places_are_of_every_class() -> None:
 
 
 def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
-    """What `generate()` returns by itself, and what it returns where the fast search is out of reach."""
+    """Returns the output of `generate()` as it is, and with the fast search disabled."""
     found = [model.generate(**inputs, **settings)]
     with monkeypatch.context() as without:
-        without.setattr(generation_vaswani, "for_fast_search", lambda *args, **kwargs: None)
+        without.setattr(generation_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
         return [*found, model.generate(**inputs, **settings)]
 
 
@@ -514,7 +245,7 @@ def another_input(model, monkeypatch):
 
 
 def a_layer_in_training(model, monkeypatch):
-    # Dropout that stays on, to draw several translations.
+    # As for Monte Carlo dropout.
     model.model.decoder.layers[1].train()
 
 
@@ -542,7 +273,7 @@ def normalized_over_the_length(model, monkeypatch):
 
 
 def pruned_heads(model, monkeypatch):
-    """One of two is left, of each attention to the target; its module does not know."""
+    """Removes one of two heads of each self-attention; `num_heads` still says 2."""
     for layer in model.model.decoder.layers:
         attention = layer.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -603,7 +334,7 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
     plain = model.generate(**inputs, num_beams=beams)
     change(model, monkeypatch)
     with monkeypatch.context() as seeded:
-        # The same draws for both, where something is drawn.
+        # Dropout must draw the same in both searches.
         generate = model.generate
         seeded.setattr(model, "generate", lambda **kwargs: (torch.manual_seed(3), generate(**kwargs))[1])
         fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
@@ -614,11 +345,11 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
 def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -> None:
     model, inputs = random_model(), sentences(5)
     model.model.decoder.layers[1] = copy.deepcopy(model.model.decoder.layers[0])
-    # The fast search has a place for each layer, and finds what is found without a cache.
+    # The fast search has its own cache for each layer, so it equals the search without a cache.
     without = model.generate(**inputs, num_beams=2, use_cache=False)
     assert torch.equal(model.generate(**inputs, num_beams=2), without)
     slow = {"output_scores": True, "return_dict_in_generate": True}
-    with pytest.raises(ValueError, match="Decoder layer 1 has an attention whose layer_idx is 0"):
+    with pytest.raises(ValueError, match="attention of decoder layer 1 has layer_idx 0"):
         model.generate(**inputs, num_beams=2, **slow)
     for name in ("self_attn", "cross_attn"):
         getattr(model.model.decoder.layers[1], name).layer_idx = 1
@@ -626,7 +357,7 @@ def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -
 
 
 def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
-    """Whatever has been done to it that changes nothing of what it computes."""
+    """Also after changes that do not affect what the decoder computes."""
     model, inputs = random_model(), sentences(3)
     model.model.encoder.layers[0].register_forward_hook(lambda *args: None)
     model.train().eval()
@@ -641,7 +372,7 @@ def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
 
 @contextlib.contextmanager
 def everything_elsewhere():
-    """A tensor that is made without a device is on no device that computes: what a GPU would refuse shows here."""
+    """Makes `meta` the default device: a tensor created without a device fails as it would beside a model on a GPU."""
     with torch.device("meta"):
         yield
 
@@ -654,7 +385,7 @@ WAYS = [
     {"num_beams": 1, "ensemble": True},
     {"num_beams": 3, "ensemble": True},
     {"num_beams": 1, "do_sample": True},
-    # These two are left to transformers' own searches.
+    # These two fall back to transformers' own searches.
     {"num_beams": 1, "output_scores": True, "return_dict_in_generate": True},
     {"num_beams": 3, "output_scores": True, "return_dict_in_generate": True},
 ]
@@ -662,7 +393,7 @@ WAYS = [
 
 @pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 70}], ids=str)
 @pytest.mark.parametrize("settings", WAYS, ids=str)
-# 90 words and 1 000: the best of many tokens are found in groups.
+# `best_tokens` compares many tokens in groups.
 @pytest.mark.parametrize("vocab_size", [90, 1000])
 def test_every_search_runs_where_the_model_is(settings, vocab_size, fields) -> None:
     models = [random_model(seed, vocab_size, **fields) for seed in range(2)]
@@ -695,7 +426,7 @@ def test_an_update_is_made_where_the_model_is(attention, loss_only) -> None:
 
 
 def test_the_pipeline_runs_where_the_model_is(tiny_run) -> None:
-    """From the ids on, which transformers' tokenizers put on the default device."""
+    """Starts from ids, which transformers' tokenizers create on the default device."""
     kinds = (VaswaniForConditionalGeneration, transformers.AutoTokenizer)
     model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in kinds)
     translator = VaswaniTranslationPipeline(model, tokenizer, device="cpu")

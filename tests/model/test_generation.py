@@ -1,4 +1,4 @@
-"""The search of Section 6.1 against a plain beam search, against all outputs there are, and inside generate()."""
+"""Beam search of Section 6.1 against a plain implementation and exhaustive search; settings of `generate()`."""
 
 import itertools
 import json
@@ -10,57 +10,49 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
-    AutoConfig,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     GenerationConfig,
     StoppingCriteria,
     StoppingCriteriaList,
-    pipeline,
 )
 from transformers.generation import GenerationMixin, LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
     HOOKS,
+    RUNNING_RULES,
     VaswaniGenerationMixin,
     changed_hooks,
-    length_penalty,
 )
 
+from .. import networks
 from ..conftest import ROOT
 
 PAD, BOS, EOS = 0, 1, 2
 
 
-def tiny_model(seed: int = 0, vocab_size: int = 8, eos: float = 1.0, **fields) -> VaswaniForConditionalGeneration:
-    """A random model; `eos` is added to the logit of `</s>`: inf and -inf end at once and never."""
-    torch.manual_seed(seed)
-    sizes = {"d_model": 8, "d_ff": 16, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
-    config = VaswaniConfig(vocab_size=vocab_size, lm_head_bias=True, **(sizes | fields))
-    model = VaswaniForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for module in model.modules():
-            # A fresh model says the same whatever it reads.
-            if isinstance(module, nn.Linear) and module is not model.lm_head:
-                module.weight.mul_(2)
-        model.lm_head.bias.normal_()
-        model.lm_head.bias[EOS] += eos
-    return model
+# Small enough to enumerate all outputs.
+tiny_model = partial(
+    networks.tiny_model,
+    eos=1.0,
+    vocab_size=8,
+    d_model=8,
+    d_ff=16,
+    encoder_layers=1,
+    decoder_layers=1,
+    dropout=0.0,
+)
 
 
 def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
-    """Random sources of these lengths, `</s>` included, with padding on this side."""
+    """Returns random sources of these lengths, `</s>` included, padded on one side."""
     generator = torch.Generator().manual_seed(sum(lengths))
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for row, length in zip(ids, lengths, strict=True):
@@ -76,14 +68,14 @@ def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
 
 
 def search(model, inputs, **settings) -> list[tuple[float, list[int]]]:
-    """Scores and generated tokens, with what stands behind `</s>`."""
+    """Returns scores and generated tokens, padding included."""
     output = model.generate(**inputs, **settings, return_dict_in_generate=True)
     prompt = settings["decoder_input_ids"].shape[1] if "decoder_input_ids" in settings else 1
     return list(zip(output.sequences_scores.tolist(), output.sequences[:, prompt:].tolist(), strict=True))
 
 
 def assert_same(found, expected) -> None:
-    """The same hypotheses, but for padding, which is `</s>` in transformers' beam search where the pad token is 0."""
+    """Asserts equal hypotheses up to padding: transformers' beam search pads with `</s>` if the pad token is 0."""
     assert len(found) == len(expected)
     for (score, tokens), (expected_score, expected_tokens) in zip(found, expected, strict=True):
         assert tokens[: len(expected_tokens)] == expected_tokens
@@ -91,14 +83,14 @@ def assert_same(found, expected) -> None:
         assert score == pytest.approx(expected_score, abs=2e-5)
 
 
-# ---- a plain beam search and an exhaustive one, from the formulas
+# ---- Plain beam search and exhaustive search, from the formulas
 
 
 Rows = list[list[float]]
 
 
 class Language(LogitsProcessor):
-    """Another random distribution after every prefix: a tiny model's are too much alike to tell all rules apart."""
+    """Draws a distribution for every prefix: those of a tiny model are too similar to distinguish all rules."""
 
     def __init__(self, seed: int, spread: float = 2.0, eos: float = 0.0, vocab_size: int = 8) -> None:
         self.seed, self.spread, self.eos, self.vocab_size = seed, spread, eos, vocab_size
@@ -121,7 +113,7 @@ class Language(LogitsProcessor):
 
 
 class Script(Language):
-    """Probabilities after some prefixes, all alike after the others."""
+    """Has given probabilities after some prefixes, and uniform ones after all others."""
 
     def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
         self.probabilities, self.vocab_size = probabilities, 8
@@ -152,7 +144,7 @@ def grow(alive, rows):
 
 
 def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish="all", stop="never", returned=1):
-    """Scores and tokens of the `returned` best, by the rules as the module's docstring has them."""
+    """Returns scores and tokens of the `returned` best hypotheses, by the rules in the docstring of the module."""
     alive, finished, cut = [(0.0, [])], [], []
     for length in range(1, longest + 1):
         candidates = sorted(grow(alive, rows), reverse=True)[: 2 * num_beams]
@@ -177,7 +169,7 @@ def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish
 
 
 def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
-    """Every output up to a length that ends in `</s>`, and every one that is cut there, with its log-probability."""
+    """Returns every finished output up to a length, and every one that is cut there, with log-probabilities."""
     alive, outputs = [(0.0, [])], []
     for length in range(1, longest + 1):
         grown = list(grow(alive, rows))
@@ -186,16 +178,7 @@ def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
     return outputs
 
 
-# ---- rows 22 to 25: penalty, candidates, early stop
-
-
-def test_length_penalty_by_hand() -> None:
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 1.0) == 2
-    assert length_penalty(13, 0.6) == pytest.approx(1.9331820)
-    assert length_penalty(13, 0.0) == length_penalty(13, 0.0, "power") == 1
-    assert length_penalty(4, 0.5, "power") == 2
-    assert length_penalty(torch.tensor([1, 7, 13]), 2.0).tolist() == [1, 4, 9]
+# ---- Length penalty, candidates, early stopping
 
 
 RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
@@ -236,7 +219,7 @@ def test_the_papers_settings_are_the_defaults() -> None:
     "other", [{"alpha": 1.0}, {"kind": "power"}, {"finish": "top"}, {"stop": True}, {"num_beams": 3}]
 )
 def test_every_rule_changes_translations(other) -> None:
-    """Or the tests above would pass whatever generate() did with it."""
+    """Otherwise the tests above could pass without it."""
     usual = {"num_beams": 2, "alpha": 2.0}
     pairs = [
         (
@@ -248,8 +231,8 @@ def test_every_rule_changes_translations(other) -> None:
     assert any(usual[0][1] != changed[0][1] for usual, changed in pairs)
 
 
-def test_row_24_by_hand() -> None:
-    """With two beams `</s>` is the third candidate: -1.39 if it may finish; what comes later is worse than -2."""
+def test_every_candidate_may_finish_by_hand() -> None:
+    """With two beams `</s>` is the third candidate: its score is -1.39, and that of all later ones below -2."""
     script = Script({(): {3: 0.40, 4: 0.35, EOS: 0.25}})
     assert_same(script.search(num_beams=2), [(math.log(0.25), [EOS])])
     [(score, tokens)] = script.search(num_beams=2, finish_candidates="top")
@@ -257,8 +240,8 @@ def test_row_24_by_hand() -> None:
     assert score < -2
 
 
-def test_row_25_by_hand() -> None:
-    """`4 4 ... </s>` is unlikely at first and sure from then on: only who looks ahead to the longest length waits."""
+def test_looking_ahead_by_hand() -> None:
+    """`4 4 ... </s>` is unlikely at first and certain afterwards: only a search that looks ahead waits for it."""
     path = {(4,) * n: {4: 1.0} for n in range(1, 9)} | {(4,) * 9: {EOS: 1.0}}
     script = Script({(): {3: 0.55, EOS: 0.30, 4: 0.15}, (3,): {EOS: 0.97, 5: 0.03}} | path)
     short = math.log(0.55 * 0.97) / (7 / 6) ** 2
@@ -267,7 +250,7 @@ def test_row_25_by_hand() -> None:
     assert_same(script.search(num_beams=2, length_penalty=2.0), [(long, [4] * 9 + [EOS])])
     for stop in (False, True):
         assert_same(script.search(num_beams=2, length_penalty=2.0, early_stopping=stop), [(short, [3, EOS])])
-    # Nothing that is this long can follow: 2 tokens are the longest here.
+    # With at most 2 tokens there is nothing to wait for.
     few = script.search(num_beams=2, length_penalty=2.0, max_length_offset=1)
     assert_same(few, [(short, [3, EOS])])
 
@@ -284,8 +267,8 @@ def test_a_negative_alpha_hopes_for_the_next_token() -> None:
     assert_same(script.search(num_beams=2, length_penalty=-2.0), [(math.log(0.9) * (7 / 6) ** 2, [3, EOS])])
 
 
-def test_beams_that_are_none_do_not_finish() -> None:
-    """At first only one of the beams holds a hypothesis; where few tokens are allowed, the others must not count."""
+def test_missing_beams_do_not_finish() -> None:
+    """At first only one beam has a hypothesis; if few tokens are allowed, the others must not become results."""
     allowed = {(): [3], (3,): [EOS, 4], (3, 4): [EOS]}
     found = search(
         tiny_model(),
@@ -341,7 +324,7 @@ def test_transformers_rules_give_what_transformers_gives(stop) -> None:
         settings |= {"length_penalty": 0.8}
         found = search(model, inputs, **settings, length_penalty_type="power", finish_candidates="top")
         model.__class__ = plain
-        # transformers gives no scores of hypotheses without those of each step.
+        # transformers returns scores of hypotheses only together with those of each step.
         assert_same(found, search(model, inputs, **settings, output_scores=True))
 
 
@@ -366,7 +349,7 @@ def test_length_does_not_count_the_decoders_prompt() -> None:
         rows = [rows_of(model, inputs["input_ids"])([[5, 6, 7, *tokens[:i]]])[0] for i in range(len(tokens))]
         log_prob = sum(row[token] for row, token in zip(rows, tokens, strict=True))
         assert score == pytest.approx(log_prob / penalty(len(tokens), 1.0, kind), abs=1e-5)
-        # Nor does the limit.
+        # The limit does not count it either.
         never = tiny_model(1, eos=-math.inf)
         assert never.generate(**inputs, decoder_input_ids=prompt, **settings).shape == (1, 4 + 6)
 
@@ -380,7 +363,7 @@ def count_steps(model, monkeypatch, **arguments) -> int:
 
 
 def test_search_goes_on_only_while_the_returned_ones_may_improve(monkeypatch) -> None:
-    """The same translation as when it goes on to the longest length, in fewer steps; more for more of them."""
+    """The search takes more steps for more results, and fewer than the maximum length."""
     inputs = a_batch(4)
     one = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4)
     four = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4, num_return_sequences=4)
@@ -397,7 +380,7 @@ def test_a_cut_hypothesis_is_returned_where_none_has_finished() -> None:
 
 
 def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
-    """`</s>` can only be the first token: one hypothesis finishes, and the others are cut with better scores."""
+    """`</s>` can only be the first token: one hypothesis finishes, all others are cut with better scores."""
 
     class OnlyFirst(LogitsProcessor):
         def __call__(self, input_ids, scores):
@@ -415,9 +398,9 @@ def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
     assert all(EOS not in tokens for _, tokens in top)
 
 
-def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
+def test_cut_hypotheses_stay_behind_while_other_sentences_go_on() -> None:
     class FewOutputs(LogitsProcessor):
-        """Of the first sentence only `</s>` and `3 3 ...` are possible, the second one is better."""
+        """Allows only `</s>` and `3 3 ...` for the first sentence, where the latter is better."""
 
         def __call__(self, input_ids, scores):
             scores[:3] = -math.inf
@@ -430,18 +413,18 @@ def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
     assert found[0][1][0] == EOS
     assert found[1][1][:2] == [3, 3]
     assert [score for score, _ in found[:2]] == pytest.approx([-5.0, -0.2 / (7 / 6) ** 0.6])
-    # There is no third one.
+    # The third hypothesis is missing.
     assert found[2][0] < -1e8
 
 
-# ---- row 26: the longest output
+# ---- Maximum length
 
 
 MODES = [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}]
 
 
 def lengths_of(sequences: torch.Tensor) -> list[int]:
-    """Generated tokens of rows in which `</s>` is only padding; without it, beam search pads with -1."""
+    """Returns numbers of generated tokens, if `</s>` is only padding; without `</s>` beam search pads with -1."""
     return [sum(token not in (PAD, EOS, -1) for token in row) for row in sequences[:, 1:].tolist()]
 
 
@@ -458,7 +441,7 @@ def test_each_sentence_has_its_own_limit(mode, side) -> None:
         assert lengths_of(several) == [8, 8, 5, 5, 10, 10]
     model.generation_config.eos_token_id = None
     assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
-    # As the model does, the limit takes padding without a mask for tokens.
+    # Without a mask, padding counts as tokens, as it does in the model.
     assert lengths_of(model.generate(inputs["input_ids"], **mode, max_length_offset=3)) == [10, 10, 10]
 
 
@@ -468,7 +451,7 @@ def test_the_limit_without_source_ids(mode) -> None:
     model.generation_config.suppress_tokens = [PAD]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     mask = inputs["attention_mask"]
-    # generate() changes the encoder's output, so each call gets its own.
+    # `generate()` modifies the encoder's output, so each call needs another one.
     for source in (lambda: {"inputs_embeds": embeds}, lambda: {"encoder_outputs": model.get_encoder()(**inputs)}):
         assert lengths_of(model.generate(**source(), **mode, attention_mask=mask, max_length_offset=4)) == [9, 6]
         assert lengths_of(model.generate(**source(), **mode, max_length_offset=4)) == [9, 9]
@@ -507,7 +490,7 @@ def test_a_learned_table_limits_the_output() -> None:
 @pytest.mark.parametrize("stop", ["never", False, True])
 @pytest.mark.parametrize("finish", ["all", "top"])
 def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
-    """Limits differ, some sentences are cut and others end early."""
+    """Sentences have different limits; some are cut and others end early."""
     ended = set()
     for seed in range(3):
         model, inputs = tiny_model(seed, eos=-1.0), a_batch(2, 9, 4, 3, 6, side=side)
@@ -526,13 +509,13 @@ def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
 @pytest.mark.real_data
 @pytest.mark.parametrize(("num_beams", "eos"), [(1, 2.0), (4, 1.0)])
 def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> None:
-    """Of a model that ends some of them early, and reaches the limit with others."""
+    """The model ends some translations early, and others reach the limit."""
     lines = (multi30k / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:200]
     tokenizer = train_tokenizer(lines, 600)
     model = tiny_model(eos=eos, vocab_size=len(tokenizer), d_model=32, d_ff=64, decoder_layers=2)
     with torch.no_grad():
         for layer in model.model.decoder.layers:
-            # The more it sees of the source, the more the translations differ.
+            # A larger part of the source makes translations differ more.
             layer.cross_attn.out_proj.weight.mul_(2)
     found = {}
     for size in (1, 7, 64):
@@ -550,7 +533,7 @@ def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> No
     assert min(lengths) < 0 and max(lengths) >= 4
 
 
-# ---- several models
+# ---- Ensembles
 
 
 @pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
@@ -587,31 +570,33 @@ def test_an_ensemble_of_sentences_of_unequal_length() -> None:
         assert_same(found[row : row + 1], search(models[0], alone(inputs, row), **settings))
 
 
-def test_what_no_ensemble_can_do_is_refused() -> None:
+def test_unsupported_calls_with_an_ensemble_are_rejected() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
-    for settings in (
-        {"do_sample": True},
-        {"output_scores": True, "return_dict_in_generate": True},
-        {"use_cache": False},
+    only = "ensemble supports plain greedy and beam search only, but"
+    for settings, reason in (
+        ({"do_sample": True}, "the settings ask for sample"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True was given"),
+        ({"use_cache": False}, "use_cache=False was given"),
+        ({"max_time": 60.0}, "the stopping criterion MaxTimeCriteria was given"),
     ):
-        with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+        with pytest.raises(ValueError, match=f"{only} {reason}"):
             model.generate(**inputs, ensemble=[other], **settings)
-    with pytest.raises(ValueError, match="An ensemble translates by greedy or beam search"):
+    with pytest.raises(ValueError, match=f"{only} the settings ask for assisted generation"):
         model.generate(**a_batch(4), ensemble=[other], assistant_model=other)
-    with pytest.raises(ValueError, match="one vocabulary, but one has 9 entries and this one has 8"):
+    with pytest.raises(ValueError, match="one vocabulary, but item 1 has 9 entries and this model has 8"):
         model.generate(**inputs, ensemble=[tiny_model(1, vocab_size=9)])
     with pytest.raises(ValueError, match="needs input_ids"):
         model.generate(inputs_embeds=torch.zeros(1, 3, 8), ensemble=[other])
     with pytest.raises(ValueError, match="ensemble must be a list of models, but it is a VaswaniFor"):
         model.generate(**inputs, ensemble=other)
-    with pytest.raises(ValueError, match="of Vaswani models, but Linear is none"):
-        model.generate(**inputs, ensemble=[nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match="must contain Vaswani models, but item 2 is a Linear"):
+        model.generate(**inputs, ensemble=[other, nn.Linear(2, 2)])
     other.train()
-    with pytest.raises(ValueError, match="in evaluation mode"):
+    with pytest.raises(ValueError, match=f"{only} item 1 of it is in training mode"):
         model.generate(**inputs, ensemble=[other], num_beams=2)
 
 
-# ---- row 27
+# ---- Parsing
 
 
 def test_the_settings_of_parsing() -> None:
@@ -624,7 +609,7 @@ def test_the_settings_of_parsing() -> None:
     assert never.generate(**a_batch(2)).shape == (1, 1 + 302)
 
 
-# ---- settings: where they come from, and where they are kept
+# ---- Settings: precedence, and where they are saved
 
 
 def test_settings_are_kept(tmp_path) -> None:
@@ -661,7 +646,7 @@ def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
 
     gnmt, power = score(num_beams=4), score(num_beams=4, length_penalty_type="power", length_penalty=1.0)
     assert gnmt != pytest.approx(power)
-    # Without an alpha, each type has its own.
+    # Without an alpha, each type has its default.
     assert score(num_beams=4, length_penalty=0.6) == gnmt
     assert score(num_beams=4, length_penalty_type="power") == power
     assert score(generation_config=GenerationConfig(num_beams=4)) == gnmt
@@ -687,7 +672,7 @@ def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
         ({"max_length_ofset": 1}, "max_length_ofset"),
     ],
 )
-def test_what_means_nothing_is_refused(setting, message) -> None:
+def test_invalid_settings_are_rejected(setting, message) -> None:
     for num_beams in (1, 2):
         with pytest.raises(ValueError) as error:
             tiny_model().generate(**a_batch(2), num_beams=num_beams, **setting)
@@ -711,7 +696,7 @@ def test_nothing_is_printed(tmp_path) -> None:
                              dict(num_beams=3, length_penalty=1.0, length_penalty_type="power")):
                 model.generate(ids, **settings)
             model.generate(ids, generation_config=transformers.GenerationConfig(num_beams=2))
-            # transformers says on its own account that an assistant gets both a config and keywords.
+            # transformers itself warns that an assistant gets both a config and keywords.
             transformers.generation.utils.logger.warning_once = lambda text: None
             model.generate(ids, num_beams=1, assistant_model=model)
     """
@@ -719,7 +704,7 @@ def test_nothing_is_printed(tmp_path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-# ---- the rest of generate()
+# ---- Other modes of `generate()`
 
 
 def test_assisted_decoding_is_greedy_decoding() -> None:
@@ -769,10 +754,12 @@ def test_streamers_processors_and_criteria_of_the_caller() -> None:
         assert only.tolist() == [[BOS, 5, 5, 5]] * 2
 
 
-def test_settings_of_threads_do_not_meet() -> None:
+# Both searches: `output_scores` falls back to transformers' own.
+@pytest.mark.parametrize("more", [{}, {"output_scores": True}], ids=str)
+def test_settings_of_threads_do_not_meet(more) -> None:
     model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
     settings = [
-        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5}
+        settings_of(beams, alpha, kind, finish, "never", 2) | {"max_length_offset": 5} | more
         for beams, kind, alpha, finish in itertools.product((2, 3), ("gnmt", "power"), (0.3, 2.0), ("all", "top"))
     ]
     expected = [search(model, inputs, **setting) for setting in settings]
@@ -781,15 +768,43 @@ def test_settings_of_threads_do_not_meet() -> None:
         assert list(threads.map(lambda setting: search(model, inputs, **setting), settings * 2)) == expected * 2
 
 
-def test_methods_of_transformers_that_are_not_what_they_were_are_found() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
+    """A processor runs another search with other rules at each step; both fall back to transformers' search."""
+    model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
+    outer = settings_of(3, 2.0, "gnmt", "all", "never", 2) | {"max_length_offset": 5, "output_scores": True}
+    inner = settings_of(2, 0.3, "power", "top", False, 1) | {"max_length_offset": 2, "output_scores": True}
+    expected, expected_inside, inside = search(model, inputs, **outer), search(model, a_batch(4), **inner), []
+
+    class Fails(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if input_ids.shape[1] > 2:
+                raise RuntimeError("not further")
+            return scores
+
+    class Translates(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            if fails:
+                with pytest.raises(RuntimeError, match="not further"):
+                    search(model, a_batch(4), **inner, logits_processor=[Fails()])
+            inside.append(search(model, a_batch(4), **inner))
+            return scores
+
+    assert search(model, inputs, **outer, logits_processor=[Translates()]) == expected
+    assert len(inside) > 2 and all(found == expected_inside for found in inside)
+    with pytest.raises(LookupError):
+        RUNNING_RULES.get()
+
+
+def test_changed_methods_of_transformers_are_found() -> None:
     class WithoutStep(GenerationMixin):
         def _update_finished_beams(self, topk_log_probs):
-            """Not what it was."""
+            """Lacks most parameters."""
 
     assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
     assert changed_hooks(object) == list(HOOKS)
     assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
-    # Each of them is replaced here, and nothing else that transformers has for itself.
+    # The mixin overrides each of them, and no other private method of transformers.
     private = {
         name for name in vars(VaswaniGenerationMixin) if name.startswith("_") and hasattr(GenerationMixin, name)
     }
@@ -820,7 +835,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("how", ["plug-in", "remote code"])
 def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> None:
-    """A saved model loads and is trained, and generate() says what it does without."""
+    """A saved model loads and trains, and `generate()` warns about the fallback."""
     model = tiny_model(3, eos=0.0, vocab_size=20)
     model.save_pretrained(tmp_path / "model")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
@@ -828,9 +843,9 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     loss, found, refusal = done.stdout.splitlines()
-    assert loss == "True" and "An ensemble cannot translate with transformers" in refusal
+    assert loss == "True" and "ensemble is not supported with transformers" in refusal
     assert done.stderr.count("has changed _prepare_generated_length") == 1
-    # What it finds is what transformers' rules find here, with the same limit.
+    # The result equals that of transformers' rules in this version, with the same limit.
     ids = torch.arange(3, 12)[None]
     rules = {"length_penalty_type": "power", "finish_candidates": "top", "early_stopping": False}
     expected = model.generate(ids, num_beams=3, **rules, max_new_tokens=9 + model.generation_config.max_length_offset)
@@ -849,7 +864,7 @@ NO_NUMBERS += [("diversity_penalty", math.nan), ("max_length_offset", -1), ("max
 
 
 @pytest.mark.parametrize(("name", "value"), NO_NUMBERS, ids=str)
-def test_numbers_that_no_search_can_use_are_refused_by_name(name, value) -> None:
+def test_numbers_that_no_search_can_use_are_rejected_by_name(name, value) -> None:
     with pytest.raises(ValueError, match=f"{name}.*{str(value).replace('+', '.')}"):
         tiny_model(3).generate(**a_batch(2, 1), **{"num_beams": 2} | {name: value})
 
@@ -862,103 +877,3 @@ def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:
         found[kind, stop] = [Language(seed, eos=2.0).search(**settings) for seed in range(20)]
     assert found["gnmt", None] == found["gnmt", "never"] != found["gnmt", False]
     assert found["power", None] == found["power", False] != found["power", "never"]
-
-
-# ---- Damaged folders
-
-
-def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """A saved model with a tokenizer, whose weights are changed by a function."""
-    model = tiny_model(3, vocab_size=260)
-    model.generation_config.num_beams = 3
-    model.save_pretrained(folder)
-    train_tokenizer([], 260, kind="bytes").save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-FC1, HEAD = "model.decoder.layers.0.feed_forward.fc1.weight", "lm_head.bias"
-DAMAGES = {
-    f"1 missing .the first is {FC1}": lambda weights: weights.pop(FC1),
-    f"2 missing .the first is {HEAD}": lambda weights: (weights.pop(FC1), weights.pop(HEAD)),
-    "1 unexpected .the first is extra": lambda weights: weights.update(extra=torch.ones(1)),
-    f"{FC1} has values that are not finite": lambda weights: weights[FC1][0, 0].fill_(math.nan),
-    f"{HEAD} has values that are not finite": lambda weights: weights[HEAD][0].fill_(math.inf),
-}
-
-
-@pytest.mark.parametrize("message", DAMAGES)
-def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_path, message) -> None:
-    folder = damaged(tmp_path, DAMAGES[message])
-    for trust in (None, True):
-        with pytest.raises(ValueError, match=f"^The weights of {folder} are not those of its config.json: {message}"):
-            pipeline("translation", model=str(folder), trust_remote_code=trust)
-    # A model that somebody loads by hand and trains further is a model like others.
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    with pytest.raises(ValueError, match=message):
-        pipeline("translation", model=model, tokenizer=tokenizer)
-    model.train()
-    pipeline("translation", model=model, tokenizer=tokenizer)
-
-
-def test_a_pipeline_built_by_name_refuses_weights_of_another_shape(tmp_path) -> None:
-    folder = damaged(tmp_path, lambda weights: weights.update({FC1: torch.ones(3, 8)}))
-    with pytest.raises(ValueError, match=r"1 of another shape .*fc1.weight, \(3, 8\) in the file and \(16, 8\)"):
-        pipeline("translation", model=str(folder))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"share_embeddings": False}, {"share_embeddings": False, "tie_word_embeddings": False}, {"vocab_size": 300}],
-    ids=str,
-)
-def test_a_pipeline_built_by_name_takes_every_whole_model(tmp_path, fields) -> None:
-    model = tiny_model(3, **{"vocab_size": 260} | fields)
-    model.half().save_pretrained(tmp_path)
-    train_tokenizer([], 260, kind="bytes").save_pretrained(tmp_path)
-    found = pipeline("translation", model=str(tmp_path))
-    assert found.model.dtype == torch.float16 and found.model.loading_error is None
-
-
-SETTINGS_FILES = [
-    ("{", "Expecting property name"),
-    ("", "Expecting value"),
-    ('{"num_beams": 3', "delimiter"),
-    ("[]", ""),
-    ('{"num_beams": 0}', "num_beams"),
-    ('{"num_beams": "x"}', ""),
-    ('{"num_beams": 2.5}', ""),
-    ('{"length_penalty": NaN}', "length_penalty"),
-    ('{"length_penalty": 1e999}', "length_penalty"),
-    ('{"length_penalty": "1"}', ""),
-    ('{"max_length": -1}', "max_length"),
-    ("\\xff", ""),
-]
-
-
-@pytest.mark.parametrize(("content", "word"), SETTINGS_FILES)
-def test_a_damaged_generation_config_is_refused_and_not_passed_over(tmp_path, content, word) -> None:
-    folder = damaged(tmp_path, lambda weights: None)
-    assert pipeline("translation", model=str(folder)).model.generation_config.num_beams == 3
-    (folder / "generation_config.json").write_bytes(content.encode("latin-1"))
-    message = f"generation_config.json of {folder} cannot be used: .*{word}"
-    with pytest.raises(ValueError, match=message):
-        AutoModelForSeq2SeqLM.from_pretrained(folder)
-    with pytest.raises(ValueError, match=message):
-        pipeline("translation", model=str(folder))
-    (folder / "generation_config.json").unlink()
-    assert AutoModelForSeq2SeqLM.from_pretrained(folder).generation_config.num_beams in (None, 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("d_model", "abc"), ("num_heads", 0), ("num_heads", 3), ("dropout", None)]
-)
-def test_a_config_that_makes_no_model_is_a_value_error(tmp_path, name, value) -> None:
-    folder = damaged(tmp_path, lambda weights: None)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {name: value}))
-    for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, partial(pipeline, "translation")):
-        with pytest.raises(ValueError, match=name):
-            load(str(folder))

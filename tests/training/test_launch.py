@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.training.optimization import build_optimizer
 from hf_vaswani.training.sharding import shard_what_is_tied, whole_weights
 
 from ..conftest import ROOT, tiny_recipe
+from ..networks import tiny_model
 
 FILES = {path.stem: path for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
 LAYERS = ["VaswaniDecoderLayer", "VaswaniEncoderLayer"]
@@ -129,7 +130,7 @@ def test_fsdp2_shards_the_layers(launch, monkeypatch) -> None:
     assert plugin.reshard_after_forward is True
     assert plugin.cpu_ram_efficient_loading is False
     assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"
-    plugin.set_auto_wrap_policy(tiny_model())
+    plugin.set_auto_wrap_policy(tied_model())
     wrapped = plugin.auto_wrap_policy.keywords["transformer_layer_cls"]
     assert sorted(layer.__name__ for layer in wrapped) == LAYERS
 
@@ -173,14 +174,10 @@ def test_two_launchers_train_one_model(tmp_path) -> None:
 TIES = {"all": (True, True), "target": (False, True), "none": (False, False)}
 
 
-def tiny_model(tie: str = "all") -> VaswaniForConditionalGeneration:
-    torch.manual_seed(0)
+def tied_model(tie: str = "all") -> VaswaniForConditionalGeneration:
     share_embeddings, tie_word_embeddings = TIES[tie]
-    config = VaswaniConfig(
-        vocab_size=301, d_model=16, d_ff=32, num_heads=2, encoder_layers=2, decoder_layers=2, dropout=0.0,
-        share_embeddings=share_embeddings, tie_word_embeddings=tie_word_embeddings,
-    )  # fmt: skip
-    return VaswaniForConditionalGeneration(config).train()
+    ties = {"share_embeddings": share_embeddings, "tie_word_embeddings": tie_word_embeddings}
+    return tiny_model(vocab_size=301, d_ff=32, dropout=0.0, **ties).train()
 
 
 def tiny_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -219,7 +216,7 @@ def test_fsdp2_equals_the_whole_model(tmp_path) -> None:
     done = on_two_processes(str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     for tie in TIES:
-        model = tiny_model(tie)
+        model = tied_model(tie)
         optimizer = tiny_optimizer(model)
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         for batches in updates():
@@ -256,7 +253,7 @@ def train_sharded(folder: Path) -> None:
     accelerator = Accelerator(fsdp_plugin=plugin, step_scheduler_with_optimizer=False)
     assert (accelerator.is_fsdp2, accelerator.num_processes) == (True, 2)
     for tie in TIES:
-        model = tiny_model(tie)
+        model = tied_model(tie)
         shard_what_is_tied(accelerator, model)
         model, optimizer = accelerator.prepare(model, tiny_optimizer(model))
         sharded = {type(module).__name__ for module in model.modules() if isinstance(module, FSDPModule)}

@@ -1164,7 +1164,7 @@ def test_asked_to_stop_in_an_update_it_stops_after_that_one(tmp_path, capsys, mo
     monkeypatch.setattr(VaswaniForConditionalGeneration, "forward", asked)
     run = tmp_path / "run"
     assert train(tmp_path, run) == 143
-    assert "stopped, with everything in " + str(run / "checkpoint-3") in capsys.readouterr().err
+    assert "stopped. Everything is saved in " + str(run / "checkpoint-3") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("when", ["validate", "save_checkpoint"])
@@ -1182,7 +1182,7 @@ def test_asked_to_stop_at_its_very_end_it_does_not_go_on_to_the_test_set(tmp_pat
     monkeypatch.setattr(training, when, asked)
     run = tmp_path / "run"
     assert train(tmp_path, run, max_steps=4) == 143
-    assert "stopped, with everything in " + str(run / "checkpoint-4") in capsys.readouterr().err
+    assert "stopped. Everything is saved in " + str(run / "checkpoint-4") in capsys.readouterr().err
     assert not (run / "model").exists()
     monkeypatch.undo()
     assert train(tmp_path, run, max_steps=4) == 0

@@ -7,7 +7,7 @@ from torch import nn
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.translation.quantization import to_int8
 
-from ..model.test_decoding import fast_and_stock, sentences
+from ..model.test_search import fast_and_stock, sentences
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,182 @@
+"""The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria
+
+# Score of a missing hypothesis, as in transformers. Every real log-probability is above a tenth of it.
+MISSING = -1e9
+
+
+def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
+    """
+    Returns the number by which the log-probability of a hypothesis is divided (Section 6.1).
+
+    Args:
+        length (`int` or `torch.Tensor`): L, the number of tokens of the hypothesis.
+        alpha (`float`): strength; 0 compares plain log-probabilities.
+        length_penalty_type (`str`): `"gnmt"` for ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14), or `"power"` for
+            L^alpha.
+
+    Returns:
+        `float` or `torch.Tensor` of the shape of `length`.
+    """
+    return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
+
+
+class SourceLengthCriteria(StoppingCriteria):
+    """
+    Stops each sentence at its own maximum length.
+
+    Args:
+        max_lengths (`torch.LongTensor` of shape `(batch,)`): maximum lengths of the targets, including the decoder's
+            prompt. The rows of one sentence (beams or samples) are adjacent.
+    """
+
+    # transformers pads finished rows only if some criterion has this attribute.
+    eos_token_id = None
+
+    def __init__(self, max_lengths: torch.Tensor) -> None:
+        self.max_lengths = max_lengths
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns which rows of `input_ids`, of shape `(rows, length)`, are done, of shape `(rows,)`."""
+        rows_per_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
+        return self.max_lengths.to(input_ids.device).repeat_interleave(rows_per_sentence) <= input_ids.shape[1]
+
+
+@dataclass(frozen=True)
+class BeamSearchRules:
+    """Scoring, finishing and stopping of one beam search: the settings of the call and the limits of its sentences."""
+
+    alpha: float
+    length_penalty_type: str
+    finish_candidates: str
+    early_stopping: bool | str
+    num_return_sequences: int
+    eos_token_ids: torch.Tensor  # [ids]
+    max_lengths: torch.Tensor  # maximum number of new tokens of each sentence, [sentences, 1]
+    shortest_limit: int  # the least of these
+
+    @classmethod
+    def from_config(cls, generation_config: GenerationConfig, input_ids: torch.Tensor) -> "BeamSearchRules":
+        """
+        Reads the rules of a call.
+
+        Args:
+            generation_config ([`GenerationConfig`]): settings of the call, prepared by [`VaswaniGenerationMixin`].
+            input_ids (`torch.LongTensor` of shape `(rows, prompt)`): the decoder's prompt.
+        """
+        max_lengths = generation_config._max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
+        eos = generation_config._eos_token_tensor
+        return cls(
+            alpha=generation_config.length_penalty,
+            length_penalty_type=generation_config.length_penalty_type,
+            finish_candidates=generation_config.finish_candidates,
+            early_stopping=generation_config.early_stopping,
+            num_return_sequences=generation_config.num_return_sequences,
+            eos_token_ids=input_ids.new_empty(0) if eos is None else eos.to(input_ids.device),
+            max_lengths=max_lengths,
+            shortest_limit=int(max_lengths.min()),
+        )
+
+    def keep(self, sentences: torch.Tensor) -> "BeamSearchRules":
+        """Returns the rules for the sentences that a mask of shape `(sentences,)` selects."""
+        max_lengths = self.max_lengths[sentences]
+        return replace(self, max_lengths=max_lengths, shortest_limit=int(max_lengths.min()))
+
+    def penalty(self, length: Any) -> Any:
+        """Returns [`length_penalty`] with these settings."""
+        return length_penalty(length, self.alpha, self.length_penalty_type)
+
+    def ends(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
+        """Returns which candidates of `length` tokens end, by their last tokens of shape `(sentences, candidates)`."""
+        return torch.isin(tokens, self.eos_token_ids) | (length >= self.max_lengths)
+
+    def finish(
+        self,
+        can_improve: torch.Tensor,
+        scores: torch.Tensor,
+        is_finished: torch.Tensor,
+        log_probs: torch.Tensor,
+        tokens: torch.Tensor,
+        ends: torch.Tensor,
+        length: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """
+        Merges the candidates that end into the finished hypotheses (tensor2tensor's `grow_finished`).
+
+        Args:
+            can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences whose results can still improve.
+            scores (`torch.Tensor` of shape `(sentences, beams)`): scores of the finished hypotheses.
+            is_finished (`torch.BoolTensor` of shape `(sentences, beams)`): which of these exist.
+            log_probs (`torch.Tensor` of shape `(sentences, candidates)`): of the candidates, in descending order.
+            tokens (`torch.LongTensor` of shape `(sentences, candidates)`): last tokens of the candidates.
+            ends (`torch.BoolTensor` of shape `(sentences, candidates)`): candidates that end.
+            length (`int`): number of tokens of the candidates.
+
+        Returns:
+            The new `scores` and `is_finished`, and the indices of these hypotheses in the concatenation of the
+            finished hypotheses and the candidates; each of shape `(sentences, beams)`.
+        """
+        beams, candidates = scores.shape[1], log_probs.shape[1]
+        ends = ends & can_improve & (log_probs > MISSING / 10)
+        if self.early_stopping is True:
+            ends &= ~is_finished.all(dim=1, keepdim=True)
+        if self.finish_candidates == "top":
+            ends[:, beams:] = False
+        penalized = log_probs / self.penalty(length)
+
+        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            best, chosen = torch.cat((kept, penalized.where(hits, MISSING)), dim=1).topk(beams)
+            return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
+
+        if self.finish_candidates == "top" or length < self.shortest_limit:
+            best, has_finished, chosen = merge(scores, is_finished, ends)
+            return best, has_finished, chosen
+        is_cut = ends & ~torch.isin(tokens, self.eos_token_ids) & (length >= self.max_lengths)
+        best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)
+        # Cut hypotheses rank behind finished ones, which get scores that no hypothesis has and float32 tells apart.
+        ranks = torch.where(has_finished, -MISSING / 10 - 64.0 * torch.arange(beams, device=best.device), best)
+        behind, has_ended, second = merge(ranks, has_finished, is_cut)
+        every = torch.arange(beams + candidates, device=chosen.device).expand(len(chosen), -1)
+        chosen = torch.cat((chosen, every[:, beams:]), dim=1).gather(1, second)
+        # A finished sentence stays as it is: the next step would sort it by score again.
+        return (
+            torch.where(can_improve, torch.where(has_finished, best, behind), scores),
+            torch.where(can_improve, has_ended, is_finished),
+            torch.where(can_improve, chosen, every[:, :beams]),
+        )
+
+    def may_improve(
+        self,
+        can_improve: torch.Tensor,
+        running_scores: torch.Tensor,
+        scores: torch.Tensor,
+        is_finished: torch.Tensor,
+        length: int,
+    ) -> torch.Tensor:
+        """
+        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`).
+
+        Args:
+            can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences that could before this step.
+            running_scores (`torch.Tensor` of shape `(sentences, beams)`): log-probabilities of the running hypotheses,
+                in descending order.
+            scores (`torch.Tensor` of shape `(sentences, beams)`): scores of the finished hypotheses.
+            is_finished (`torch.BoolTensor` of shape `(sentences, beams)`): which of these exist.
+            length (`int`): number of tokens of the running hypotheses.
+
+        Returns:
+            `torch.BoolTensor` of shape `(sentences, 1)`.
+        """
+        look_ahead = self.early_stopping == "never"
+        if look_ahead:
+            scores, is_finished = scores[:, : self.num_return_sequences], is_finished[:, : self.num_return_sequences]
+        # A negative alpha favours short hypotheses: the next token is the best hope.
+        longest = self.max_lengths if look_ahead and self.alpha > 0 else length
+        hoped = running_scores[:, :1] / self.penalty(longest)
+        worst = torch.where(is_finished, scores.amin(dim=1, keepdim=True), MISSING)
+        return can_improve & (hoped > worst).any(dim=1, keepdim=True) & (length < self.max_lengths)

@@ -1,0 +1,39 @@
+"""Texts and the command line that tests of several verbs share."""
+
+import io
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hf_vaswani.cli import main
+
+
+def translate(monkeypatch, capsys, text: bytes, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    code = main(["translate", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Two files of many short lines, some empty; the whole text as bytes."""
+    words = ["one", "two three", "", "four five six", "nine"]
+    lines = [f"{words[i % 5]} {words[i % 3]}".strip() for i in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join(lines[:33]) + "\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("\n".join(lines[33:]), encoding="utf-8")
+    return tmp_path, "\n".join(lines).encode()
+
+
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """No file grows beyond it: what a full disk does, under another name."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,0 +1,277 @@
+"""Greedy and beam search against transformers' own, which the same call falls back to."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.model import generation_vaswani
+from hf_vaswani.model.search_vaswani import best_tokens
+
+from ..networks import tiny_model
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def random_model(seed: int = 0, vocab_size: int = 90, **fields) -> VaswaniForConditionalGeneration:
+    """Returns a model whose translations vary, also in length."""
+    sizes = {"vocab_size": vocab_size, "d_ff": 32, "encoder_layers": 1}
+    model = tiny_model(seed, eos=2.5, **(sizes | fields))
+    model.generation_config.max_length_offset = 10
+    return model
+
+
+def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(3, vocab_size, (count, 12), generator=generator)
+    lengths = torch.randint(2, 13, (count,), generator=generator) if padded else torch.full((count,), 12)
+    ids[torch.arange(12) >= lengths[:, None]] = PAD
+    ids[torch.arange(count), lengths - 1] = EOS
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+
+
+def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
+    """Returns the outputs of both searches, and asserts whether `generate()` takes the fast one by itself."""
+    found, taken = [], []
+    choose = generation_vaswani.fast_search_inputs
+
+    def spy(*args, **kwargs):
+        taken.append(choose(*args, **kwargs))
+        return taken[-1]
+
+    for choice in (spy, lambda *args, **kwargs: None):
+        monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choice)
+        found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
+    monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choose)
+    assert [arguments is not None for arguments in taken] == [fast]
+    return found
+
+
+def scores_of(model, inputs, **settings) -> torch.Tensor:
+    return model.generate(**inputs, **settings, return_dict_in_generate=True, output_scores=True).sequences_scores
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor, scores: torch.Tensor | None = None) -> None:
+    """Asserts equal sequences, except that rounding may swap two hypotheses with almost equal scores."""
+    assert found.shape == expected.shape
+    for row in (found != expected).any(dim=1).nonzero()[:, 0].tolist():
+        assert scores is not None and row
+        assert (scores - scores[row]).abs().lt(1e-6).sum() > 1, f"row {row}"
+
+
+TRANSFORMERS = {"length_penalty_type": "power", "finish_candidates": "top"}
+SETTINGS = [
+    {},
+    TRANSFORMERS,
+    TRANSFORMERS | {"early_stopping": True},
+    {"early_stopping": False, "length_penalty": 2.0},
+    {"max_new_tokens": 9, "min_new_tokens": 4},
+    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
+    {"forced_bos_token_id": 9, "suppress_tokens": [11, 12], "eos_token_id": [2, 30]},
+    {"forced_eos_token_id": 2, "max_length_offset": 3},
+    {"max_length_offset": None, "max_length": 30},
+]
+
+
+@pytest.mark.parametrize(
+    ("batch", "settings"),
+    [(7, settings) for settings in SETTINGS] + list(itertools.product([1, 64], SETTINGS[:2])),
+    ids=str,
+)
+@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
+def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, batch, settings) -> None:
+    if beams == 1:
+        settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
+    settings = settings | {"num_beams": beams, "num_return_sequences": returned}
+    model, lengths = random_model(), set()
+    for padded in (False, True):
+        inputs = sentences(batch, padded)
+        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+        if beams > 1:
+            expected = scores_of(model, inputs, **settings)
+            torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
+            assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
+        assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
+        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 1:].tolist()}
+    assert batch == 1 or len(lengths) > 1
+
+
+MODELS = [
+    {"norm_position": "pre"},
+    {"position_encoding": "learned", "max_position_embeddings": 70},
+    {"sinusoid_layout": "tensor2tensor", "scale_embedding": False, "position_offset": 40},
+    {"d_k": 6, "d_v": 10, "attention_bias": True, "activation_function": "gelu"},
+    {"share_embeddings": False, "encoder_layers": 2, "decoder_layers": 1},
+    {"share_embeddings": False, "tie_word_embeddings": False},
+    {"decoder_start_token_id": PAD},
+]
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_every_kind_of_model(monkeypatch, fields, beams) -> None:
+    for seed in range(3):
+        fast, stock = fast_and_stock(monkeypatch, random_model(seed, **fields), sentences(9), num_beams=beams)
+        assert torch.equal(fast.sequences, stock.sequences)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_prompt_is_read_first(monkeypatch, beams) -> None:
+    prompts = torch.randint(3, 90, (9, 5), generator=torch.Generator().manual_seed(1))
+    prompts[:, 0] = BOS
+    inputs = sentences(9) | {"decoder_input_ids": prompts}
+    fast, stock = fast_and_stock(monkeypatch, random_model(), inputs, num_beams=beams)
+    assert torch.equal(fast.sequences, stock.sequences) and torch.equal(fast.sequences[:, :5], prompts)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
+    inputs = {name: tensor.flip(1) for name, tensor in sentences(9).items()}
+    model = random_model()
+    model.set_attn_implementation(implementation)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+    assert torch.equal(fast.sequences, stock.sequences)
+
+
+@pytest.mark.parametrize("beams", [4, 10])
+def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
+    model, inputs = random_model().to(torch.bfloat16), sentences(64)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+    length = min(fast.sequences.shape[1], stock.sequences.shape[1])
+    same = (fast.sequences[:, :length] == stock.sequences[:, :length]).all(dim=1)
+    # Two of transformers' own attention implementations do not agree better.
+    assert same.float().mean() > 0.75
+    difference = fast.sequences_scores - scores_of(model, inputs, num_beams=beams)
+    # The last candidate of one search may be missing in the other.
+    assert (difference.abs() < 0.2).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
+    model = random_model()
+    model.lm_head.bias.data[EOS] = -100
+    settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
+    fast, stock = fast_and_stock(monkeypatch, model, sentences(3), **settings)
+    assert fast.sequences.shape == (3, 151) and torch.equal(fast.sequences, stock.sequences)
+
+
+class OfSentences(LogitsProcessor):
+    """Forbids each sentence another token, by the index of its rows."""
+
+    def __init__(self, beams: int) -> None:
+        self.beams, self.calls = beams, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(len(scores))
+        assert len(input_ids) == len(rows) and len(rows) % self.beams == 0
+        self.calls += 1
+        return scores.index_put((rows, 70 + rows // self.beams), torch.tensor(-torch.inf))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_processor_of_the_callers_sees_every_row(monkeypatch, beams) -> None:
+    model, inputs = random_model(), sentences(20)
+    plain = model.generate(**inputs, num_beams=beams)
+    settings = {"num_beams": beams, "logits_processor": [OfSentences(beams)]}
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+    assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
+
+
+class NothingIsLeft(LogitsProcessor):
+    """Forbids every token after the second."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, EOS] = -torch.inf
+        return scores if input_ids.shape[1] < 3 else torch.full_like(scores, -torch.inf)
+
+
+def test_a_sentence_without_an_end_is_returned_empty() -> None:
+    found = random_model().generate(**sentences(3), num_beams=2, logits_processor=[NothingIsLeft()])
+    assert found.tolist() == [[BOS]] * 3
+
+
+def hooked(model) -> None:
+    model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
+
+
+def patched(model) -> None:
+    layer = model.model.decoder.layers[0]
+    layer.forward = layer.forward
+
+
+UNSUPPORTED = [
+    {"output_attentions": True},
+    {"output_hidden_states": True},
+    {"output_logits": True},
+    {"output_scores": True},
+    {"use_cache": False},
+    {"cache_implementation": "static"},
+    {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    hooked,
+    patched,
+    nn.Module.train,
+]
+
+
+@pytest.mark.parametrize(
+    "case", UNSUPPORTED, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
+)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, case) -> None:
+    model = random_model()
+    settings = {"num_beams": beams}
+    if isinstance(case, dict):
+        settings |= case
+    else:
+        case(model)
+    torch.manual_seed(0)
+    fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
+
+
+def test_the_tokenizer_of_a_pipeline_changes_nothing(monkeypatch) -> None:
+    fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
+
+
+def test_sampling_and_a_custom_cache_fall_back_to_transformers(monkeypatch) -> None:
+    model, inputs = random_model(), sentences(3)
+    for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):
+        fast_and_stock(monkeypatch, model, inputs, fast=False, **settings)
+    first = model.generate(
+        **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
+    )
+    again = {"decoder_input_ids": first.sequences, "past_key_values": first.past_key_values}
+    fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
+
+
+def test_autocast_falls_back_to_transformers(monkeypatch) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
+
+
+def test_an_empty_sentence_falls_back_to_transformers(monkeypatch) -> None:
+    inputs = sentences(3)
+    inputs["attention_mask"][1] = 0
+    fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)
+
+
+# ---- Parts
+
+
+@pytest.mark.parametrize("hypotheses", [1, 5])
+@pytest.mark.parametrize("vocab_size", [20, 60, 320, 1000, 1023])
+@pytest.mark.parametrize("k", [1, 8, 20])
+def test_the_best_tokens(hypotheses, vocab_size, k) -> None:
+    generator = torch.Generator().manual_seed(vocab_size)
+    numbers = torch.randn(3, hypotheses, vocab_size, generator=generator)
+    offsets = torch.randn(3, hypotheses, generator=generator)
+    part = torch.randn(3, hypotheses, vocab_size + 7, generator=generator)[:, :, :vocab_size]
+    for scores in (numbers, numbers.masked_fill(numbers > -2, -torch.inf), part):
+        best, rows, tokens = best_tokens(scores, offsets, k)
+        expected = (scores + offsets[:, :, None]).flatten(1)
+        assert torch.equal(best, expected.topk(k).values)
+        places = rows * vocab_size + tokens
+        assert torch.equal(best, expected.gather(1, places)) and all(len(set(p)) == k for p in places.tolist())

@@ -1,0 +1,130 @@
+"""Each extra alone, in a fresh environment with what pip installs for it, does its job: `make test-extras`."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+from .test_earlier_versions import ARCHIVE
+
+pytestmark = pytest.mark.extras
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+
+
+class Environment:
+    """An environment of its own, and a folder with a run and its text."""
+
+    def __init__(self, wheel: Path, extra: str, folder: Path) -> None:
+        self.bin, self.folder = folder / "environment" / "bin", folder / "work"
+        subprocess.run([sys.executable, "-m", "venv", str(self.bin.parent)], check=True)
+        requirement = f"hf_vaswani[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
+        self.run("pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), requirement, cwd=folder)
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(self.folder, filter="data")
+
+    def run(self, program: str, *arguments: str, code: int = 0, cwd: Path | None = None) -> str:
+        """Runs one of the environment's programs; returns what it said on both streams."""
+        done = subprocess.run(
+            [str(self.bin / program), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=cwd or self.folder,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def lines(self, name: str) -> list[str]:
+        return (self.folder / name).read_text("utf-8").splitlines()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, check=True
+    )
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path):
+    yield Environment(wheel, request.param, tmp_path)
+    # Each has a torch of its own.
+    shutil.rmtree(tmp_path / "environment")
+
+
+def alone(extra: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("environment", [extra], indirect=True, ids=[extra or "none"])
+
+
+def test_every_extra_is_tried() -> None:
+    tried = re.findall(r'^@alone\("(\w+)"\)$', Path(__file__).read_text("utf-8"), flags=re.MULTILINE)
+    assert sorted(tried) == sorted(EXTRAS)
+
+
+@alone("")
+def test_without_any_it_translates(environment) -> None:
+    environment.run("hf-vaswani", "translate", "--model", "run/model", "test.en", "--output", "out.de")
+    assert environment.lines("out.de") == environment.lines("test.de")
+    assert "tokens" in environment.run("hf-vaswani", "score", "--help")
+    program = (
+        "import hf_vaswani; from transformers import pipeline; print(pipeline('translation', 'run/model')('one'))"
+    )
+    assert "eins" in environment.run("python", "-c", program)
+    # What it cannot do it says, with the line that mends it.
+    for verb, extra in (
+        (["train", "recipe.yaml"], "train"),
+        (["average", "run", "--last", "2", "--output", "mean"], "train"),
+        (["push", "run", "--repo-id", "alice/m"], "train"),
+        (["evaluate", "--model", "run/model", "test.en", "test.de"], "train"),
+        (["convert", "run/model", "out", "--to", "ctranslate2"], "convert"),
+        (["convert", "run/model", "out", "--to", "onnx"], "convert"),
+    ):
+        said = environment.run("hf-vaswani", *verb, code=2)
+        assert f"pip install 'hf_vaswani[{extra}]'" in said and said.count("\n") == 1, said
+
+
+@alone("train")
+def test_train_alone_trains_and_scores(environment) -> None:
+    said = environment.run("hf-vaswani", "train", "recipe.yaml", "--training.max_steps", "1610")
+    assert "Test BLEU" in said and "pip install 'hf_vaswani[viz]'" in said
+    assert "BLEU" in environment.run("hf-vaswani", "evaluate", "--model", "run/model", "test.en", "test.de")
+    environment.run("hf-vaswani", "average", "run", "--last", "2", "--output", "mean")
+
+
+@alone("viz")
+def test_viz_alone_draws(environment) -> None:
+    program = (
+        "import json, sys; from hf_vaswani.hub.curve import curve_picture\n"
+        "lines = [json.loads(line) for line in open('run/training.jsonl')]\n"
+        "print(curve_picture(lines, [])[:4])"
+    )
+    assert "PNG" in environment.run("python", "-c", program)
+
+
+@alone("convert")
+def test_convert_alone_converts(environment) -> None:
+    for engine in ("ctranslate2", "onnx"):
+        said = environment.run("hf-vaswani", "convert", "run/model", engine, "--to", engine, "--sentence", "four nine")
+        assert said.count("vier neun") == 2, said
+
+
+@alone("docs")
+def test_docs_alone_builds_the_manual(environment) -> None:
+    environment.run("mkdocs", "build", "--strict", "--site-dir", str(environment.folder / "site"), cwd=ROOT)
+    assert (environment.folder / "site" / "index.html").is_file()
+
+
+@alone("dev")
+def test_dev_alone_checks(environment) -> None:
+    environment.run("ruff", "check", ".", cwd=ROOT)
+    environment.run("pytest", "tests/test_house.py", "-k", "imports or wings or travelling", cwd=ROOT)
