@@ -166,7 +166,7 @@ def cuts(word: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
 def test_the_segmentation_of_a_word(kind) -> None:
-    """Unigram: the most probable segmentation. Word-piece: the longest matching entry, then the rest in the same way."""
+    """Unigram: the most probable segmentation. Word-piece: the longest matching entry, then the rest likewise."""
     tokenizer = train_tokenizer(made_up_text(), 100, kind)
     vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
     worth = dict(vocabulary)
