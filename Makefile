@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-portable test-portable-default test-extras test-oldest campaign lint format
+.PHONY: quickstart test test-portable test-portable-default test-extras test-oldest campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -28,6 +28,9 @@ test-portable-default: .venv/installed  ## the first part of it: without any of 
 test-extras: .venv/installed  ## install each extra alone in a fresh environment, and use it
 	$(PYTEST) -m extras tests/test_extras.py
 
+docs: .venv/installed  ## build the manual into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
 	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/test_pipeline.py tests/test_remote_code.py tests/test_decoding.py
@@ -52,5 +55,5 @@ format: .venv/installed  ## put format and imports in order
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,viz,convert,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,viz,convert,docs,dev]'
 	touch $@

@@ -1,13 +1,17 @@
-"""One YAML file is one experiment: reads it, lays the command line over it, and checks every key and value.
+"""
+The recipe: one YAML file describes one experiment. Reads it, applies the overrides of the command line, and checks
+every key and value.
 
 train.py RECIPE.yaml [--section.key value ...]
+
+The docstrings below the fields are the manual: `--help` prints them, and docs/recipe.md is generated from them.
 """
 
 import difflib
 import operator
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,33 +26,34 @@ except ImportError as error:
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 Files = dict[str, str] | str | None
+Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 SECTIONS = ("data", "tokenizer", "model", "training", "evaluation", "hub")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
-# Bounds that no recipe comes near: bytes of its file, levels and entries of its YAML, digits of a number.
-MOST_BYTES = 1_000_000
-MOST_LEVELS = 20
-MOST_ENTRIES = 10_000
+# Limits far above any recipe: bytes of the file, levels and entries of its YAML, and digits of a number.
+MAX_BYTES = 1_000_000
+MAX_LEVELS = 20
+MAX_ENTRIES = 10_000
 LONG_NUMBER = re.compile(r"[-+]?([0-9._:]{30,}|0[bx][0-9a-f_]{30,})", re.IGNORECASE)
 
 
 def number(default: Any, **bounds: float) -> Any:
     """
-    A number of a recipe, with its range.
+    Declares a number of a recipe with its range.
 
     Args:
-        default (`int`, `float` or `None`): its default.
-        bounds (`float`): by the keys of `COMPARISONS`, as in `number(0.1, at_least=0, below=1)`.
+        default (`int`, `float` or `None`): the default.
+        bounds (`float`): the range by the keys of `COMPARISONS`, as in `number(0.1, at_least=0, below=1)`.
 
     Returns:
-        `dataclasses.Field`: for a dataclass, with the range as `metadata`.
+        `dataclasses.Field`: with the range as its `metadata`.
     """
     return field(default=default, metadata=bounds)
 
 
 def shown(value: object) -> str:
-    """A value as a message has it: shortened, if it is long."""
+    """Returns a value as messages show it: its `repr`, shortened to 80 characters."""
     return _shortened(repr(value), 80)
 
 
@@ -58,56 +63,56 @@ def _shortened(text: str, most: int) -> str:
 
 @dataclass
 class SourceRecipe:
-    """Where sentence pairs come from. A split's files, where given, take the place of the dataset's split."""
+    """One source of sentence pairs: a dataset, files, or both. Files of a split replace that split of the dataset."""
 
     source_language: str = "en"
-    """Language code of the source side."""
+    """Language code of the source text, for example `en`."""
     target_language: str = "de"
-    """Language code of the target side."""
+    """Language code of the target text, for example `de`."""
     dataset: str | None = None
-    """Hub dataset id, or local dataset folder; "pocket" is the built-in English-German corpus."""
+    """Id of a dataset on the Hub, or a local dataset folder. `pocket` is the built-in English-German corpus."""
     dataset_config: str | None = None
-    """Configuration name of the Hub dataset, where it has several."""
+    """Configuration of the Hub dataset, if it has several."""
     train_split: str = "train"
     """Name of the dataset's training split."""
     validation_split: str | None = "validation"
-    """Name of the dataset's validation split; null where it has none."""
+    """Name of the dataset's validation split; `null` for none."""
     test_split: str | None = "test"
-    """Name of the dataset's test split; null where it has none."""
+    """Name of the dataset's test split; `null` for none."""
     train_files: Files = None
-    """Training text: two line-aligned files as {en: FILE, de: FILE}, or one .tsv, .csv, .jsonl or .parquet file.
-    All but the last may be .gz."""
+    """Training text: two line-aligned files as `{en: FILE, de: FILE}`, or one file with a column per language (`.tsv`,
+    `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`."""
     validation_files: Files = None
-    """Validation text, likewise."""
+    """Validation text, in the formats of `train_files`."""
     test_files: Files = None
-    """Test text, likewise."""
+    """Test text, in the formats of `train_files`."""
     source_column: int | str | None = number(None, at_least=0, at_most=10_000)
-    """Column of the source side (default: the language code). A number counts the columns of a TSV/CSV file without
-    a header line, from 0."""
+    """Column of the source text: its name or, in a TSV or CSV file without a header line, its number, counted from 0.
+    `null` means the language code."""
     target_column: int | str | None = number(None, at_least=0, at_most=10_000)
-    """Column of the target side, likewise."""
+    """Column of the target text, given like `source_column`."""
     weight: float = number(1.0, above=0, at_most=1000)
-    """How often an epoch takes each pair: 2 takes it twice, 0.5 takes a random half, another one in each epoch. With
-    data.streaming, where nobody knows how many pairs there are: the proportion in which the sources are mixed."""
+    """How often an epoch contains each pair: 2 repeats every pair, 0.5 draws a new random half of them for each epoch.
+    With `data.streaming`, the ratio in which the sources are mixed."""
     license: str | None = None
-    """Licence of the text, as cc-by-4.0, for the model card."""
+    """Licence of the text, for the model card, for example `cc-by-4.0`."""
 
 
 @dataclass
 class DataRecipe(SourceRecipe):
-    """The sentence pairs. streaming and the keys after it are set here alone, and hold for more_data as well."""
+    """The sentence pairs. The keys from `streaming` on exist only here, and apply to `more_data` as well."""
 
     streaming: bool = False
-    """Read the training text as it is needed, for text that does not fit on the disk: it is neither copied nor
-    counted, and a vocabulary is trained on its first million pairs."""
+    """Read the training text on the fly, for text larger than the disk: it is neither copied nor counted. A vocabulary
+    is then trained on the first million pairs of each source."""
     stream_window: int = number(100_000, at_least=1, at_most=10**8)
-    """Pairs of a stream (data.streaming) that are read, shuffled and put into batches together."""
+    """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together."""
     target_tag: bool = False
-    """Put the target language in front of each source sentence, as <2de>: an entry of the vocabulary, by which one
-    model can translate into several languages."""
+    """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
+    the vocabulary, and lets one model translate into several languages."""
     num_proc: int | None = number(None, at_least=1, at_most=1024)
-    """Processes that turn the training text into ids, unless it is a stream (see training.data_workers); null means
-    this one, with the tokenizer's threads."""
+    """Processes that tokenize the training text; `null` tokenizes in the main process, with the tokenizer's threads.
+    Streams are tokenized where their batches are prepared, see `training.data_workers`."""
 
 
 @dataclass
@@ -115,192 +120,213 @@ class TokenizerRecipe:
     """The vocabulary (Section 5.1)."""
 
     kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe"
-    """What its entries are: byte-pair encoding over bytes, pieces of a unigram language model (as SentencePiece's),
-    word-pieces (the paper's for English-French), whole words, characters, or the bytes of UTF-8."""
+    """Kind of entries: `bpe` is byte-pair encoding over bytes (the paper's for English-German), `unigram` the pieces
+    of a unigram language model, as in SentencePiece, `wordpiece` word pieces (the paper's for English-French), `words`
+    whole words, `characters` Unicode code points, and `bytes` the bytes of UTF-8."""
     vocab_size: int = number(37000, at_least=1, at_most=1_000_000)
-    """Entries, at most, of the joint vocabulary to train on both sides of the training text; bytes have always 260."""
+    """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens and the tags of
+    `data.target_tag` count. `bytes` always has 260 entries, plus the tags."""
     path: str | None = None
-    """Folder or Hub id of a tokenizer to use instead of training one; then the two keys above say nothing."""
+    """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
     decoder_start: Literal["bos", "eos", "pad"] = "bos"
-    """First symbol of the decoder's input (Section 3.1): the tokenizer's <s>; its </s>, as in fairseq; or its <pad>,
-    whose embedding is zero, as in tensor2tensor and Marian. Without a <s> it is <pad>."""
+    """First symbol of the decoder's input (Section 3.1): `bos` is `<s>`; `eos` is `</s>`, as in fairseq; `pad` is
+    `<pad>`, whose embedding is zero, as in tensor2tensor and Marian. A tokenizer without the symbol starts with
+    `<pad>`."""
 
 
 @dataclass
 class ModelRecipe:
-    """The network: fields and defaults of VaswaniConfig, less those that the tokenizer decides."""
+    """The network: the settings of `VaswaniConfig`, except those that follow from the data and the tokenizer."""
 
     d_model: int = number(512, at_least=1, at_most=100_000)
-    """Width of the embeddings and of every sub-layer's output (Section 3.1)."""
+    """Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even for sinusoidal positions."""
     d_ff: int = number(2048, at_least=1, at_most=1_000_000)
     """Width of the hidden layer of the feed-forward networks (Section 3.3)."""
     num_heads: int = number(8, at_least=1, at_most=10_000)
-    """Attention heads h (Section 3.2.2)."""
+    """Number of attention heads, h (Section 3.2.2)."""
     d_k: int | None = number(None, at_least=1, at_most=100_000)
-    """Width of a head's queries and keys; null means d_model / num_heads."""
+    """Width of the queries and keys of each head (Section 3.2.2); `null` means `d_model / num_heads`."""
     d_v: int | None = number(None, at_least=1, at_most=100_000)
-    """Width of a head's values; null means d_model / num_heads."""
+    """Width of the values of each head (Section 3.2.2); `null` means `d_model / num_heads`."""
     encoder_layers: int = number(6, at_least=1, at_most=1000)
-    """Layers N of the encoder."""
+    """Number of encoder layers, N (Section 3.1)."""
     decoder_layers: int = number(6, at_least=1, at_most=1000)
-    """Layers N of the decoder."""
+    """Number of decoder layers, N (Section 3.1)."""
     dropout: float = number(0.1, at_least=0, below=1)
-    """P_drop: on embedding + position, and on each sub-layer's output (Section 5.4)."""
+    """Dropout rate P_drop, on the sum of embedding and position and on each sub-layer's output (Section 5.4)."""
     attention_dropout: float = number(0.0, at_least=0, below=1)
-    """Dropout on the attention weights; the paper has none."""
+    """Dropout rate on the attention weights; the paper uses none."""
     activation_dropout: float = number(0.0, at_least=0, below=1)
-    """Dropout after the feed-forward networks' activation; the paper has none."""
+    """Dropout rate after the activation of the feed-forward networks; the paper uses none."""
     activation_function: str = "relu"
-    """Activation of the feed-forward networks, by transformers' name."""
+    """Activation of the feed-forward networks (Section 3.3), by its name in transformers."""
     norm_position: Literal["post", "pre"] = "post"
-    """LayerNorm after the residual sum, as in the paper, or before the sub-layer."""
+    """Place of LayerNorm: `post` is after each residual sum, as in the paper; `pre` is before each sub-layer, and at
+    the end of each stack."""
     position_encoding: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """Sinusoids (Section 3.5), or a table of max_position_embeddings rows that is learned (Table 3 row E)."""
+    """`sinusoidal` computes positions for any length (Section 3.5); `learned` trains a table of
+    `max_position_embeddings` rows (Table 3, row E)."""
     sinusoid_layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved"
-    """Sines and cosines in turn, as in the paper; or first the sines; or tensor2tensor's wavelengths as well."""
+    """`interleaved` alternates sines and cosines, as in the paper; `concatenated` puts all sines first, as in Marian;
+    `tensor2tensor` does so with the wavelengths of tensor2tensor."""
     max_position_embeddings: int = number(1024, at_least=1, at_most=1_000_000)
-    """Rows of a learned table of positions; no limit for sinusoids."""
+    """Longest sentence in tokens, for `learned` positions: pairs with a longer side are skipped. Sinusoidal positions
+    have no limit. With either, `hf-vaswani translate` splits lines that are longer."""
     layer_norm_eps: float = number(1e-6, above=0, at_most=1)
-    """Added to the variance in LayerNorm."""
+    """Constant added to the variance in LayerNorm."""
     attention_bias: bool = False
-    """Whether the projections of an attention have biases."""
+    """Add biases to the projections of the attention; the paper's have none."""
     lm_head_bias: bool = False
-    """Whether the pre-softmax linear transformation has a bias."""
+    """Add a bias to the pre-softmax linear transformation; the paper's has none."""
     scale_embedding: bool = True
-    """Whether embeddings are multiplied by sqrt(d_model) (Section 3.4)."""
+    """Multiply the embeddings by `sqrt(d_model)` (Section 3.4)."""
     share_embeddings: bool = True
-    """Whether source and target use one embedding matrix (Section 3.4)."""
+    """Use one embedding matrix for source and target (Section 3.4). Requires `tie_word_embeddings`: without it, no
+    matrix is shared."""
     tie_word_embeddings: bool = True
-    """Whether the target embedding is also the pre-softmax linear transformation (Section 3.4)."""
+    """Use the target embedding matrix as the pre-softmax linear transformation (Section 3.4)."""
 
 
 @dataclass
 class TrainingRecipe:
-    """Batches, optimizer and schedule (Sections 5.1 to 5.4), and what is kept."""
+    """Batches, optimizer and schedule (Sections 5.1 to 5.4), checkpoints and logs."""
 
     max_steps: int = number(100_000, at_least=1, at_most=10**9)
-    """Updates of the parameters in all (Section 5.2)."""
+    """Number of updates of the parameters (Section 5.2)."""
     tokens_per_batch: int = number(25_000, at_least=1, at_most=2_000_000)
-    """Budget of a batch: rows times its longest side, padding counted (Section 5.1)."""
+    """Token budget of a batch, per side and process: pairs times their longest sentence, padding included (Section
+    5.1). A pair with a longer sentence is skipped."""
     accumulation_steps: int = number(1, at_least=1, at_most=100_000)
-    """Batches that every process adds up for one update."""
-    schedule: Literal["noam", "inverse_sqrt", "constant", "cosine"] = "noam"
-    """The learning rate after the warm-up: equation 3; peak * sqrt(warmup_steps / step), as fairseq's; the peak; or
-    half a cosine from the peak to 0, just after max_steps."""
+    """Batches per update in each process, over which the gradient is accumulated."""
+    schedule: Schedule = "noam"
+    """Learning rate after the warm-up: `noam` is equation 3 (Section 5.3); `inverse_sqrt` is `peak_learning_rate *
+    sqrt(warmup_steps / step)`, as in fairseq; `constant` is `peak_learning_rate`; `cosine` falls from
+    `peak_learning_rate` along half a cosine, which reaches 0 one update after `max_steps`."""
     warmup_steps: int = number(4000, at_least=1, at_most=10**9)
-    """Updates during which the learning rate rises in a straight line from 0 (Section 5.3)."""
+    """Updates during which the learning rate rises linearly from 0 (Section 5.3)."""
     learning_rate_factor: float = number(1.0, above=0, at_most=1000)
-    """Multiplies the schedule of equation 3; for noam only."""
+    """Factor on the learning rate of `noam`; 1 in the paper. Other schedules use `peak_learning_rate` instead."""
     peak_learning_rate: float | None = number(None, above=0, at_most=10)
-    """Learning rate at the end of the warm-up: for every schedule but noam, whose peak equation 3 gives."""
+    """Learning rate at the end of the warm-up. Required for every schedule but `noam`, whose peak follows from
+    `d_model` and `warmup_steps`."""
     optimizer: Literal["adam", "muon"] = "adam"
-    """What makes the updates: the paper's Adam; or Muon for the layers' matrices, and Adam for embeddings, biases and
+    """`adam` is the paper's Adam; `muon` uses Muon for the matrices of the layers, and Adam for embeddings, biases and
     LayerNorms."""
     adam_beta1: float = number(0.9, at_least=0, below=1)
-    """Adam's decay of the gradient's mean (Section 5.3)."""
+    """Decay rate of Adam's running mean of the gradient (Section 5.3)."""
     adam_beta2: float = number(0.98, at_least=0, below=1)
-    """Adam's decay of the gradient's square (Section 5.3)."""
+    """Decay rate of Adam's running mean of the squared gradient (Section 5.3)."""
     adam_epsilon: float = number(1e-9, above=0, at_most=1)
-    """Adam's epsilon (Section 5.3)."""
+    """Constant that Adam adds to the denominator of its update (Section 5.3)."""
     weight_decay: float = number(0.0, at_least=0, at_most=100)
-    """AdamW's: every update also multiplies each matrix, embeddings included, by 1 - learning rate * weight_decay;
-    biases and LayerNorms are spared. 0 is the paper's Adam."""
+    """Decoupled weight decay, as in AdamW: each update also multiplies every matrix, embeddings included, by `1 -
+    learning_rate * weight_decay`. Biases and LayerNorms are exempt. 0 is the paper's Adam."""
     label_smoothing: float = number(0.1, at_least=0, below=1)
-    """Epsilon_ls (Section 5.4)."""
+    """Label smoothing epsilon_ls (Section 5.4): probability spread over the tokens of `label_smoothing_over`."""
     label_smoothing_over: Literal["others", "all"] = "others"
-    """Who shares epsilon_ls: all tokens but the true one, as in the paper's code; or all V, the true one as well."""
+    """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
+    whole vocabulary, the true token included."""
     clip_norm: float | None = number(None, above=0, at_most=10**6)
-    """Longest gradient, as a Euclidean norm; null does not clip, as the paper."""
+    """Maximum Euclidean norm of the gradient, to which longer ones are clipped; `null` disables clipping, as in the
+    paper."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
-    """Number format of the forward pass; null means what `accelerate launch` was told."""
+    """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `null` uses the setting of
+    `accelerate launch`."""
     gradient_checkpointing: bool = False
-    """Whether the layers are computed a second time in the backward pass, instead of kept: less memory, more time."""
+    """Recompute the layers in the backward pass instead of storing their activations: less memory, more time."""
     compile: bool = False
-    """Whether `torch.compile` makes the network faster: one dynamic graph, so that no new length is compiled anew.
-    The first update then takes minutes, and needs a C++ compiler on a CPU."""
+    """Compile the network with `torch.compile`, for all sentence lengths at once. The first update then takes minutes
+    and, on a CPU, needs a C++ compiler."""
     ema_decay: float | None = number(None, at_least=0, below=1)
-    """Decay of an exponential moving average of the weights, which is then what is validated, averaged and published;
-    null keeps none, as the paper."""
+    """Decay rate of an exponential moving average of the weights, which is validated, averaged and published in their
+    place; `null` disables it, as in the paper."""
     max_nonfinite_updates: int = number(10, at_least=1, at_most=10**9)
-    """Updates in a row whose loss or gradient is not a finite number, and which are left out, before the run stops."""
+    """Consecutive updates with a non-finite loss or gradient after which the run stops. Such updates are skipped and
+    logged to `nonfinite_updates.jsonl`."""
     log_every: int = number(100, at_least=1, at_most=10**9)
-    """Updates between two lines of training.jsonl, which are also what trackers draw: loss, gradient's norm, rate."""
+    """Updates between two entries of `training.jsonl` and of the trackers: loss, gradient norm and learning rate."""
     validate_every: int = number(1000, at_least=1, at_most=10**9)
-    """Updates between two validations (loss and BLEU)."""
+    """Updates between two validations, which compute the loss, BLEU, chrF and TER."""
     save_every: int = number(1000, at_least=1, at_most=10**9)
     """Updates between two checkpoints."""
     keep_last: int = number(5, at_least=1, at_most=10**6)
-    """Checkpoints that stay on disk."""
+    """Number of newest checkpoints to keep on disk."""
     keep_best: int = number(0, at_least=0, at_most=10**6)
-    """Checkpoints of the best validations that stay on disk as well; save_every is then a multiple of
-    validate_every."""
+    """Number of checkpoints with the best validations to keep as well. If above 0, `save_every` must be a multiple of
+    `validate_every`."""
     best_by: Literal["bleu", "loss"] = "bleu"
-    """What makes a validation the best: the highest BLEU or the lowest loss."""
+    """Metric that ranks validations: the highest `bleu` or the lowest `loss` is best."""
     patience: int | None = number(None, at_least=1, at_most=10**6)
-    """Validations in a row without a new best after which the run ends before max_steps; null never."""
+    """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
+    stopping."""
     average_last: int = number(5, at_least=1, at_most=10**6)
-    """Checkpoints whose mean is the final model (Section 6.1), at most keep_last; 1 takes the last as it is."""
+    """Number of newest checkpoints to average for the final model (Section 6.1), at most `keep_last`; 1 takes the last
+    one as it is."""
     average_best: int | None = number(None, at_least=1, at_most=10**6)
-    """Average this many checkpoints of the best validations instead; they stay on disk beside the last."""
+    """Number of checkpoints with the best validations to average instead of the newest; they are kept on disk. If set,
+    `save_every` must be a multiple of `validate_every`."""
     data_workers: int = number(0, at_least=0, at_most=1024)
-    """Processes that make batches ahead of the training; 0 makes each when it is asked for."""
+    """Worker processes of each training process that prepare batches in advance; 0 prepares each batch when it is
+    needed."""
     cpu_threads: int | None = number(None, at_least=1, at_most=1024)
-    """Threads of each process when it trains on CPU; null shares the machine's cores among the processes."""
+    """Threads of each training process on a CPU; `null` divides the machine's cores among its processes."""
     trackers: list[str] = field(default_factory=list)
-    """Experiment trackers by Accelerate's names: tensorboard, wandb, trackio, ..."""
+    """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
 
 
 @dataclass
 class EvaluationRecipe:
-    """How validation and test are translated (Section 6.1) and scored."""
+    """How the validation and test sets are translated (Section 6.1) and scored."""
 
     num_beams: int = number(4, at_least=1, at_most=1000)
-    """Beam size for the test set, and the model's default from then on."""
+    """Beam size for the test set. Saved as the model's default."""
     length_penalty: float = number(0.6, at_least=-10, at_most=10)
-    """Alpha of the length penalty; the model's default from then on."""
+    """Exponent alpha of the length penalty. Saved as the model's default."""
     length_penalty_type: Literal["gnmt", "power"] = "gnmt"
-    """A hypothesis of L tokens scores log-probability / ((5 + L) / 6) ** alpha, as in the paper, or / L ** alpha; the
-    model's default from then on."""
+    """Divisor of the log-probability of a hypothesis of L tokens: `gnmt` is `((5 + L) / 6) ** alpha`, as in the paper;
+    `power` is `L ** alpha`. Saved as the model's default."""
     finish_candidates: Literal["all", "top"] = "all"
-    """Which of the 2 x num_beams candidates of a step may finish: all, as in tensor2tensor, or the first num_beams, as
-    in transformers; the model's default from then on."""
+    """Which of the `2 * num_beams` candidates of a step may end a hypothesis: `all`, as in tensor2tensor, or the `top`
+    `num_beams`, as in transformers. Saved as the model's default."""
     early_stopping: bool | Literal["never"] | None = None
-    """When a sentence is done, as transformers' key of this name; null is never for gnmt, which is tensor2tensor's
-    rule, and false for power."""
+    """When the search of a sentence ends, as in transformers: `true`, `false` or `never`. `null` means `never` for
+    `gnmt`, which is tensor2tensor's rule, and `false` for `power`. Saved as the model's default."""
     validation_num_beams: int = number(1, at_least=1, at_most=1000)
-    """Beam size for validation during training; 1 is greedy."""
+    """Beam size for the validation sets; 1 is greedy search."""
     tokens_per_batch: int = number(4096, at_least=1, at_most=2_000_000)
-    """Budget of a batch of sentences to translate: rows times the longest source."""
+    """Token budget of a batch of sentences to translate: sentences times the longest source, padding included."""
     max_length_offset: int | None = number(50, at_least=0, at_most=1_000_000)
-    """Longest output of a sentence: the tokens of its source and this many more; the model's default from then on."""
-    # The first symbol counts, and one more is needed to say anything.
+    """Maximum output length of each sentence, in tokens beyond the length of its source (Section 6.1); `null` requires
+    `max_length`. Saved as the model's default."""
+    # The decoder's first symbol counts, and an output needs one more token.
     max_length: int | None = number(None, at_least=2, at_most=1_000_000)
-    """Longest output in tokens, one for all sentences, in the place of max_length_offset."""
+    """Maximum output length of all sentences, in tokens, with the decoder's first symbol included; replaces
+    `max_length_offset`. Saved as the model's default."""
     tokenize: str = "13a"
-    """sacreBLEU's tokenizer: 13a for plain text, none for text that is tokenised already."""
+    """Tokenizer of sacreBLEU for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
     lowercase: bool = False
-    """Whether BLEU ignores case."""
+    """Ignore case in BLEU and chrF."""
 
 
 @dataclass
 class HubRecipe:
-    """Where the model is published, if anywhere. The token is not of a recipe: huggingface_hub finds it."""
+    """Publishing on the Hub. The token is not part of a recipe: `huggingface_hub` finds it."""
 
     repo_id: str | None = None
-    """Repository on the Hub, as user/name; it is made if there is none. null publishes nothing."""
+    """Repository to publish to, as `user/name`; it is created if necessary. `null` publishes nothing."""
     min_bleu: float = number(0.0, at_least=0, at_most=100)
-    """Least BLEU: of the test set for the model, of the validation for a checkpoint. What has less, or none, is not
-    published."""
+    """Minimum BLEU for publishing: on the test set for the model, on the validation set for a checkpoint. Nothing is
+    published without a BLEU."""
     private: bool | None = None
-    """Whether only its owners see it: of a repository that is made, null is what its owner has as a default. true is
-    also a promise: nothing goes to one that is public."""
+    """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
+    to an existing public repository."""
     revision: str = "main"
-    """Branch to publish on; it is made if there is none."""
+    """Branch to publish to; it is created if necessary."""
     every_n_checkpoints: int | None = number(None, at_least=1, at_most=10**6)
-    """Publish each n-th checkpoint while the training goes on, with the BLEU of its validation; null only publishes
-    the model at the end."""
+    """Also publish every n-th checkpoint during training, with the BLEU of its validation; `null` publishes only the
+    final model. If set, `save_every` must be a multiple of `validate_every`."""
     license: str | None = None
-    """Licence of the model, as apache-2.0, for its card."""
+    """Licence of the model, for the model card, for example `apache-2.0`."""
 
 
 @dataclass
@@ -308,13 +334,13 @@ class Recipe:
     """One experiment."""
 
     run_dir: str = ""
-    """Folder of the run; default: runs/NAME, where NAME is the recipe's file name."""
+    """Folder of the run; if empty, `runs/NAME`, where NAME is the recipe's file name without its extension."""
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
-    """Of the initial weights, the dropout, the order of the data and the built-in corpus."""
+    """Seed of the initial weights, the dropout, the order of the data and the built-in corpus."""
     data: DataRecipe = field(default_factory=DataRecipe)
     more_data: list[SourceRecipe] = field(default_factory=list)
-    """Further sources of text, each with data's keys from source_language to weight; on the command line
-    --more_data.KEY is that of the last one."""
+    """More sources of sentence pairs, each with the keys of `data` from `source_language` to `license`. On the command
+    line, `--more_data.KEY` overrides a key of the last source, and `--more_data+` adds a source."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
@@ -323,16 +349,16 @@ class Recipe:
 
     @property
     def language_pairs(self) -> list[list[str]]:
-        """Source and target language of each direction, in the order of the sources, each direction once."""
+        """Returns source and target language of each direction, in the order of the sources, without duplicates."""
         pairs = ((part.source_language, part.target_language) for part in (self.data, *self.more_data))
         return [list(pair) for pair in dict.fromkeys(pairs)]
 
     def flat(self) -> dict[str, Any]:
-        """Every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
+        """Returns every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
         return _flat(asdict(self))
 
     def as_yaml(self) -> str:
-        """The recipe with all its defaults as YAML, which `load_recipe` reads back to an equal one."""
+        """Returns the recipe with all its defaults as YAML, which [`load_recipe`] reads back as an equal recipe."""
         return str(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
 
 
@@ -352,11 +378,11 @@ def _check_keys(keys: Iterable[str], where: str) -> None:
     for key in keys:
         if key not in known:
             nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
-            raise ValueError(f"{where} has the key {shown(key)}, which no recipe has; the nearest one is {nearest!r}.")
+            raise ValueError(f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?")
 
 
 class _Loader(yaml.SafeLoader):
-    """As jsonargparse reads values: what looks like a date is text."""
+    """Reads values as jsonargparse does: dates are strings."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
@@ -366,35 +392,36 @@ class _Loader(yaml.SafeLoader):
 
 def _check_yaml(text: str, where: str) -> None:
     """
-    Refuses YAML that readers stumble over, before one of them sees it: nested deeper than a recipe is, aliases that
-    multiply or refer to themselves, numbers of hundreds of digits, halves of characters, and types by name, as
-    !!timestamp.
+    Refuses YAML that would crash or stall the parsers: deep nesting, aliases that multiply or refer to themselves,
+    numbers of hundreds of digits, unpaired surrogates, and tags such as `!!timestamp`.
     """
-    # For each collection that is open: whether it has an anchor, so that an alias could stand for it.
+    # For each open collection, whether it has an anchor, which an alias could refer to.
     opened: list[bool] = []
     for count, event in enumerate(yaml.parse(text, _Loader)):
         line = "" if event.start_mark is None else f"in line {event.start_mark.line + 1}"
         if isinstance(event, (yaml.CollectionStartEvent, yaml.ScalarEvent)) and event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            raise ValueError(f"{where} names the type {shown(tag)} {line}: write the value without it.")
+            raise ValueError(f"{where} has the YAML tag {shown(tag)} {line}: write the value without it.")
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append(event.anchor is not None)
         elif isinstance(event, yaml.CollectionEndEvent):
             opened.pop()
         elif isinstance(event, yaml.AliasEvent) and any(opened):
-            raise ValueError(f"{where} has the alias *{event.anchor} {line} inside a value that has an anchor itself.")
+            raise ValueError(
+                f"{where} has the alias *{event.anchor} {line}, inside another anchor: write the value out."
+            )
         elif isinstance(event, yaml.ScalarEvent) and LONG_NUMBER.fullmatch(event.value):
             raise ValueError(f"{where} has a number of {len(event.value)} digits {line}: {shown(event.value)}.")
         elif isinstance(event, yaml.ScalarEvent) and re.search("[\ud800-\udfff]", event.value):
-            raise ValueError(f"{where} has half a character of UTF-16 {line}: {shown(event.value)}.")
-        if len(opened) > MOST_LEVELS or count > MOST_ENTRIES:
+            raise ValueError(f"{where} has an unpaired UTF-16 surrogate {line}: {shown(event.value)}.")
+        if len(opened) > MAX_LEVELS or count > MAX_ENTRIES:
             raise ValueError(
-                f"{where} has more than {MOST_LEVELS} levels or {MOST_ENTRIES:,} entries {line}, which is no recipe."
+                f"{where} is not a recipe: it has more than {MAX_LEVELS} levels or {MAX_ENTRIES:,} entries {line}."
             )
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:
-    """YAML's reader would take the last of two equal keys, and a bare `no`, Norwegian or a precision, for false."""
+    """Refuses repeated keys, of which YAML keeps the last, and a bare `no` (Norwegian, a precision): it is false."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _check_nodes(item, where)
@@ -404,8 +431,8 @@ def _check_nodes(node: yaml.Node | None, where: str) -> None:
         and node.value.lower() not in ("true", "false")
     ):
         raise ValueError(
-            f"{where} has a bare {node.value} in line {node.start_mark.line + 1}, which is a truth "
-            f"value to YAML: write '{node.value}' in quotes, or else true or false."
+            f"{where} has a bare {node.value} in line {node.start_mark.line + 1}, which YAML reads as a boolean: "
+            f"write '{node.value}' in quotes, or true or false."
         )
     if not isinstance(node, yaml.MappingNode):
         return
@@ -414,17 +441,17 @@ def _check_nodes(node: yaml.Node | None, where: str) -> None:
         if isinstance(key, yaml.ScalarNode):
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise ValueError(f"{where} has the key {shown(key.value)} a second time in line {line}.")
+                raise ValueError(f"{where} repeats the key {shown(key.value)} in line {line}.")
             seen.add(key.value)
         _check_nodes(key, where)
         _check_nodes(value, where)
 
 
 def _check_file(path: Path) -> None:
-    """Refuses a file that is no mapping of known keys, before its values are looked at."""
+    """Refuses a file that is not a mapping of known keys, before its values are parsed."""
     where = f"The recipe {str(path)!r}"
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{where} has {path.stat().st_size:,} bytes, which is no recipe.")
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{where} has {path.stat().st_size:,} bytes, but a recipe has at most {MAX_BYTES:,}.")
     try:
         text = path.read_text(encoding="utf-8")
         _check_yaml(text, where)
@@ -433,26 +460,26 @@ def _check_file(path: Path) -> None:
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not readable YAML: {_shortened(' '.join(str(error).split()), 400)}.") from error
+        raise ValueError(f"{where} is not valid YAML: {_shortened(' '.join(str(error).split()), 400)}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{where} must be `key: value` lines, but it is {shown(content)}.")
+        raise ValueError(f"{where} must consist of `key: value` lines, but it is {shown(content)}.")
     for name in SECTIONS:
         if not isinstance(content.get(name, {}), dict):
             raise ValueError(
-                f"{where} must have `key: value` lines below {name!r}, but it has {shown(content[name])}."
+                f"{where} must have `key: value` lines under {name!r}, but it has {shown(content[name])}."
             )
     sources = content.get("more_data", [])
     if not isinstance(sources, list) or not all(source and isinstance(source, dict) for source in sources):
         raise ValueError(
-            f"{where} must have a list of sources below 'more_data', each of `key: value` lines, "
-            f"but it has {shown(sources)}."
+            f"{where} must have a list of sources under 'more_data', each with `key: value` lines, but it has "
+            f"{shown(sources)}."
         )
     keys = [*_flat(content), *(f"more_data.{key}" for source in sources for key in source)]
     _check_keys(map(str, keys), where)
 
 
-def _told(message: str) -> str:
-    """The sentence about a value that jsonargparse refuses; in the recipe's words, if it is that of a single key."""
+def _explained(message: str) -> str:
+    """Turns an error of jsonargparse into one sentence, in the recipe's words if it is about the value of one key."""
     found = re.search(r'Parser key "(\w+\.)?(\w+)":.*value:(.*)$', message, re.DOTALL)
     section = getattr(Recipe(), found[1][:-1], None) if found and found[1] else Recipe()
     hints = get_type_hints(type(section))
@@ -465,12 +492,12 @@ def _told(message: str) -> str:
 
 
 def _kinds(hint: Any) -> list[str]:
-    """The values that a type hint allows, in words."""
+    """Returns the values that a type hint allows, in words."""
     if get_origin(hint) is Literal:
         return [repr(value) for value in get_args(hint)]
     if get_origin(hint) in (Union, UnionType):
         return [kind for part in get_args(hint) for kind in _kinds(part)]
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
     return [names[hint] if hint in names else "a list" if get_origin(hint) is list else "{language: file}"]
 
 
@@ -479,15 +506,15 @@ def _recipe_file(name: str) -> Path:
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(f"There is no recipe file {str(path)!r}.") from error
+        raise FileNotFoundError(f"The recipe file {str(path)!r} does not exist.") from error
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise ValueError(f"The recipe {str(path)!r} is {kind}: name a YAML file.")
+        raise ValueError(f"The recipe {str(path)!r} is {kind}: it must be a YAML file.")
     return path
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Refuses keys and values of the command line that jsonargparse would stumble over."""
+    """Refuses unknown keys on the command line, and values that would crash jsonargparse."""
     keys = []
     for i, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
@@ -497,7 +524,8 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             value = value if equals else " ".join(arguments[i + 1 : i + 2])
             if key in SECTIONS and not value.lstrip().startswith("{"):
                 raise ValueError(
-                    f"The command line gives {option} the value {shown(value)}: override its keys singly."
+                    f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
+                    f"{option}.KEY VALUE."
                 )
             if key == "recipe":
                 _check_file(_recipe_file(value))
@@ -506,7 +534,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
         try:
             _check_yaml(text, f"The command line's {shown(text)}")
         except yaml.YAMLError:
-            # A text, which need not be YAML, or a value that is refused with its key.
+            # A string, which need not be YAML, or a value that is refused together with its key.
             continue
     _check_keys([key for key in keys if key not in ("help", "recipe", "print_config")], "The command line")
 
@@ -516,26 +544,26 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     Reads a recipe file and the overrides that follow it.
 
     Args:
-        argv (`Sequence[str]`): the command line without the program's name: `RECIPE.yaml`, then
-            `--section.key value` as often as wanted. `--help` prints every key with type, default and meaning.
-        program (`str`): how the usage says that a training is started.
+        argv (`Sequence[str]`): the command line without the program's name: `RECIPE.yaml`, then any number of
+            `--section.key value`. `--help` prints every key with its type, default and meaning.
+        program (`str`): the command that the usage line shows.
 
     Returns:
         [`Recipe`]: complete and checked, with `run_dir` filled in.
 
     Raises:
-        ValueError: an unknown key (with the nearest right one), a value of the wrong type or out of range, or YAML
-            that cannot be read.
-        FileNotFoundError: there is no such recipe file.
+        ValueError: a key is unknown (the message suggests the nearest one), a value has the wrong type or is out of
+            range, or the file is not valid YAML.
+        FileNotFoundError: the recipe file does not exist.
     """
     parser = ArgumentParser(
         prog=program,
         usage=f"{program} RECIPE.yaml [--section.key value ...]",
-        description="Trains a translation model. Every key below may stand in the recipe, or override it here.",
+        description="Trains a translation model. Every key below can be set in the recipe file, or overridden here.",
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--recipe", action="config", help="the recipe: a YAML file; usually stands first, by itself")
+    parser.add_argument("--recipe", action="config", help="the recipe file (YAML), if it is not the first argument")
     parser.add_class_arguments(Recipe)
     arguments = list(argv)
     path = _recipe_file(arguments[0]) if arguments and not arguments[0].startswith("-") else None
@@ -545,24 +573,32 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     try:
         namespace = parser.parse_args(arguments)
     except ArgumentError as error:
-        raise ValueError(_told(str(error))) from error
+        raise ValueError(_explained(str(error))) from error
     values = parser.instantiate(namespace).as_dict()
     recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
     check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:
-            raise ValueError("Name a recipe file first, or at least the folder of the run with --run_dir.")
+            raise ValueError("Without a recipe file, --run_dir must name the folder of the run.")
         recipe.run_dir = str(Path("runs") / path.stem)
     return recipe
 
 
+# Keys for which null is a value, although their default is not null.
+OPTIONAL = {"validation_split", "test_split", "max_length_offset"}
+
+
 def check_ranges(recipe: Recipe) -> None:
     """
+    Checks the values of a recipe, and that its keys agree with each other.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+
     Raises:
-        ValueError: a number that is not finite or out of its range, a text with control characters, null where a
-            value is needed, or keys that do not go together; the message names the key.
+        ValueError: a number is out of its range or not finite, a string has control characters, a value is missing, or
+            two keys contradict each other; the message names the keys.
     """
-    optional = {"validation_split", "test_split", "max_length_offset"}
     sections: list[tuple[str, Any]] = [("", recipe)]
     sections += [(f"{name}.", getattr(recipe, name)) for name in SECTIONS]
     sections += [(f"more_data[{i}].", source) for i, source in enumerate(recipe.more_data)]
@@ -570,40 +606,45 @@ def check_ranges(recipe: Recipe) -> None:
         defaults = type(section)()
         for part in fields(section):
             name, value, default = prefix + part.name, getattr(section, part.name), getattr(defaults, part.name)
-            if value is None and default is not None and part.name not in optional:
+            if value is None and default is not None and part.name not in OPTIONAL:
                 raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
-            # A NaN compares false with everything.
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and not all(COMPARISONS[word](value, bound) for word, bound in part.metadata.items()):
-                bounds = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in part.metadata.items())
-                raise ValueError(f"{name} must be {bounds}, but it is {shown(value)}.")
-            texts = [*value, *value.values()] if isinstance(value, dict) else [value] if isinstance(value, str) else []
-            if any(re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text) for text in texts):
-                raise ValueError(f"{name} must be text without control characters, but it is {shown(value)}.")
+            _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
     _check_hub(recipe.hub, recipe.training)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 
 
+def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:
+    # A NaN compares false with every bound.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and not all(COMPARISONS[word](value, bound) for word, bound in bounds.items()):
+        expected = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in bounds.items())
+        raise ValueError(f"{name} must be {expected}, but it is {shown(value)}.")
+    texts = [*value, *value.values()] if isinstance(value, dict) else [value] if isinstance(value, str) else []
+    if any(re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text) for text in texts):
+        raise ValueError(f"{name} must not contain control characters, but it is {shown(value)}.")
+
+
 def _check_agreement(training: TrainingRecipe) -> None:
-    """Keys that are right by themselves, and not together."""
+    """Refuses keys that are valid on their own, but contradict each other."""
     if training.schedule == "noam" and training.peak_learning_rate is not None:
         raise ValueError(
-            f"training.peak_learning_rate ({training.peak_learning_rate}) says nothing to training.schedule 'noam', "
-            "whose peak is equation 3's; change it by training.learning_rate_factor, or choose another schedule."
+            f"training.peak_learning_rate ({training.peak_learning_rate}) has no effect with training.schedule "
+            "'noam', whose peak is given by equation 3: set training.learning_rate_factor instead, or choose another "
+            "schedule."
         )
     if training.schedule != "noam" and training.peak_learning_rate is None:
-        raise ValueError(f"training.schedule {training.schedule!r} needs a training.peak_learning_rate.")
+        raise ValueError(f"training.schedule {training.schedule!r} requires training.peak_learning_rate.")
     if training.schedule != "noam" and training.learning_rate_factor != 1:
         raise ValueError(
-            f"training.learning_rate_factor ({training.learning_rate_factor}) says nothing to training.schedule "
-            f"{training.schedule!r}, whose height is training.peak_learning_rate."
+            f"training.learning_rate_factor ({training.learning_rate_factor}) has no effect with training.schedule "
+            f"{training.schedule!r}: set training.peak_learning_rate instead."
         )
     if training.average_best is None and training.average_last > training.keep_last:
         raise ValueError(
             f"training.average_last ({training.average_last}) must not be above training.keep_last "
-            f"({training.keep_last}): a deleted checkpoint cannot be averaged."
+            f"({training.keep_last}): checkpoints are averaged from disk."
         )
     ranking = "average_best" if training.average_best is not None else "keep_best" if training.keep_best else None
     if ranking is not None and training.save_every % training.validate_every:
@@ -615,13 +656,13 @@ def _check_agreement(training: TrainingRecipe) -> None:
 
 def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
     if hub.repo_id is None and hub.every_n_checkpoints is not None:
-        raise ValueError("hub.every_n_checkpoints needs a hub.repo_id to publish to.")
+        raise ValueError("hub.every_n_checkpoints requires hub.repo_id, the repository to publish to.")
     if hub.repo_id is not None:
         check_repo_id(hub.repo_id, "hub.repo_id")
     check_branch(hub.revision, "hub.revision")
     if hub.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", hub.license):
         raise ValueError(
-            f"hub.license must be one of the Hub's names, as apache-2.0 or cc-by-4.0, but it is {hub.license!r}."
+            f"hub.license must be a licence identifier of the Hub, such as apache-2.0, but it is {hub.license!r}."
         )
     if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
         raise ValueError(
@@ -632,8 +673,14 @@ def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
 
 def check_repo_id(repo_id: str, where: str) -> None:
     """
+    Checks the id of a repository on the Hub, without asking the Hub.
+
+    Args:
+        repo_id (`str`): the id.
+        where (`str`): its name in the error message.
+
     Raises:
-        ValueError: the Hub would not take it for the id of a repository; `where` is what the message calls it.
+        ValueError: the id is not valid.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -641,15 +688,21 @@ def check_repo_id(repo_id: str, where: str) -> None:
     try:
         validate_repo_id(repo_id)
         if repo_id.count("/") != 1:
-            raise HFValidationError("it has no slash.")
+            raise HFValidationError("it must contain one slash.")
     except HFValidationError as error:
-        raise ValueError(f"{where} must be of the form user/name, but it is {repo_id!r}: {error}") from error
+        raise ValueError(f"{where} must have the form user/name, but it is {repo_id!r}: {error}") from error
 
 
 def check_branch(name: str, where: str) -> None:
     """
+    Checks the name of a branch.
+
+    Args:
+        name (`str`): the name.
+        where (`str`): its name in the error message.
+
     Raises:
-        ValueError: git would not take it for the name of a branch; `where` is what the message calls it.
+        ValueError: git does not allow the name.
     """
     if not re.fullmatch(r"[\w][\w./-]*", name) or ".." in name or "//" in name or name.endswith(("/", ".", ".lock")):
-        raise ValueError(f"{where} must be the name of a branch, as main or v2, but it is {name!r}.")
+        raise ValueError(f"{where} must be the name of a branch, such as main or v2, but it is {name!r}.")

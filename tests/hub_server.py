@@ -1,7 +1,7 @@
 """A small Hub on loopback, for the real huggingface_hub client: commits, branches, LFS, tokens, and faults on demand.
 
-It speaks what the client says to model repositories and nothing else: other requests are answered by 404, and
-`HubServer.unknown` remembers them. Everything lives in memory.
+It implements the endpoints that the client uses for model repositories, and answers all others with 404, recorded in
+`HubServer.unknown`. Everything is kept in memory.
 """
 
 import base64
@@ -31,7 +31,7 @@ GITATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for s
 
 @dataclass(frozen=True)
 class Access:
-    """Whose token it is, and what it allows."""
+    """The owner and the permission of a token."""
 
     user: str
     role: Literal["read", "write"]
@@ -40,18 +40,18 @@ class Access:
 @dataclass
 class Fault:
     """
-    What goes wrong with the requests of `method` whose path contains `pattern`.
+    A failure of the requests of `method` whose path contains `pattern`.
 
     Args:
-        times (`int`, *optional*, defaults to 1): With how many of them; `None` means for ever.
+        times (`int`, *optional*, defaults to 1): Number of requests that fail; `None` means all.
         delay (`float`, *optional*, defaults to 0): Seconds to wait before anything else.
         cut (`int`, *optional*): Drop the connection after this many bytes of the request's body.
-        lose_answer (`bool`, *optional*, defaults to `False`): Do what is asked for, then drop the connection.
-        cut_answer (`int`, *optional*): Do what is asked for, then drop the connection after this many bytes of the
-            answer's body.
-        status (`int`, *optional*): Answered instead of what was asked for, which is not done.
-        message (`str`, *optional*): The error that comes with it, in JSON, or as it is where `headers` have a type.
-        headers (`dict[str, str]`, *optional*): What else comes with it.
+        lose_answer (`bool`, *optional*, defaults to `False`): Process the request, then drop the connection.
+        cut_answer (`int`, *optional*): Process the request, then drop the connection after this many bytes of the
+            response's body.
+        status (`int`, *optional*): Respond with this status, without processing the request.
+        message (`str`, *optional*): The error in that response: as JSON, or as it is if `headers` have a content type.
+        headers (`dict[str, str]`, *optional*): Further headers of that response.
     """
 
     method: str
@@ -68,7 +68,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Blob:
-    """The content of a file; of a file in LFS git knows only a pointer."""
+    """The content of a file. For a file in LFS, git stores only a pointer."""
 
     content: bytes
     lfs: bool
@@ -88,7 +88,7 @@ class Blob:
 
     @property
     def etag(self) -> str:
-        """What the client compares with its own file."""
+        """The hash that the client compares with its own file."""
         return self.sha256 if self.lfs else self.oid
 
     def describe(self, path: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Commit:
-    """A whole state of a repository, and the commit before it."""
+    """A complete state of a repository, with its parent commit."""
 
     title: str
     message: str
@@ -108,7 +108,7 @@ class Commit:
     sha: str = field(default_factory=lambda: secrets.token_hex(20))
 
     def entries(self) -> list[dict[str, Any]]:
-        """Every file and every folder."""
+        """Lists all files and folders."""
         folders = {str(parent) for path in self.files for parent in Path(path).parents} - {"."}
         entries = [{"type": "directory", "path": path, "oid": self.sha, "size": 0} for path in folders]
         entries += [blob.describe(path) for path, blob in self.files.items()]
@@ -116,7 +116,7 @@ class Commit:
 
 
 class Repository:
-    """Commits, the branches that point at them, and the LFS objects that were uploaded, committed or not."""
+    """Commits, branches, and all uploaded LFS objects, committed or not."""
 
     def __init__(self, private: bool) -> None:
         self.private = private
@@ -127,7 +127,7 @@ class Repository:
         self.add("main", Commit("initial commit", "", None, {".gitattributes": Blob(GITATTRIBUTES, lfs=False)}))
 
     def at(self, revision: str) -> Commit:
-        """The commit of a branch or of a whole sha."""
+        """Returns the commit of a branch or a full sha."""
         sha = self.branches.get(revision, revision)
         if sha not in self.commits:
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -139,7 +139,7 @@ class Repository:
         return commit.sha
 
     def operate(self, files: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
-        """One line of a client's commit, done to `files`."""
+        """Applies one operation of a client's commit to `files`."""
         path = value["path"]
         if key in ("deletedFile", "deletedFolder"):
             folder = Path(path) if key == "deletedFolder" else None
@@ -160,7 +160,7 @@ class Repository:
 
 @dataclass
 class Request:
-    """One request, its body read to the end."""
+    """One request with its complete body."""
 
     method: str
     path: str
@@ -174,7 +174,7 @@ class Request:
 
 @dataclass
 class Reply:
-    """What goes back; what is not bytes is sent as JSON."""
+    """A response. A body other than bytes is sent as JSON."""
 
     body: Any
     status: int = 200
@@ -182,7 +182,7 @@ class Reply:
 
 
 class Refusal(Exception):  # noqa: N818 (an answer, not an error of the server)
-    """An error for the client, which chooses its class by the code."""
+    """An error response. The client chooses the class of its error by `code`."""
 
     def __init__(self, status: int, message: str, code: str | None = None, **headers: str) -> None:
         super().__init__(message)
@@ -191,12 +191,12 @@ class Refusal(Exception):  # noqa: N818 (an answer, not an error of the server)
 
 
 def upload_mode(path: str, size: int) -> Literal["lfs", "regular"]:
-    """How a file is sent; the client never sends an empty one to LFS."""
+    """Returns how a file must be uploaded. The client never sends an empty file to LFS."""
     return "lfs" if size > REGULAR_BYTES or (size and path.endswith(LFS_SUFFIXES)) else "regular"
 
 
 def read_card(content: bytes) -> dict[str, Any]:
-    """The metadata at the top of a README; `ValueError` where they are not a mapping in YAML."""
+    """Returns the metadata at the top of a README; raises `ValueError` if they are not a YAML mapping."""
     match = re.match(r"---\n(.*?)\n---\s", content.decode() + "\n", re.DOTALL)
     try:
         metadata = yaml.safe_load(match[1]) if match else None
@@ -209,17 +209,17 @@ def read_card(content: bytes) -> dict[str, Any]:
 
 class HubServer:
     """
-    A context manager that serves a Hub of its own. Its client has to run in another process, with `environment`,
-    because huggingface_hub reads its variables when it is imported.
+    A context manager that serves an empty Hub. Clients run in another process, with the variables of `environment`,
+    because huggingface_hub reads them when it is imported.
 
     Args:
-        tokens (`dict[str, Access]`, *optional*): The tokens that it knows.
+        tokens (`dict[str, Access]`, *optional*): The valid tokens.
 
     Attributes:
-        log (`list[tuple[str, str, int]]`): Method, path and status of every request; 0 where it was dropped.
-        unknown (`list[str]`): The requests that this server does not know; a test should find none.
+        log (`list[tuple[str, str, int]]`): Method, path and status of every request; 0 for a dropped connection.
+        unknown (`list[str]`): Requests that this server does not implement; tests assert that there are none.
         on_commit (`Callable[[str], object]`, *optional*): Called with the name of the repository before a client's
-            commit is applied, so that a test can commit first.
+            commit is applied; a test can commit something else first.
     """
 
     def __init__(self, tokens: dict[str, Access] | None = None) -> None:
@@ -242,7 +242,7 @@ class HubServer:
         self.stop()
 
     def stop(self) -> None:
-        """From now on connections are refused, and those that are open are dropped."""
+        """Drops all open connections, and refuses new ones."""
         if not self.stopped.is_set():
             self.stopped.set()
             self.server.shutdown()
@@ -250,24 +250,24 @@ class HubServer:
             self.server.drop_connections()
 
     def environment(self, home: Path | str, token: str | None = None) -> dict[str, str]:
-        """What a client's process needs in its environment."""
+        """Returns the environment variables for a client process."""
         settings = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
         settings |= {f"HF_HUB_DISABLE_{what}": "1" for what in ("XET", "TELEMETRY", "PROGRESS_BARS")}
-        # Empty where there is none, lest somebody's own token be sent.
+        # Empty without a token, or the client would send the user's own.
         return settings | {"HF_TOKEN": token or "", "HUGGING_FACE_HUB_TOKEN": ""}
 
     def fault(self, method: str, pattern: str, **what: Any) -> None:
-        """Lets requests fail as [`Fault`] says; of several, the first that matches and is not used up."""
+        """Adds a [`Fault`]. Each request meets the first matching one that is not used up."""
         with self.lock:
             self.faults.append(Fault(method, pattern, **what))
 
     def clear_faults(self) -> None:
-        """Everything works again."""
+        """Removes all faults."""
         with self.lock:
             self.faults.clear()
 
     def take_fault(self, method: str, path: str) -> Fault | None:
-        """The fault that a request meets, counted as used."""
+        """Returns the fault that a request meets, and counts it as used."""
         with self.lock:
             for fault in self.faults:
                 if fault.method == method and fault.pattern in path and fault.times != 0:
@@ -276,7 +276,7 @@ class HubServer:
         return None
 
     def commits(self, repo_id: str, revision: str = "main") -> list[Commit]:
-        """The history, newest first."""
+        """Returns the history of a branch, newest commit first."""
         with self.lock:
             repository = self.repositories[repo_id]
             history = [repository.at(revision)]
@@ -285,18 +285,18 @@ class HubServer:
             return history
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
-        """What the repository holds, by path."""
+        """Returns the files of a branch, by path."""
         with self.lock:
             return {path: blob.content for path, blob in self.repositories[repo_id].at(revision).files.items()}
 
     def is_private(self, repo_id: str) -> bool:
-        """Whether only its owner can see the repository."""
+        """Returns whether the repository is private."""
         return self.repositories[repo_id].private
 
     def commit(
         self, repo_id: str, files: dict[str, bytes | None], message: str = "A commit", revision: str = "main"
     ) -> str:
-        """Commits as somebody else, without a client; `None` deletes. Makes the repository, and returns the sha."""
+        """Commits as another user, and creates the repository if needed; `None` deletes a file. Returns the sha."""
         with self.lock:
             repository = self.repositories.setdefault(repo_id, Repository(private=False))
             head = repository.at(revision)
@@ -310,10 +310,10 @@ class HubServer:
             return repository.add(revision, Commit(message, "", head.sha, tree))
 
     def answer(self, request: Request) -> Reply:
-        """The reply to a request that met no fault."""
+        """Returns the response to a request that meets no fault."""
         for route, action in ROUTES.items():
             match = re.fullmatch(route, f"{request.method} {request.path}")
-            # A pull request would silently become a commit to the branch.
+            # A pull request would become a commit to the branch without notice.
             if match and "create_pr" not in request.query:
                 parts = {name: unquote(text) for name, text in match.groupdict(default="").items()}
                 if action is HubServer.apply_commit and self.on_commit is not None:
@@ -324,7 +324,7 @@ class HubServer:
         raise Refusal(404, "Sorry, we can't find the page you are looking for.")
 
     def access(self, request: Request) -> Access | None:
-        """Who asks; an unknown token is refused even where none is needed."""
+        """Returns the owner of the request's token. An unknown token is refused even for public repositories."""
         header = request.headers.get("Authorization")
         access = self.tokens.get((header or "").removeprefix("Bearer "))
         if header is not None and access is None:
@@ -339,22 +339,22 @@ class HubServer:
             raise Refusal(403, message)
 
     def readable(self, request: Request, name: str) -> Repository:
-        """The repository, if the one who asks may know of it."""
+        """Returns the repository, if the request's token may read it."""
         access, repository = self.access(request), self.repositories.get(name)
         if repository is None or (repository.private and (access is None or access.user != name.split("/")[0])):
             raise Refusal(404, "Repository not found", "RepoNotFound")
         return repository
 
     def writable(self, request: Request, name: str) -> Repository:
-        """The repository, if the one who asks may change it."""
+        """Returns the repository, if the request's token may write to it."""
         repository = self.readable(request, name)
-        # With https the client makes a RepositoryNotFoundError of this 401 by itself, with http only by the code.
+        # Over https the client turns this 401 into a RepositoryNotFoundError anyway, over http only with the code.
         message = f"You don't have the rights to write to {name}"
         self.require_write(request, name.split("/")[0], message, code="RepoNotFound")
         return repository
 
     def list_agents(self, request: Request) -> Reply:
-        """The client asks once in every new HF_HOME, to say in its headers whether such a tool runs it."""
+        """Lists no tools. The client asks once per HF_HOME which tools it should report in its headers."""
         return Reply({"standardEnvVars": [], "harnesses": {}})
 
     def who_am_i(self, request: Request) -> Reply:
@@ -403,7 +403,7 @@ class HubServer:
         return Reply({"files": modes})
 
     def announce_objects(self, request: Request, name: str) -> Reply:
-        """Where each object is to be put; nowhere, if it is here."""
+        """Returns an upload address for each object that is not stored yet."""
         repository, objects = self.writable(request, name), []
         for wanted in request.json()["objects"]:
             oid, size = wanted["oid"], wanted["size"]
@@ -413,7 +413,7 @@ class HubServer:
         return Reply({"transfer": "basic", "objects": objects})
 
     def put_object(self, request: Request, name: str, oid: str) -> Reply:
-        """No token comes with it: what was announced may be put."""
+        """Stores an announced object. Such requests carry no token."""
         repository = self.repositories[name]
         if oid not in repository.announced:
             raise Refusal(403, "SignatureDoesNotMatch")
@@ -423,7 +423,7 @@ class HubServer:
         return Reply(b"")
 
     def apply_commit(self, request: Request, name: str, revision: str) -> Reply:
-        """All of it or nothing: the files are this method's own until the end."""
+        """Applies a commit atomically, on a copy of the files."""
         repository = self.writable(request, name)
         if revision not in repository.branches:
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
@@ -471,10 +471,10 @@ class HubServer:
         return Reply([entry for entry in entries if entry["path"] in asked])
 
     def send_file(self, request: Request, name: str, revision: str, path: str) -> Reply:
-        """A file in LFS comes at once, where the Hub points to its store; the client takes either."""
+        """Sends a file. LFS files are sent directly, where the Hub redirects to its store; the client accepts both."""
         commit = self.readable(request, name).at(revision)
         if path not in commit.files:
-            # By the commit's sha the client remembers what is not there.
+            # The client caches missing files by the sha of the commit.
             raise Refusal(404, "Entry not found", "EntryNotFound", X_Repo_Commit=commit.sha)
         blob, size = commit.files[path], len(commit.files[path].content)
         headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{blob.etag}"', "Accept-Ranges": "bytes"}
@@ -491,7 +491,7 @@ class HubServer:
 
 
 MODEL, REVISION, FILE = r"(?P<name>[^/]+(?:/[^/]+)?)", "(?P<revision>[^/]+)", "(?P<path>.+)"
-# The first that fits counts: a name of one part must not swallow what follows it.
+# The first match counts: otherwise a name without a slash would match the rest of the path as well.
 ROUTES: dict[str, Callable[..., Reply]] = {
     "GET /api/agent-harnesses": HubServer.list_agents,
     "GET /api/whoami-v2": HubServer.who_am_i,
@@ -511,7 +511,7 @@ ROUTES: dict[str, Callable[..., Reply]] = {
 
 
 class Server(ThreadingHTTPServer):
-    """The sockets of a [`HubServer`], with a thread for each connection."""
+    """The sockets of a [`HubServer`], with one thread per connection."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -522,22 +522,22 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
 
     def drop_connections(self) -> None:
-        """One that is kept alive would be served after the end."""
+        """Closes connections that are kept alive, which would be served after the end otherwise."""
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no error; anything else is ours and shows."""
+        """Ignores clients that disconnect, and shows all other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.1 around `HubServer.answer`, and the faults before it."""
+    """HTTP/1.1 for `HubServer.answer`, with the faults in front of it."""
 
     protocol_version = "HTTP/1.1"
-    # Headers and body are two writes; the second would wait until the first is acknowledged.
+    # Headers and body are two writes; with Nagle's algorithm, the second waits until the first is acknowledged.
     disable_nagle_algorithm = True
     server: Server
 
@@ -550,7 +550,7 @@ class Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Quiet."""
+        """Logs nothing."""
 
     def serve(self) -> None:
         hub, target, length = self.server.hub, urlsplit(self.path), int(self.headers.get("Content-Length", 0))
@@ -558,10 +558,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and hub.stopped.wait(fault.delay):
             raise ConnectionAbortedError
         cut = fault.cut if fault is not None else None
-        # Always read: what is left over would be taken for the next request of the connection.
+        # The body is always read, or its rest would be parsed as the next request of the connection.
         body = self.rfile.read(length if cut is None else min(cut, length))
         if cut is not None or len(body) < length:
-            # Without an answer, or it is the client that has died in the middle, which is no request.
+            # A fault without a response, or a client that died in the middle of its request.
             self.drop()
             return
         if fault is not None and fault.status is not None:
@@ -578,7 +578,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         hub.log.append((self.command, unquote(target.path), reply.status))
         body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body, default=str).encode()
-        # The client quotes the request's id in its errors.
+        # The client quotes the request id in its errors.
         headers = {"Content-Type": "application/json", "X-Request-Id": self.headers.get("X-Amzn-Trace-Id", "")}
         self.send_response(reply.status)
         for name, text in (headers | reply.headers | {"Content-Length": str(len(body))}).items():

@@ -1,6 +1,8 @@
-"""One YAML, one checked Recipe: defaults, overrides, and a sentence for every slip."""
+"""A recipe is read, overridden and checked, and every mistake in it gets an error that names it."""
 
 import math
+import re
+import runpy
 from collections.abc import Iterator
 from dataclasses import Field, asdict, fields
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import (
     EvaluationRecipe,
     ModelRecipe,
@@ -22,7 +25,7 @@ from hf_vaswani.recipe import (
 
 from .conftest import ROOT
 
-# Those of configs/accelerate are not recipes: they say on how many processes to train one.
+# The files of configs/accelerate are settings of `accelerate launch`, not recipes.
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
 
 
@@ -52,7 +55,7 @@ def test_overrides_win_and_are_typed(tmp_path) -> None:
     assert recipe.run_dir == "elsewhere"
 
 
-def test_saved_recipe_is_complete_and_loads_equal(tmp_path) -> None:
+def test_a_saved_recipe_is_complete_and_loads_as_an_equal_one(tmp_path) -> None:
     recipe = load_recipe([write(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
     (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
@@ -67,7 +70,7 @@ def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
     assert recipe.more_data == [SourceRecipe(target_language="fr", train_files={"en": "a", "fr": "b"}, weight=2.0)]
     (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert load_recipe([str(tmp_path / "saved.yaml")]).flat() == recipe.flat()
-    # The command line speaks of the last source, adds one, or names all anew.
+    # The command line overrides the last source, adds one, or replaces them all.
     last = load_recipe([path, "--more_data.weight=0.5", "--more_data.train_files", "{en: c, fr: d}"])
     assert (last.more_data[0].weight, last.more_data[0].train_files) == (0.5, {"en": "c", "fr": "d"})
     assert last.more_data[0].target_language == "fr"
@@ -85,8 +88,8 @@ def test_flat_names_every_key_as_the_command_line_does() -> None:
 
 
 def test_the_model_section_is_the_configuration() -> None:
-    """Same names, same defaults; what the tokenizer or transformers decides is left out."""
-    # A recipe has no use for fairseq's first position either, and names the languages of its data.
+    """Names and defaults are equal, except for settings that follow from the data, the tokenizer or transformers."""
+    # Only converted fairseq models have a `position_offset`, and `language_pairs` follow from the data.
     decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset", "language_pairs"}
     config = VaswaniConfig()
     own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
@@ -95,7 +98,12 @@ def test_the_model_section_is_the_configuration() -> None:
     assert section == {name: getattr(config, name) for name in section}
 
 
-def test_training_is_by_default_the_papers() -> None:
+def test_the_kinds_of_vocabularies_are_those_that_can_be_trained() -> None:
+    """The tokenizer is used without the training extra, so it cannot import the recipe's type."""
+    assert get_type_hints(TokenizerRecipe)["kind"] == get_type_hints(train_tokenizer)["kind"]
+
+
+def test_the_defaults_of_training_are_the_papers() -> None:
     """Sections 5.1 to 5.4 and 6.1, base model."""
     assert TrainingRecipe() == TrainingRecipe(
         max_steps=100_000,
@@ -131,7 +139,7 @@ def test_training_is_by_default_the_papers() -> None:
 
 
 def numbers(recipe: Recipe) -> Iterator[tuple[str, Any, Field]]:
-    """Every key that takes a number: its name, the section of this recipe that has it, and its field."""
+    """Yields every numeric key of a recipe: its name, its section and its field."""
     sections = {"": recipe} | {f"{part.name}.": getattr(recipe, part.name) for part in fields(Recipe)}
     sections |= {f"more_data[{i}].": source for i, source in enumerate(sections.pop("more_data."))}
     for prefix, section in sections.items():
@@ -161,7 +169,7 @@ def test_every_number_of_a_recipe_has_a_finite_range() -> None:
     assert {"seed", "data.weight", "more_data[0].weight", "model.d_model", "hub.min_bleu"} < set(names)
 
 
-def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
+def test_schedules_and_averages_that_agree_are_accepted(tmp_path) -> None:
     text = "training: {schedule: cosine, peak_learning_rate: 0.001, average_best: 9, validate_every: 50}\n"
     training = load_recipe([write(tmp_path, text)]).training
     assert (training.schedule, training.peak_learning_rate, training.average_best) == ("cosine", 0.001, 9)
@@ -174,7 +182,7 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
         ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
         ("model: {dropuot: 0.3}\n", ["'model.dropuot'", "'model.dropout'"]),
-        ("training: {max_steps: three}\n", ["training.max_steps", "a whole number", "'three'"]),
+        ("training: {max_steps: three}\n", ["training.max_steps", "an integer", "'three'"]),
         ("training: {max_steps: 0}\n", ["training.max_steps", "0"]),
         ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "below 1", "1.0"]),
         ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
@@ -230,13 +238,13 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("".join(" " * i + "a:\n" for i in range(900)), ["mine.yaml", "20 levels", "line 21"]),
         (f"more_data: {[5] * 20_000}\n", ["10,000 entries"]),
         ("seed: !!timestamp x\n", ["mine.yaml", "'!!timestamp'", "line 1"]),
-        ('seed: 1\ndata: {dataset: "\\ud84c\\udcb6"}\n', ["mine.yaml", "half a character", "line 2"]),
+        ('seed: 1\ndata: {dataset: "\\ud84c\\udcb6"}\n', ["mine.yaml", "surrogate", "line 2"]),
         ("\nseed: !!int ''\n", ["'!!int'", "line 2"]),
         ("training: {compile: !!bool maybe}\n", ["'!!bool'", "line 1"]),
-        ("seed: 2001-99-99\n", ["seed", "a whole number", "2001-99-99"]),
+        ("seed: 2001-99-99\n", ["seed", "an integer", "2001-99-99"]),
         ("data: " + "x" * 5000, ["'data'", "xxx ... xxx"]),
         ("tokenizer: {kind: " + "x" * 5000 + "}", ["tokenizer.kind", "'wordpiece'", "xxx ... xxx"]),
-        ("? " + "x" * 5000 + "\n: 1\n", ["no recipe has", "xxx ... xxx"]),
+        ("? " + "x" * 5000 + "\n: 1\n", ["unknown key", "xxx ... xxx"]),
         (f"more_data: {[5] * 2000}\n", ["'more_data'", "[5, 5"]),
         ("#" * 2_000_000, ["2,000,000 bytes"]),
         ("seed: 1\0\n", ["mine.yaml", "YAML", "#x0000"]),
@@ -245,14 +253,14 @@ def test_schedules_and_averages_that_agree_load(tmp_path) -> None:
         ("[a, b]: 1\n", ["mine.yaml", "YAML", "line 1"]),
     ],
 )
-def test_a_slip_in_the_file_is_named(tmp_path, text, words) -> None:
+def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
     with pytest.raises(ValueError) as error:
         load_recipe([write(tmp_path, text)])
     assert all(word in str(error.value) for word in words), str(error.value)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-def test_a_slip_on_the_command_line_is_named(tmp_path) -> None:
+def test_a_mistake_on_the_command_line_is_named(tmp_path) -> None:
     path = write(tmp_path, "seed: 1\n")
     with pytest.raises(ValueError, match="training.max_step'.*'training.max_steps'"):
         load_recipe([path, "--training.max_step", "5"])
@@ -271,7 +279,7 @@ def test_a_slip_on_the_command_line_is_named(tmp_path) -> None:
         (["--training.adam_epsilon", "1e400"], ["training.adam_epsilon", "at most 1", "inf"]),
         (["--training.mixed_precision", "fp8"], ["training.mixed_precision", "'bf16', 'fp16' or null", "'fp8'"]),
         (["--training", "{max_steps: &a [*a]}"], ["alias *a"]),
-        (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys singly"]),
+        (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys one by one"]),
         (["--recipe", str(ROOT)], ["a folder"]),
         (["--run_dir", "\udcff"], ["run_dir", r"'\udcff'"]),
     ],
@@ -283,7 +291,7 @@ def test_an_odd_value_on_the_command_line_is_named(tmp_path, arguments, words) -
     assert len(str(error.value)) < 500
 
 
-def test_a_recipe_is_a_file_of_utf_8(tmp_path) -> None:
+def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:
     for path, words in ((tmp_path, "a folder"), ("/dev/null", "not a regular file")):
         with pytest.raises(ValueError, match=words):
             load_recipe([str(path)])
@@ -307,7 +315,7 @@ def test_help_lists_every_key_with_type_and_default(capsys) -> None:
     text = " ".join(capsys.readouterr().out.split())
     for key in Recipe().flat():
         assert f"--{key} " in text, key
-    assert "Updates of the parameters in all (Section 5.2). (type: int, default: 100000)" in text
+    assert "Number of updates of the parameters (Section 5.2). (type: int, default: 100000)" in text
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -332,5 +340,25 @@ def test_transformer_tiny_has_the_published_size() -> None:
     recipe = load_recipe([str(ROOT / "configs" / "multi30k_en_de.yaml")])
     with torch.device("meta"):
         model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=9700, **asdict(recipe.model)))
-    # Published: 2.57 M, in an implementation with biases in its attention (4 * 128 in each of 12).
+    # The published 2.57 M include biases in the attention: 4 * 128 in each of 12.
     assert model.num_parameters() + 12 * 4 * 128 == pytest.approx(2.57e6, rel=0.01)
+
+
+def test_the_reference_of_all_keys_is_up_to_date() -> None:
+    """Run `python docs/generate_recipe.py` after a change of hf_vaswani/recipe.py."""
+    page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
+    assert page == runpy.run_path(str(ROOT / "docs" / "generate_recipe.py"))["render"]()
+    section = ""
+    found = []
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = "" if line == "## Top level" else f"{line[3:]}."
+        if row := re.fullmatch(r"\| `(\w+)` \|(?: [^|]+ \|){2}[^|]* \| [A-Z`][^|]+\. \|", line):
+            found.append(section + row[1])
+    assert sorted(found) == sorted(Recipe().flat())
+
+
+def test_the_recipe_of_the_reference_is_a_recipe(tmp_path) -> None:
+    page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert load_recipe([write(tmp_path, text)]).training.mixed_precision == "bf16"

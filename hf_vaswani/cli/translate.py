@@ -1,67 +1,150 @@
-"""The verbs that read text line by line: translate, score; the models and lines that others need as well."""
+"""The verbs that read text line by line: translate, score."""
 
 import argparse
 import contextlib
-import logging
-import math
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..files import decode_lines, read_lines
+from ..files import decode_lines
+from . import inputs
+from .inputs import (
+    Translators,
+    add_model,
+    add_target_language,
+    check_counts,
+    load_models,
+    load_translators,
+    require_file,
+    text_lines,
+    warn_split,
+)
 
-# Pairs of lines that are read and scored together.
+# Pairs of lines read and scored together.
 PAIRS_AT_A_TIME = 1024
-# Bytes; what has no end of a line for so long is no text.
-LONGEST_LINE = 2**28
-
-# Beyond this a beam search fills the memory and finds nothing more.
-MOST = {"num_beams": 1000, "n_best": 1000}
-
-logger = logging.getLogger("hf_vaswani")
+STANDARD_INPUT = "standard input"
 
 
-def add_text_verbs(verbs: Any) -> None:
-    """Adds the two to the verbs of a command line; each puts the function that does it under `run`."""
-    translate = verbs.add_parser("translate", help="translate files, or standard input, line by line")
-    translate.add_argument("files", nargs="*", type=Path, metavar="FILE", help="text; default: standard input")
-    add_model(translate)
-    translate.add_argument("--output", type=Path, metavar="FILE", help="where to write; default: standard output")
-    translate.add_argument("--resume", action="store_true", help="go on with an output that is not complete")
-    translate.add_argument(
-        "--n-best", type=int, metavar="N", help="the N best translations of a line: its number, score, translation"
+def add_verbs(verbs: Any) -> None:
+    """Adds the verbs to the command line, each with its function under `run`."""
+    translate = verbs.add_parser(
+        "translate",
+        help="translate text line by line",
+        description="Translate text line by line: one line in, one line out.",
+        epilog="example: hf-vaswani translate --model runs/my/model in.txt > out.txt",
     )
     translate.add_argument(
-        "--format", choices=("tsv", "jsonl"), help="of --n-best: N lines with tabs (default), or an object a line"
+        "files", nargs="*", type=Path, metavar="FILE", help="text files, plain or .gz; default: standard input"
+    )
+    add_model(translate)
+    translate.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
+    translate.add_argument("--resume", action="store_true", help="complete an --output that was interrupted")
+    translate.add_argument(
+        "--n-best",
+        type=int,
+        metavar="N",
+        help="write the N best translations of each line, with line number and score, e.g. 4",
+    )
+    translate.add_argument(
+        "--format", choices=("tsv", "jsonl"), help="format of --n-best: tab-separated values (default) or JSON lines"
     )
     translate.set_defaults(run=_translate)
 
     score = verbs.add_parser(
-        "score", help="log-probability of given translations: a line each, of the whole, of a token, and the tokens"
+        "score",
+        help="print the log-probabilities of given translations",
+        description="Print the log-probability of each translation under the model: the sum over its tokens, the mean "
+        "per token and the number of tokens, separated by tabs.",
+        epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
     )
-    score.add_argument("--model", required=True, help="model folder, or id on the Hub")
-    score.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
-    score.add_argument("source", type=Path, help="sentences, one a line")
-    score.add_argument("target", type=Path, help="their translations, one a line")
+    score.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_target_language(score)
+    score.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
+    score.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
     score.set_defaults(run=_score)
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The options that say by which models, and how, a text is translated."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        action="append",
-        help="model folder, or id on the Hub; given several times, their probabilities are averaged",
-    )
-    parser.add_argument("--target-language", metavar="CODE", help="of a model for several: which, as de")
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam size; default: the model's own")
-    parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster on a CPU, nearly the same")
+# ---- translate ---------------------------------------------------------------------------------------------------
 
 
-# ---- Translating and scoring line by line ------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Output:
+    """
+    File and format of the translations.
+
+    Attributes:
+        path (`Path`, *optional*): the file; by default standard output.
+        n_best (`int`, *optional*): translations of each line, with scores; by default the best one, without.
+        format (`str`, *optional*): format of the n-best lists: `"tsv"` (default) or `"jsonl"`.
+        resume (`bool`): whether the file may hold translations already.
+    """
+
+    path: Path | None = None
+    n_best: int | None = None
+    format: str | None = None
+    resume: bool = False
+
+    def entry(self, number: int, candidates: list[tuple[float, str]]) -> str:
+        """Formats the translations of the `number`-th line, counted from 1, given as (score, translation) pairs."""
+        if self.n_best is None:
+            # One line in is one line out, even if the model generates a line separator.
+            return " ".join(candidates[0][1].splitlines()) + "\n"
+        if self.format == "jsonl":
+            translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
+            return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
+        return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
+
+    def entries_done(self) -> int:
+        """
+        Counts the lines of text that the file has translations of, and cuts off an incomplete entry at its end.
+
+        Raises:
+            ValueError: the file cannot be written or resumed.
+        """
+        path = self.path
+        if path is None:
+            return 0
+        if path.is_dir():
+            raise ValueError(f"--output {path} is a folder: name a file.")
+        if not path.parent.is_dir():
+            raise ValueError(f"--output {path} is in a folder that does not exist.")
+        if self.resume and path.exists() and not path.is_file():
+            raise ValueError(f"--output {path} is not a regular file, and cannot be completed by --resume.")
+        if not path.is_file():
+            return 0
+        if not self.resume and path.stat().st_size:
+            raise ValueError(f"{path} exists already: complete it with --resume, or choose another --output.")
+        return self._drop_incomplete_entry(path)
+
+    def _drop_incomplete_entry(self, path: Path) -> int:
+        lines_per_entry = self.n_best if self.n_best is not None and self.format != "jsonl" else 1
+        lines, length, complete = 0, 0, 0
+        with path.open("rb+") as file:
+            for line in file:
+                # Only the last line can lack its end.
+                if not line.endswith(b"\n"):
+                    break
+                lines, length = lines + 1, length + len(line)
+                prefix = self._prefix((lines - 1) // lines_per_entry + 1)
+                if not line.startswith(prefix):
+                    raise ValueError(
+                        f"{path}, line {lines}, does not start with {prefix.decode()!r}: it was written with another "
+                        "--n-best or --format. Give the same options, or choose another --output."
+                    )
+                if lines % lines_per_entry == 0:
+                    complete = length
+            file.truncate(complete)
+        return lines // lines_per_entry
+
+    def _prefix(self, number: int) -> bytes:
+        """The start of each line in the `number`-th entry."""
+        if self.n_best is None:
+            return b""
+        return f'{{"line": {number},'.encode() if self.format == "jsonl" else f"{number}\t".encode()
 
 
 def _translate(options: argparse.Namespace) -> None:
@@ -69,198 +152,97 @@ def _translate(options: argparse.Namespace) -> None:
 
     check_counts(options, "num_beams", "n_best")
     if options.format and options.n_best is None:
-        raise ValueError("--format is of --n-best, which is not there.")
+        raise ValueError("--format needs --n-best.")
     if options.resume and options.output is None:
-        raise ValueError("--resume needs the --output that is to be completed.")
+        raise ValueError("--resume needs --output, the file to complete.")
     if not options.files and sys.stdin is None:
-        raise ValueError("Standard input is closed: name the files that are to be translated.")
+        raise ValueError("Standard input is closed: name the files to translate.")
     from ..processes import Processes
-    from ..translation.lines import (
-        LINES_AT_A_TIME,
-        LineTranslator,
-        OutputFile,
-        each_some,
-        lines_done,
-        rest_of,
-        write_whole,
-        written,
-    )
+    from ..translation.lines import LINES_AT_A_TIME, LineTranslator, OutputFile, each_some, rest_of, write_whole
 
     processes = Processes()
     is_main = processes.is_main_process
+    output = Output(options.output, options.n_best, options.format, options.resume)
 
-    def check_files() -> int:
-        for file in options.files:
-            require_file(file)
-            if options.output is not None and options.output.is_file() and options.output.samefile(file):
-                raise ValueError(f"--output {options.output} is one of the files that are to be translated.")
-        return lines_done(options.output, options.resume, options.n_best, options.format)
+    def count_done() -> int:
+        _check_files(options.files, options.output)
+        return output.entries_done()
 
-    number = processes.on_main_process(check_files)
-    models, tokenizer, front, tags = load_translators(options)
-    num_beams = models[0].generation_config.num_beams or 1
-    if options.n_best is not None and max(options.n_best, 2) > num_beams:
-        raise ValueError(
-            f"--n-best {options.n_best} needs a beam of at least {max(options.n_best, 2)}, but --num-beams is "
-            f"{num_beams}."
-        )
-    translator = LineTranslator(models, tokenizer, options.n_best)
+    done = processes.on_main_process(count_done)
+    translators = load_translators(options)
+    _check_beam(translators, options.n_best)
+    translator = LineTranslator(translators.models, translators.tokenizer, options.n_best)
+    # The bar is for people: not beside translations on a terminal, and not where nobody looks.
+    in_view = options.output is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
-        output: Any = sys.stdout
+        stream: Any = sys.stdout
         if options.output and is_main:
-            output = stack.enter_context(OutputFile(options.output))
-        # The bar is for a person: not where the output is shown, and not where nobody looks.
-        hidden = not is_main or (None if options.output is not None or not sys.stdout.isatty() else True)
-        bar = stack.enter_context(tqdm(initial=number, unit=" lines", disable=hidden))
-        for chunk in processes.chunks(rest_of(_all_lines(options.files, front, tags), number), LINES_AT_A_TIME):
+            stream = stack.enter_context(OutputFile(options.output))
+        bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
+        for chunk in processes.chunks(rest_of(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
             found = each_some(processes, translator, chunk)
             if is_main:
-                texts = (written(i, each, options.n_best, options.format) for i, each in enumerate(found, number + 1))
-                write_whole(output, "".join(texts))
-            number += len(chunk)
+                write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))
+            done += len(chunk)
             bar.update(len(chunk))
     were_cut = sum(processes.gather(translator.were_cut))
     if is_main:
-        tell_cut(were_cut, translator.longest)
+        warn_split(were_cut, translator.longest)
 
 
-def check_counts(options: argparse.Namespace, *names: str) -> None:
-    """Raises a `ValueError` for the first of these options that is given and below 1, or above what is of use."""
-    for name in names:
-        value, most = getattr(options, name), MOST.get(name, math.inf)
-        if value is not None and not 1 <= value <= most:
-            expected = "at least 1" if most == math.inf else f"from 1 to {most}"
-            raise ValueError(f"--{name.replace('_', '-')} must be {expected}, but it is {value}.")
+def _check_files(files: list[Path], output: Path | None) -> None:
+    for file in files:
+        require_file(file)
+        if output is not None and output.is_file() and output.samefile(file):
+            raise ValueError(f"--output {output} is one of the files to translate: choose another --output.")
 
 
-def tell_cut(were_cut: int, longest: int) -> None:
-    """The one message about lines that were translated in pieces."""
-    if were_cut:
-        logger.warning(
-            f"Cut: {were_cut} {'line is' if were_cut == 1 else 'lines are'} longer than the {longest:,} "
-            "tokens that the model takes, and translated in pieces, at the ends of sentences where there are any."
+def _check_beam(translators: Translators, n_best: int | None) -> None:
+    num_beams = translators.models[0].generation_config.num_beams or 1
+    if n_best is not None and max(n_best, 2) > num_beams:
+        raise ValueError(
+            f"--n-best {n_best} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}."
         )
 
 
-def require_file(path: Path) -> None:
-    """Raises a `ValueError` where there is no such file."""
-    if not path.exists():
-        raise ValueError(f"There is no file {str(path)!r}.")
-    if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, and not a text.")
-
-
-def _all_lines(files: list[Path], front: str, tags: tuple[str, ...]) -> Iterator[str]:
+def _source_lines(files: list[Path], translators: Translators) -> Iterator[str]:
     if not files:
-        lines = decode_lines(sys.stdin.buffer, "the input", LONGEST_LINE)
-        yield from addressed((line.rstrip("\r\n") for line in lines), "the input", front, tags)
+        lines = decode_lines(sys.stdin.buffer, STANDARD_INPUT, inputs.LONGEST_LINE)
+        yield from translators.tagged((line.rstrip("\r\n") for line in lines), STANDARD_INPUT)
     for path in files:
-        yield from addressed(text_of(path), str(path), front, tags)
+        yield from translators.tagged(text_lines(path), str(path))
+
+
+# ---- score -------------------------------------------------------------------------------------------------------
 
 
 def _score(options: argparse.Namespace) -> None:
     from ..translation.batches import log_probabilities
 
-    source, target = options.source, options.target
-    require_file(source)
-    require_file(target)
-    (model,), tokenizer, front, tags = _load([options.model], options.target_language)
-    source_lines, target_lines = addressed(text_of(source), str(source), front, tags), text_of(target)
+    require_file(options.source)
+    require_file(options.target)
+    translators = load_models([options.model], options.target_language)
+    pairs = _line_pairs(options.source, options.target, translators)
     done = 0
-    while chunk := list(islice(zip_longest(source_lines, target_lines), PAIRS_AT_A_TIME)):
-        for number, pair in enumerate(chunk, start=done + 1):
-            if None in pair:
-                shorter, longer = (source, target) if pair[0] is None else (target, source)
-                raise ValueError(f"{shorter} ends after line {number - 1}, but {longer} does not.")
-        pairs = [list(side) for side in zip(*chunk, strict=True)]
+    while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):
+        sources, targets = ([pair[side] for pair in chunk] for side in (0, 1))
         try:
-            found = log_probabilities(model, tokenizer, pairs[0], pairs[1])
+            found = log_probabilities(translators.models[0], translators.tokenizer, sources, targets)
         except ValueError as error:
-            raise ValueError(f"In the lines from {done + 1} on: {error}") from error
+            raise ValueError(f"Lines {done + 1} to {done + len(chunk)}: {error}") from error
         for log_probability, tokens in found:
             sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
         sys.stdout.flush()
         done += len(chunk)
 
 
-# ---- Models, and lines of text -----------------------------------------------------------------------------------
-
-
-def load_translators(options: argparse.Namespace) -> tuple[list[Any], Any, str, tuple[str, ...]]:
-    """As [`_load`], with the beam and the kind of weights that were asked for."""
-    models, tokenizer, front, tags = _load(options.model, options.target_language)
-    settings = models[0].generation_config
-    if options.num_beams is not None:
-        settings.num_beams = options.num_beams
-    if (settings.num_beams or 1) == 1:
-        # Without a beam they mean nothing, and transformers would warn of each.
-        settings.length_penalty = settings.early_stopping = None
-    if options.int8:
-        from ..translation.quantization import to_int8
-
-        models = [to_int8(model) for model in models]
-    return models, tokenizer, front, tags
-
-
-def _load(names: Sequence[str], target_language: str | None) -> tuple[list[Any], Any, str, tuple[str, ...]]:
-    """Models, their tokenizer, the tag to put in front of each source, those of which one must be there already."""
-    import torch
-
-    from ..data.tokenizer import language_tags
-    from ..files import check_weights
-    from ..translation.loading import load_translator
-
-    for name in names:
-        folder = Path(name)
-        if (folder / "model" / "config.json").is_file():
-            raise ValueError(f"{folder} is the folder of a run; its model is {folder / 'model'}.")
-        if not name or (not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2)):
+def _line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
+    lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
+    for number, (sentence, translation) in enumerate(lines, start=1):
+        if sentence is None or translation is None:
+            shorter, longer = (source, target) if sentence is None else (target, source)
             raise ValueError(
-                f"There is no model folder {name!r}, and an id on the Hub would be of the form user/name."
+                f"{shorter} ends after line {number - 1}, but {longer} continues: each line needs one of its own in "
+                "the other file."
             )
-        check_weights(folder)
-    loaded = [load_translator(name) for name in names]
-    models, tokenizer = [model for model, _ in loaded], loaded[0][1]
-    for name, (_, other) in zip(names, loaded, strict=True):
-        if other.get_vocab() != tokenizer.get_vocab():
-            raise ValueError(f"The models {names[0]} and {name} have different vocabularies: they cannot be mixed.")
-    front = _front(models[0], tokenizer, target_language)
-    if torch.accelerator.is_available():
-        models = [model.to(torch.accelerator.current_accelerator()) for model in models]
-    # A model for several directions would take any, without one.
-    return models, tokenizer, front, () if front else tuple(language_tags(tokenizer).values())
-
-
-def _front(model: Any, tokenizer: Any, target_language: str | None) -> str:
-    """
-    The tag of the target language and a space, or nothing where a model needs none.
-
-    Raises:
-        ValueError: the model does not translate into this language.
-    """
-    from ..data.tokenizer import find_language_tag, language_tags
-
-    if target_language is None:
-        return ""
-    targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
-    if targets and target_language not in targets:
-        raise ValueError(f"The model translates into {', '.join(targets)}, and not into {target_language!r}.")
-    if targets and not language_tags(tokenizer):
-        return ""
-    return f"{find_language_tag(tokenizer, target_language)} "
-
-
-def addressed(lines: Iterable[str], name: str, front: str, tags: tuple[str, ...]) -> Iterator[str]:
-    """Lines with the tag in front that they need; raises a `ValueError` for one that has none of `tags`."""
-    for number, line in enumerate(lines, start=1):
-        if tags and line.strip() and not line.startswith(tags):
-            raise ValueError(
-                f"Line {number} of {name} does not say into which language: give --target-language, or put one of "
-                f"{', '.join(tags)} in front."
-            )
-        yield front + line if line.strip() and not (front and line.startswith(front.strip())) else line
-
-
-def text_of(path: Path) -> Iterator[str]:
-    """The lines of a file, which may be compressed, without their ends."""
-    return (line.rstrip("\r\n") for line in read_lines(path, LONGEST_LINE))
+        yield sentence, translation

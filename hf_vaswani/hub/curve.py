@@ -1,4 +1,4 @@
-"""Pictures: the curve of a training."""
+"""The training curve of a model card."""
 
 import io
 from collections.abc import Sequence
@@ -7,22 +7,22 @@ from typing import Any
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError(f"Pictures need {error.name}: pip install 'hf_vaswani[viz]'") from error
+    raise ImportError(f"The training curve needs {error.name}: pip install 'hf_vaswani[viz]'") from error
 
 TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
 
 
 def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> Figure:
     """
-    Loss and BLEU over the updates of a run.
+    Plots loss and BLEU over the updates of a run.
 
     Args:
         training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`, in nats per target token.
-        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, `bleu`, `best`. What
-            is `None` is left out.
+        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, `bleu` and `best`. A
+            loss of `None`, which was not finite, is not plotted.
 
     Returns:
-        `Figure`: one panel, or two beside each other where there are validations.
+        `Figure`: one panel for the loss, and a second one for BLEU if there are validations.
     """
     figure = Figure(figsize=(9 if validations else 5, 3.2), dpi=120, layout="constrained")
     panels = figure.subplots(1, 2 if validations else 1, squeeze=False, sharex=True)[0]
@@ -39,7 +39,7 @@ def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[st
         best = [line for line in validations if line.get("best")]
         for line in best:
             panels[1].plot(line["step"], line["bleu"], "o", color=VALIDATION, label=f"best: {line['bleu']:.2f}")
-        panels[1].set(title="BLEU of the validation")
+        panels[1].set(title="Validation BLEU")
     for panel in panels:
         panel.set_xlabel("updates")
         panel.grid(alpha=0.3)
@@ -50,7 +50,7 @@ def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[st
 
 
 def curve_picture(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> bytes:
-    """[`plot_curve`] as a PNG file, whose bytes are the same each time."""
+    """Renders [`plot_curve`] as a PNG file; the same curve always gives the same bytes."""
     file = io.BytesIO()
     plot_curve(training, validations).savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

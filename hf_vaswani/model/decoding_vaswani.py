@@ -431,13 +431,13 @@ class EnsembleDecoder:
             decoder.keep(sentences)
 
 
-# ---- The network as it was written -------------------------------------------------------------------------------
+# ---- Unmodified models ------------------------------------------------------------------------------------------
 
-# The modules that the decoder here stands for, with their parts: each is exactly the class of this name in the
+# Modules that `IncrementalDecoder` replaces, with their submodules: each must be exactly the class of this name in the
 # modelling file, or one of torch's.
 PARTS = {
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "linear"},
-    # The encoder is called as it is.
+    # The encoder is called, whatever it is.
     "VaswaniModel": {"encoder": "any", "decoder": "VaswaniDecoder"},
     "VaswaniDecoder": {
         "embed_tokens": "embedding",
@@ -469,13 +469,13 @@ TORCH: dict[str, set[Any]] = {
     "embedding": {nn.Embedding, type(None)},
     "norm": {nn.LayerNorm},
     "final norm": {nn.LayerNorm, nn.Identity},
-    # They are called, and each number by itself: any of these will do.
+    # Called as a module; each of these works elementwise.
     "activation": {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)},
     "list": {nn.ModuleList},
 }
-# Methods of a model that have no part in what it computes.
+# Methods that do not affect what a model computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# Functions of torch that the modules call.
+# Functions of `torch.nn.functional` that the modules call.
 FUNCTIONS = ("dropout", "embedding", "layer_norm", "linear", "relu", "scaled_dot_product_attention", "softmax")
 FOREIGN = (
     GenerationMixin,
@@ -496,19 +496,19 @@ FOREIGN = (
 
 
 def _is_int8(kind: type) -> bool:
-    """Recognises torch's linear layer with weights of 8 bits by its name: importing it would take time."""
+    """Returns whether a class is torch's dynamically quantized linear layer; by name, because importing it is slow."""
     return (kind.__module__, kind.__name__) == ("torch.ao.nn.quantized.dynamic.modules.linear", "Linear")
 
 
 def _fits(module: Any) -> bool:
-    """Tells whether a matrix, or the weights of a LayerNorm, have the sizes that their module names."""
+    """Returns whether the weights of a linear layer or LayerNorm have the shape that its attributes say."""
     if isinstance(module, nn.LayerNorm):
         return len(module.normalized_shape) == 1
     return module.weight.shape == (module.out_features, module.in_features)
 
 
 def _is_regular(attention: Any) -> bool:
-    """Tells whether the projections of an attention have biases together or not at all, and sizes of whole heads."""
+    """Returns whether all projections of an attention have a bias or none has, and all widths are whole heads."""
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     biases = {callable(layer.bias) or layer.bias is not None for layer in projections}
     widths = [layer.out_features % attention.num_heads for layer in projections]
@@ -516,12 +516,12 @@ def _is_regular(attention: Any) -> bool:
 
 
 def computes(name: str, value: Any) -> bool:
-    """Tells whether an attribute of a class has a part in what its modules compute. torch's compiler sets others."""
+    """Returns whether an attribute of a class affects what its modules compute; torch's compiler sets others."""
     return callable(value) and (name in ("__call__", "__getattr__", "__getattribute__") or not name.startswith("__"))
 
 
 def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
-    """Tells whether a class has the attributes that it had, and has not been given one in the place of a base's."""
+    """Returns whether a class still has these attributes, and no new one that overrides a base class."""
     now = vars(kind)
     if any(now.get(name) is not value for name, value in attributes.items()):
         return False
@@ -531,16 +531,20 @@ def is_unchanged(kind: type, attributes: dict[str, Any]) -> bool:
 
 class AsWritten:
     """
-    The modelling file as it is when it is imported, to tell later whether a model still computes what it says.
+    Snapshot of the modelling file at import, to check later whether a model still computes what the file says.
 
     Args:
-        names (`dict[str, Any]`): the file's global names.
+        names (`dict[str, Any]`): global names of the file.
+        kernels (`dict[str, Any]`): global names of the kernels' file.
     """
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], kernels: dict[str, Any]) -> None:
         self.names = names
-        self.functions = {name: value for name, value in names.items() if callable(value)}
-        ours = [value for value in self.functions.values() if getattr(value, "__module__", "") == names["__name__"]]
+        files = {file["__name__"]: file for file in (names, kernels)}
+        self.functions = [
+            (file, name, value) for file in files.values() for name, value in file.items() if callable(value)
+        ]
+        ours = [value for _, _, value in self.functions if getattr(value, "__module__", "") in files]
         self.classes = {
             kind: {name: value for name, value in vars(kind).items() if computes(name, value)}
             for kind in (*FOREIGN, *ours)
@@ -553,13 +557,14 @@ class AsWritten:
 
     def matches(self, model: Any) -> bool:
         """
-        Tells whether [`IncrementalDecoder`] computes what a model computes. It does not where a class, a function or
-        an attention of the file has been replaced, where a module on the way is of another class, has a method of its
-        own, a hook, or parameters or parts that do not belong to it, or where one of them is in training mode.
+        Returns whether [`IncrementalDecoder`] computes what a model computes.
+
+        It does not if a class, function or attention of the file was replaced, or if a module of the decoder has
+        another class, an overridden method, a hook, additional parameters or submodules, or is in training mode.
         """
         return (
             not (torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks)
-            and all(self.names.get(name) is value for name, value in self.functions.items())
+            and all(file.get(name) is value for file, name, value in self.functions)
             and all(getattr(nn.functional, name) is value for name, value in self.torch.items())
             and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
             and self._is(model, "VaswaniForConditionalGeneration")
@@ -567,6 +572,7 @@ class AsWritten:
         )
 
     def _is(self, module: Any, kind: str) -> bool:
+        """Returns whether a module and its submodules are what [`PARTS`] says about its kind."""
         if kind == "any" or (module is None and kind == "embedding"):
             return True
         if not self._is_of(type(module), kind) or not self._is_untouched(module, kind):
@@ -578,12 +584,12 @@ class AsWritten:
         return all(self._is(getattr(module, name, None), part) for name, part in PARTS.get(kind, {}).items())
 
     def _is_untouched(self, module: nn.Module, kind: str) -> bool:
-        """Tells whether a module has no hook, no method of its own, and only the parameters and parts of its kind."""
+        """Returns whether a module has no hook or overridden method, and no additional parameter or submodule."""
         if module._forward_hooks or module._forward_pre_hooks:
             return False
         if not self._callables(type(module)).isdisjoint(vars(module)):
             return False
-        # It is called as it is; torch leaves it in training mode, in which it does nothing else.
+        # Called as a module; torch leaves it in training mode, which does not change its output.
         if _is_int8(type(module)):
             return True
         if kind in ("linear", "norm") and not _fits(module):
@@ -593,13 +599,13 @@ class AsWritten:
         return not (module.training or module._parameters.keys() - parameters or module._modules.keys() - parts)
 
     def _is_of(self, found: Any, kind: str) -> bool:
-        """Compares a module's class with the one that is expected."""
+        """Returns whether a class is the one that a kind of module has."""
         if kind == "linear" and _is_int8(found):
             return True
         return found in TORCH[kind] if kind in TORCH else found is self.names[kind]
 
     def _is_known(self, attention: Any) -> bool:
-        """Tells whether its implementation and masks are those that transformers had when the file was imported."""
+        """Returns whether the implementation and masks of an attention are those that transformers had at import."""
         name = attention.config._attn_implementation
         if name not in (None, "eager") and name not in self.attentions:
             return False
@@ -607,7 +613,7 @@ class AsWritten:
         return all(now.get(name) is before.get(name) for now, before in tables)
 
     def _callables(self, kind: type) -> set[str]:
-        """The names that a module of this class finds in its class when it calls them."""
+        """Returns the names of methods that a module looks up in its class."""
         if kind not in self.callables:
             self.callables[kind] = {name for name in dir(kind) if callable(getattr(kind, name, None))} - NOT_COMPUTING
         return self.callables[kind]

@@ -1,7 +1,7 @@
 """Section 5.3: Adam, and the learning rate that rises for the first updates and then falls with their square root."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -10,6 +10,8 @@ from transformers import (
     get_cosine_schedule_with_warmup,
     get_inverse_sqrt_schedule,
 )
+
+from ..recipe import Schedule
 
 
 def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
@@ -104,7 +106,7 @@ def build_optimizer(
 
 def build_schedule(
     optimizer: torch.optim.Optimizer,
-    kind: Literal["noam", "inverse_sqrt", "constant", "cosine"],
+    kind: Schedule,
     d_model: int,
     warmup_steps: int,
     max_steps: int,

@@ -1,6 +1,5 @@
 """Translates text line by line and in order: cut where it is too long, by several processes, an output that grows."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -142,65 +141,6 @@ def join(pieces: list[Candidates]) -> Candidates:
         (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
         for candidates in zip(*pieces, strict=True)
     ]
-
-
-def written(number: int, candidates: Candidates, n_best: int | None, form: str | None) -> str:
-    """What an output says of one line, the `number`-th: one line, or several."""
-    if n_best is None:
-        # One line in is one line out, whatever the model says.
-        return " ".join(candidates[0][1].splitlines()) + "\n"
-    if form == "jsonl":
-        translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
-        return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
-    return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
-
-
-def lines_done(output: Path | None, resume: bool, n_best: int | None, form: str | None) -> int:
-    """
-    How many lines of text an output is of; what is not whole at its end is cut off.
-
-    Args:
-        output (`Path`, *optional*): the file, if there is to be one.
-        resume (`bool`): whether it may have something in it.
-        n_best, form: as in [`written`].
-
-    Raises:
-        ValueError: there is something in it, and `resume` is false, or it is of another form.
-    """
-    if output is None:
-        return 0
-    if output.is_dir() or not output.parent.is_dir():
-        raise ValueError(f"--output {output} is a folder, or in one that is not there.")
-    if not output.exists():
-        return 0
-    if not output.is_file():
-        if resume:
-            raise ValueError(f"{output} is not a regular file: nothing in it could be completed by --resume.")
-        return 0
-    if not resume and output.stat().st_size:
-        raise ValueError(f"{output} exists already: complete it by --resume, or choose another --output.")
-    lines_of_one = n_best if n_best is not None and form != "jsonl" else 1
-    lines, length, whole = 0, 0, 0
-    with output.open("rb+") as file:
-        for line in file:
-            lines, length = lines + line.endswith(b"\n"), length + len(line)
-            beginning = _beginning((lines - 1) // lines_of_one + 1, n_best, form)
-            if line.endswith(b"\n") and not line.startswith(beginning):
-                raise ValueError(
-                    f"{output} was written with another --n-best or --format, and cannot be completed: its line "
-                    f"{lines} does not begin with {beginning.decode()!r}."
-                )
-            if line.endswith(b"\n") and lines % lines_of_one == 0:
-                whole = length
-        file.truncate(whole)
-    return lines // lines_of_one
-
-
-def _beginning(number: int, n_best: int | None, form: str | None) -> bytes:
-    """What the lines of an output begin with that are of the `number`-th line of a text."""
-    if n_best is None:
-        return b""
-    return f'{{"line": {number},'.encode() if form == "jsonl" else f"{number}\t".encode()
 
 
 def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:

@@ -12,7 +12,6 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
-from hf_vaswani.hub.curve import curve_picture, plot_curve
 
 from ..conftest import tiny_recipe
 
@@ -101,7 +100,7 @@ def test_what_nobody_wrote_down_is_left_out(run) -> None:
     # Without a test set there are no scores, and no metadata of them.
     change(run / "test.json", bleu=None)
     unscored = card(run)
-    assert "## Scores" not in unscored.text and "BLEU" not in unscored.text
+    assert "## Evaluation" not in unscored.text and "BLEU" not in unscored.text
     assert unscored.data.eval_results is None and "model-index" not in str(unscored)
 
 
@@ -174,9 +173,7 @@ def test_the_examples_of_the_card_run(run, monkeypatch) -> None:
 def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     model = tiny_run / "model"
     text = (model / "README.md").read_text("utf-8")
-    assert (
-        text.startswith("---\nlanguage:\n") and "![Loss and BLEU over the updates of the training](curve.png)" in text
-    )
+    assert text.startswith("---\nlanguage:\n") and "![Training curve: loss and BLEU by update](curve.png)" in text
     assert (model / "curve.png").read_bytes().startswith(b"\x89PNG")
     files = card_files(tiny_run, model, result(tiny_run), None, "main")
     assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
@@ -189,23 +186,9 @@ def test_without_matplotlib_there_is_no_curve_and_a_word_about_it(run, monkeypat
     assert "The model card has no curve" in caplog.text
 
 
-def test_the_curve_is_that_of_the_run() -> None:
-    training = [{"step": 10, "loss": 3.0}, {"step": 20, "loss": None}, {"step": 30, "loss": 2.0}]
-    validations = [
-        {"step": 15, "loss": 2.5, "bleu": 9.0, "best": False},
-        {"step": 30, "loss": 2.1, "bleu": 12.5, "best": True},
-    ]
-    loss, bleu = plot_curve(training, validations).axes
-    assert [line.get_xydata().tolist() for line in loss.lines] == [[[10, 3], [30, 2]], [[15, 2.5], [30, 2.1]]]
-    assert bleu.lines[0].get_xydata().tolist() == [[15, 9.0], [30, 12.5]]
-    assert bleu.get_legend_handles_labels()[1] == ["best: 12.50"]
-    assert len(plot_curve(training, []).axes) == 1
-    assert curve_picture(training, validations) == curve_picture(training, validations)
-
-
 def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
     run = tmp_path / "run"
     options = [argument for argument in tiny_recipe(tmp_path) if not argument.startswith("--data.test_files")]
     assert main(["train", *options, "--run_dir", str(run), "--training.max_steps", "4"]) == 0
-    assert "## Scores" not in (run / "model" / "README.md").read_text("utf-8")
+    assert "## Evaluation" not in (run / "model" / "README.md").read_text("utf-8")
     assert main(["train", *options, "--run_dir", str(tmp_path / "other"), "--hub.repo_id", "me/tiny"]) == 2

@@ -139,12 +139,12 @@ def test_without_a_score_of_these_weights_nothing_goes_out(hub, run, push, chang
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--repo-id", "alice"], "--repo-id must be of the form user/name, but it is 'alice'"),
-        (["--repo-id", "alice/m m"], "--repo-id must be of the form user/name"),
+        (["--repo-id", "alice"], "--repo-id must have the form user/name, but it is 'alice'"),
+        (["--repo-id", "alice/m m"], "--repo-id must have the form user/name"),
         (["--min-bleu", "101"], "--min-bleu must be from 0 to 100"),
         (
             ["--revision", "no..branch"],
-            "--revision must be the name of a branch, as main or v2, but it is 'no..branch'",
+            "--revision must be the name of a branch, such as main or v2, but it is 'no..branch'",
         ),
         (["--checkpoint", "3"], "There is no "),
         (["--checkpoint", "4"], "checkpoint-4 has no BLEU, because it was not validated"),

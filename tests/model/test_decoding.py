@@ -47,15 +47,15 @@ def test_each_step_equals_the_decoder_without_a_cache(beams) -> None:
                 kept = torch.arange(len(written) - 1)
                 step.keep(kept)
                 written, which = written[kept], which[kept]
-        # What no hypothesis sees is not kept for ever.
+        # Places that no hypothesis sees are removed.
         assert step.written < beams * 39 or beams == 1
 
 
-# ---- Models that were changed
+# ---- Modified models
 
 
 class Gated(nn.Module):
-    """A feed-forward network with the same parts, of which one half opens the other."""
+    """A feed-forward network with the same submodules, whose hidden layer gates itself."""
 
     def __init__(self, old: nn.Module) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Gated(nn.Module):
 
 
 def other(output):
-    """Another output of the same form: what follows is not what it would have been."""
+    """Returns a different output of the same form, which changes everything that follows."""
     if isinstance(output, torch.Tensor):
         return output * torch.linspace(-2, 2, output.shape[-1])
     if isinstance(output, tuple):
@@ -120,7 +120,7 @@ def by_a_wrapper(module: nn.Module, monkeypatch) -> None:
 
 
 CHANGES = [by_subclass, by_the_class, by_the_instance, by_a_hook, by_a_global_hook, by_a_wrapper]
-# All kinds of modules that a model is made of, in both stacks.
+# Every kind of module in a model, in both stacks.
 PLACES = [
     "model.encoder.layers.0",
     "model.encoder.layers.0.self_attn",
@@ -154,7 +154,7 @@ def test_the_places_are_of_every_class() -> None:
     model = random_model(norm_position="pre")
     kinds = {type(module) for module in model.modules()} - {nn.ModuleList}
     changed = {type(model.get_submodule(place)) for place in PLACES}
-    # The outermost are changed below, by subclasses of their own.
+    # The outermost modules are modified below, by subclasses.
     assert {kind.__name__ for kind in kinds - changed} == {
         "VaswaniForConditionalGeneration",
         "VaswaniModel",
@@ -163,7 +163,7 @@ def test_the_places_are_of_every_class() -> None:
 
 
 def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
-    """What `generate()` returns by itself, and what it returns where the fast search is out of reach."""
+    """Returns the output of `generate()` as it is, and with the fast search disabled."""
     found = [model.generate(**inputs, **settings)]
     with monkeypatch.context() as without:
         without.setattr(generation_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
@@ -245,7 +245,7 @@ def another_input(model, monkeypatch):
 
 
 def a_layer_in_training(model, monkeypatch):
-    # Dropout that stays on, to draw several translations.
+    # As for Monte Carlo dropout.
     model.model.decoder.layers[1].train()
 
 
@@ -273,7 +273,7 @@ def normalized_over_the_length(model, monkeypatch):
 
 
 def pruned_heads(model, monkeypatch):
-    """One of two is left, of each attention to the target; its module does not know."""
+    """Removes one of two heads of each self-attention; `num_heads` still says 2."""
     for layer in model.model.decoder.layers:
         attention = layer.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -334,7 +334,7 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
     plain = model.generate(**inputs, num_beams=beams)
     change(model, monkeypatch)
     with monkeypatch.context() as seeded:
-        # The same draws for both, where something is drawn.
+        # Dropout must draw the same in both searches.
         generate = model.generate
         seeded.setattr(model, "generate", lambda **kwargs: (torch.manual_seed(3), generate(**kwargs))[1])
         fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
@@ -345,11 +345,11 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
 def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -> None:
     model, inputs = random_model(), sentences(5)
     model.model.decoder.layers[1] = copy.deepcopy(model.model.decoder.layers[0])
-    # The fast search has a place for each layer, and finds what is found without a cache.
+    # The fast search has its own cache for each layer, so it equals the search without a cache.
     without = model.generate(**inputs, num_beams=2, use_cache=False)
     assert torch.equal(model.generate(**inputs, num_beams=2), without)
     slow = {"output_scores": True, "return_dict_in_generate": True}
-    with pytest.raises(ValueError, match="Decoder layer 1 has an attention whose layer_idx is 0"):
+    with pytest.raises(ValueError, match="attention of decoder layer 1 has layer_idx 0"):
         model.generate(**inputs, num_beams=2, **slow)
     for name in ("self_attn", "cross_attn"):
         getattr(model.model.decoder.layers[1], name).layer_idx = 1
@@ -357,7 +357,7 @@ def test_layers_that_share_a_place_of_the_cache_are_refused_where_it_is_used() -
 
 
 def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
-    """Whatever has been done to it that changes nothing of what it computes."""
+    """Also after changes that do not affect what the decoder computes."""
     model, inputs = random_model(), sentences(3)
     model.model.encoder.layers[0].register_forward_hook(lambda *args: None)
     model.train().eval()
@@ -372,7 +372,7 @@ def test_an_unchanged_model_takes_the_fast_search(monkeypatch) -> None:
 
 @contextlib.contextmanager
 def everything_elsewhere():
-    """A tensor that is made without a device is on no device that computes: what a GPU would refuse shows here."""
+    """Makes `meta` the default device: a tensor created without a device fails as it would beside a model on a GPU."""
     with torch.device("meta"):
         yield
 
@@ -385,7 +385,7 @@ WAYS = [
     {"num_beams": 1, "ensemble": True},
     {"num_beams": 3, "ensemble": True},
     {"num_beams": 1, "do_sample": True},
-    # These two are left to transformers' own searches.
+    # These two fall back to transformers' own searches.
     {"num_beams": 1, "output_scores": True, "return_dict_in_generate": True},
     {"num_beams": 3, "output_scores": True, "return_dict_in_generate": True},
 ]
@@ -393,7 +393,7 @@ WAYS = [
 
 @pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 70}], ids=str)
 @pytest.mark.parametrize("settings", WAYS, ids=str)
-# 90 words and 1 000: the best of many tokens are found in groups.
+# `best_tokens` compares many tokens in groups.
 @pytest.mark.parametrize("vocab_size", [90, 1000])
 def test_every_search_runs_where_the_model_is(settings, vocab_size, fields) -> None:
     models = [random_model(seed, vocab_size, **fields) for seed in range(2)]
@@ -426,7 +426,7 @@ def test_an_update_is_made_where_the_model_is(attention, loss_only) -> None:
 
 
 def test_the_pipeline_runs_where_the_model_is(tiny_run) -> None:
-    """From the ids on, which transformers' tokenizers put on the default device."""
+    """Starts from ids, which transformers' tokenizers create on the default device."""
     kinds = (VaswaniForConditionalGeneration, transformers.AutoTokenizer)
     model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in kinds)
     translator = VaswaniTranslationPipeline(model, tokenizer, device="cpu")

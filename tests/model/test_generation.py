@@ -1,4 +1,4 @@
-"""The search of Section 6.1 against a plain beam search, against all outputs there are, and inside generate()."""
+"""Beam search of Section 6.1 against a plain implementation and exhaustive search; settings of `generate()`."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ from ..conftest import ROOT
 PAD, BOS, EOS = 0, 1, 2
 
 
-# Small enough to list all outputs there are.
+# Small enough to enumerate all outputs.
 tiny_model = partial(
     networks.tiny_model,
     eos=1.0,
@@ -52,7 +52,7 @@ tiny_model = partial(
 
 
 def a_batch(*lengths: int, side: str = "right", vocab_size: int = 8) -> dict[str, torch.Tensor]:
-    """Random sources of these lengths, `</s>` included, with padding on this side."""
+    """Returns random sources of these lengths, `</s>` included, padded on one side."""
     generator = torch.Generator().manual_seed(sum(lengths))
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
     for row, length in zip(ids, lengths, strict=True):
@@ -68,14 +68,14 @@ def alone(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]:
 
 
 def search(model, inputs, **settings) -> list[tuple[float, list[int]]]:
-    """Scores and generated tokens, with what stands behind `</s>`."""
+    """Returns scores and generated tokens, padding included."""
     output = model.generate(**inputs, **settings, return_dict_in_generate=True)
     prompt = settings["decoder_input_ids"].shape[1] if "decoder_input_ids" in settings else 1
     return list(zip(output.sequences_scores.tolist(), output.sequences[:, prompt:].tolist(), strict=True))
 
 
 def assert_same(found, expected) -> None:
-    """The same hypotheses, but for padding, which is `</s>` in transformers' beam search where the pad token is 0."""
+    """Asserts equal hypotheses up to padding: transformers' beam search pads with `</s>` if the pad token is 0."""
     assert len(found) == len(expected)
     for (score, tokens), (expected_score, expected_tokens) in zip(found, expected, strict=True):
         assert tokens[: len(expected_tokens)] == expected_tokens
@@ -83,14 +83,14 @@ def assert_same(found, expected) -> None:
         assert score == pytest.approx(expected_score, abs=2e-5)
 
 
-# ---- a plain beam search and an exhaustive one, from the formulas
+# ---- Plain beam search and exhaustive search, from the formulas
 
 
 Rows = list[list[float]]
 
 
 class Language(LogitsProcessor):
-    """Another random distribution after every prefix: a tiny model's are too much alike to tell all rules apart."""
+    """Draws a distribution for every prefix: those of a tiny model are too similar to distinguish all rules."""
 
     def __init__(self, seed: int, spread: float = 2.0, eos: float = 0.0, vocab_size: int = 8) -> None:
         self.seed, self.spread, self.eos, self.vocab_size = seed, spread, eos, vocab_size
@@ -113,7 +113,7 @@ class Language(LogitsProcessor):
 
 
 class Script(Language):
-    """Probabilities after some prefixes, all alike after the others."""
+    """Has given probabilities after some prefixes, and uniform ones after all others."""
 
     def __init__(self, probabilities: dict[tuple[int, ...], dict[int, float]]) -> None:
         self.probabilities, self.vocab_size = probabilities, 8
@@ -144,7 +144,7 @@ def grow(alive, rows):
 
 
 def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish="all", stop="never", returned=1):
-    """Scores and tokens of the `returned` best, by the rules as the module's docstring has them."""
+    """Returns scores and tokens of the `returned` best hypotheses, by the rules in the docstring of the module."""
     alive, finished, cut = [(0.0, [])], [], []
     for length in range(1, longest + 1):
         candidates = sorted(grow(alive, rows), reverse=True)[: 2 * num_beams]
@@ -169,7 +169,7 @@ def plain_beam_search(rows, longest, num_beams=4, alpha=0.6, kind="gnmt", finish
 
 
 def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
-    """Every output up to a length that ends in `</s>`, and every one that is cut there, with its log-probability."""
+    """Returns every finished output up to a length, and every one that is cut there, with log-probabilities."""
     alive, outputs = [(0.0, [])], []
     for length in range(1, longest + 1):
         grown = list(grow(alive, rows))
@@ -178,7 +178,7 @@ def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
     return outputs
 
 
-# ---- rows 22 to 25: penalty, candidates, early stop
+# ---- Length penalty, candidates, early stopping
 
 
 RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
@@ -219,7 +219,7 @@ def test_the_papers_settings_are_the_defaults() -> None:
     "other", [{"alpha": 1.0}, {"kind": "power"}, {"finish": "top"}, {"stop": True}, {"num_beams": 3}]
 )
 def test_every_rule_changes_translations(other) -> None:
-    """Or the tests above would pass whatever generate() did with it."""
+    """Otherwise the tests above could pass without it."""
     usual = {"num_beams": 2, "alpha": 2.0}
     pairs = [
         (
@@ -231,8 +231,8 @@ def test_every_rule_changes_translations(other) -> None:
     assert any(usual[0][1] != changed[0][1] for usual, changed in pairs)
 
 
-def test_row_24_by_hand() -> None:
-    """With two beams `</s>` is the third candidate: -1.39 if it may finish; what comes later is worse than -2."""
+def test_every_candidate_may_finish_by_hand() -> None:
+    """With two beams `</s>` is the third candidate: its score is -1.39, and that of all later ones below -2."""
     script = Script({(): {3: 0.40, 4: 0.35, EOS: 0.25}})
     assert_same(script.search(num_beams=2), [(math.log(0.25), [EOS])])
     [(score, tokens)] = script.search(num_beams=2, finish_candidates="top")
@@ -240,8 +240,8 @@ def test_row_24_by_hand() -> None:
     assert score < -2
 
 
-def test_row_25_by_hand() -> None:
-    """`4 4 ... </s>` is unlikely at first and sure from then on: only who looks ahead to the longest length waits."""
+def test_looking_ahead_by_hand() -> None:
+    """`4 4 ... </s>` is unlikely at first and certain afterwards: only a search that looks ahead waits for it."""
     path = {(4,) * n: {4: 1.0} for n in range(1, 9)} | {(4,) * 9: {EOS: 1.0}}
     script = Script({(): {3: 0.55, EOS: 0.30, 4: 0.15}, (3,): {EOS: 0.97, 5: 0.03}} | path)
     short = math.log(0.55 * 0.97) / (7 / 6) ** 2
@@ -250,7 +250,7 @@ def test_row_25_by_hand() -> None:
     assert_same(script.search(num_beams=2, length_penalty=2.0), [(long, [4] * 9 + [EOS])])
     for stop in (False, True):
         assert_same(script.search(num_beams=2, length_penalty=2.0, early_stopping=stop), [(short, [3, EOS])])
-    # Nothing that is this long can follow: 2 tokens are the longest here.
+    # With at most 2 tokens there is nothing to wait for.
     few = script.search(num_beams=2, length_penalty=2.0, max_length_offset=1)
     assert_same(few, [(short, [3, EOS])])
 
@@ -267,8 +267,8 @@ def test_a_negative_alpha_hopes_for_the_next_token() -> None:
     assert_same(script.search(num_beams=2, length_penalty=-2.0), [(math.log(0.9) * (7 / 6) ** 2, [3, EOS])])
 
 
-def test_beams_that_are_none_do_not_finish() -> None:
-    """At first only one of the beams holds a hypothesis; where few tokens are allowed, the others must not count."""
+def test_missing_beams_do_not_finish() -> None:
+    """At first only one beam has a hypothesis; if few tokens are allowed, the others must not become results."""
     allowed = {(): [3], (3,): [EOS, 4], (3, 4): [EOS]}
     found = search(
         tiny_model(),
@@ -324,7 +324,7 @@ def test_transformers_rules_give_what_transformers_gives(stop) -> None:
         settings |= {"length_penalty": 0.8}
         found = search(model, inputs, **settings, length_penalty_type="power", finish_candidates="top")
         model.__class__ = plain
-        # transformers gives no scores of hypotheses without those of each step.
+        # transformers returns scores of hypotheses only together with those of each step.
         assert_same(found, search(model, inputs, **settings, output_scores=True))
 
 
@@ -349,7 +349,7 @@ def test_length_does_not_count_the_decoders_prompt() -> None:
         rows = [rows_of(model, inputs["input_ids"])([[5, 6, 7, *tokens[:i]]])[0] for i in range(len(tokens))]
         log_prob = sum(row[token] for row, token in zip(rows, tokens, strict=True))
         assert score == pytest.approx(log_prob / penalty(len(tokens), 1.0, kind), abs=1e-5)
-        # Nor does the limit.
+        # The limit does not count it either.
         never = tiny_model(1, eos=-math.inf)
         assert never.generate(**inputs, decoder_input_ids=prompt, **settings).shape == (1, 4 + 6)
 
@@ -363,7 +363,7 @@ def count_steps(model, monkeypatch, **arguments) -> int:
 
 
 def test_search_goes_on_only_while_the_returned_ones_may_improve(monkeypatch) -> None:
-    """The same translation as when it goes on to the longest length, in fewer steps; more for more of them."""
+    """The search takes more steps for more results, and fewer than the maximum length."""
     inputs = a_batch(4)
     one = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4)
     four = count_steps(tiny_model(0, eos=2.0), monkeypatch, **inputs, num_beams=4, num_return_sequences=4)
@@ -380,7 +380,7 @@ def test_a_cut_hypothesis_is_returned_where_none_has_finished() -> None:
 
 
 def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
-    """`</s>` can only be the first token: one hypothesis finishes, and the others are cut with better scores."""
+    """`</s>` can only be the first token: one hypothesis finishes, all others are cut with better scores."""
 
     class OnlyFirst(LogitsProcessor):
         def __call__(self, input_ids, scores):
@@ -398,9 +398,9 @@ def test_cut_hypotheses_stand_behind_those_that_have_finished() -> None:
     assert all(EOS not in tokens for _, tokens in top)
 
 
-def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
+def test_cut_hypotheses_stay_behind_while_other_sentences_go_on() -> None:
     class FewOutputs(LogitsProcessor):
-        """Of the first sentence only `</s>` and `3 3 ...` are possible, the second one is better."""
+        """Allows only `</s>` and `3 3 ...` for the first sentence, where the latter is better."""
 
         def __call__(self, input_ids, scores):
             scores[:3] = -math.inf
@@ -413,18 +413,18 @@ def test_what_is_cut_stays_behind_while_other_sentences_go_on() -> None:
     assert found[0][1][0] == EOS
     assert found[1][1][:2] == [3, 3]
     assert [score for score, _ in found[:2]] == pytest.approx([-5.0, -0.2 / (7 / 6) ** 0.6])
-    # There is no third one.
+    # The third hypothesis is missing.
     assert found[2][0] < -1e8
 
 
-# ---- row 26: the longest output
+# ---- Maximum length
 
 
 MODES = [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}]
 
 
 def lengths_of(sequences: torch.Tensor) -> list[int]:
-    """Generated tokens of rows in which `</s>` is only padding; without it, beam search pads with -1."""
+    """Returns numbers of generated tokens, if `</s>` is only padding; without `</s>` beam search pads with -1."""
     return [sum(token not in (PAD, EOS, -1) for token in row) for row in sequences[:, 1:].tolist()]
 
 
@@ -441,7 +441,7 @@ def test_each_sentence_has_its_own_limit(mode, side) -> None:
         assert lengths_of(several) == [8, 8, 5, 5, 10, 10]
     model.generation_config.eos_token_id = None
     assert lengths_of(model.generate(**inputs, **mode, max_length_offset=3)) == [8, 5, 10]
-    # As the model does, the limit takes padding without a mask for tokens.
+    # Without a mask, padding counts as tokens, as it does in the model.
     assert lengths_of(model.generate(inputs["input_ids"], **mode, max_length_offset=3)) == [10, 10, 10]
 
 
@@ -451,7 +451,7 @@ def test_the_limit_without_source_ids(mode) -> None:
     model.generation_config.suppress_tokens = [PAD]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     mask = inputs["attention_mask"]
-    # generate() changes the encoder's output, so each call gets its own.
+    # `generate()` modifies the encoder's output, so each call needs another one.
     for source in (lambda: {"inputs_embeds": embeds}, lambda: {"encoder_outputs": model.get_encoder()(**inputs)}):
         assert lengths_of(model.generate(**source(), **mode, attention_mask=mask, max_length_offset=4)) == [9, 6]
         assert lengths_of(model.generate(**source(), **mode, max_length_offset=4)) == [9, 9]
@@ -490,7 +490,7 @@ def test_a_learned_table_limits_the_output() -> None:
 @pytest.mark.parametrize("stop", ["never", False, True])
 @pytest.mark.parametrize("finish", ["all", "top"])
 def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
-    """Limits differ, some sentences are cut and others end early."""
+    """Sentences have different limits; some are cut and others end early."""
     ended = set()
     for seed in range(3):
         model, inputs = tiny_model(seed, eos=-1.0), a_batch(2, 9, 4, 3, 6, side=side)
@@ -509,13 +509,13 @@ def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
 @pytest.mark.real_data
 @pytest.mark.parametrize(("num_beams", "eos"), [(1, 2.0), (4, 1.0)])
 def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> None:
-    """Of a model that ends some of them early, and reaches the limit with others."""
+    """The model ends some translations early, and others reach the limit."""
     lines = (multi30k / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:200]
     tokenizer = train_tokenizer(lines, 600)
     model = tiny_model(eos=eos, vocab_size=len(tokenizer), d_model=32, d_ff=64, decoder_layers=2)
     with torch.no_grad():
         for layer in model.model.decoder.layers:
-            # The more it sees of the source, the more the translations differ.
+            # A larger part of the source makes translations differ more.
             layer.cross_attn.out_proj.weight.mul_(2)
     found = {}
     for size in (1, 7, 64):
@@ -533,7 +533,7 @@ def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> No
     assert min(lengths) < 0 and max(lengths) >= 4
 
 
-# ---- several models
+# ---- Ensembles
 
 
 @pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
@@ -570,7 +570,7 @@ def test_an_ensemble_of_sentences_of_unequal_length() -> None:
         assert_same(found[row : row + 1], search(models[0], alone(inputs, row), **settings))
 
 
-def test_what_no_ensemble_can_do_is_refused() -> None:
+def test_unsupported_calls_with_an_ensemble_are_rejected() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
     only = "ensemble supports plain greedy and beam search only, but"
     for settings, reason in (
@@ -596,7 +596,7 @@ def test_what_no_ensemble_can_do_is_refused() -> None:
         model.generate(**inputs, ensemble=[other], num_beams=2)
 
 
-# ---- row 27
+# ---- Parsing
 
 
 def test_the_settings_of_parsing() -> None:
@@ -609,7 +609,7 @@ def test_the_settings_of_parsing() -> None:
     assert never.generate(**a_batch(2)).shape == (1, 1 + 302)
 
 
-# ---- settings: where they come from, and where they are kept
+# ---- Settings: precedence, and where they are saved
 
 
 def test_settings_are_kept(tmp_path) -> None:
@@ -646,7 +646,7 @@ def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
 
     gnmt, power = score(num_beams=4), score(num_beams=4, length_penalty_type="power", length_penalty=1.0)
     assert gnmt != pytest.approx(power)
-    # Without an alpha, each type has its own.
+    # Without an alpha, each type has its default.
     assert score(num_beams=4, length_penalty=0.6) == gnmt
     assert score(num_beams=4, length_penalty_type="power") == power
     assert score(generation_config=GenerationConfig(num_beams=4)) == gnmt
@@ -672,7 +672,7 @@ def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
         ({"max_length_ofset": 1}, "max_length_ofset"),
     ],
 )
-def test_what_means_nothing_is_refused(setting, message) -> None:
+def test_invalid_settings_are_rejected(setting, message) -> None:
     for num_beams in (1, 2):
         with pytest.raises(ValueError) as error:
             tiny_model().generate(**a_batch(2), num_beams=num_beams, **setting)
@@ -696,7 +696,7 @@ def test_nothing_is_printed(tmp_path) -> None:
                              dict(num_beams=3, length_penalty=1.0, length_penalty_type="power")):
                 model.generate(ids, **settings)
             model.generate(ids, generation_config=transformers.GenerationConfig(num_beams=2))
-            # transformers says on its own account that an assistant gets both a config and keywords.
+            # transformers itself warns that an assistant gets both a config and keywords.
             transformers.generation.utils.logger.warning_once = lambda text: None
             model.generate(ids, num_beams=1, assistant_model=model)
     """
@@ -704,7 +704,7 @@ def test_nothing_is_printed(tmp_path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-# ---- the rest of generate()
+# ---- Other modes of `generate()`
 
 
 def test_assisted_decoding_is_greedy_decoding() -> None:
@@ -754,7 +754,7 @@ def test_streamers_processors_and_criteria_of_the_caller() -> None:
         assert only.tolist() == [[BOS, 5, 5, 5]] * 2
 
 
-# Both searches: `output_scores` is left to transformers' own.
+# Both searches: `output_scores` falls back to transformers' own.
 @pytest.mark.parametrize("more", [{}, {"output_scores": True}], ids=str)
 def test_settings_of_threads_do_not_meet(more) -> None:
     model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
@@ -770,7 +770,7 @@ def test_settings_of_threads_do_not_meet(more) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
-    """A processor translates something else by other rules at each step, or fails to; both by transformers' search."""
+    """A processor runs another search with other rules at each step; both fall back to transformers' search."""
     model, inputs = tiny_model(3, eos=0.0), a_batch(5, 3)
     outer = settings_of(3, 2.0, "gnmt", "all", "never", 2) | {"max_length_offset": 5, "output_scores": True}
     inner = settings_of(2, 0.3, "power", "top", False, 1) | {"max_length_offset": 2, "output_scores": True}
@@ -796,15 +796,15 @@ def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
         RUNNING_RULES.get()
 
 
-def test_methods_of_transformers_that_are_not_what_they_were_are_found() -> None:
+def test_changed_methods_of_transformers_are_found() -> None:
     class WithoutStep(GenerationMixin):
         def _update_finished_beams(self, topk_log_probs):
-            """Not what it was."""
+            """Lacks most parameters."""
 
     assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
     assert changed_hooks(object) == list(HOOKS)
     assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
-    # Each of them is replaced here, and nothing else that transformers has for itself.
+    # The mixin overrides each of them, and no other private method of transformers.
     private = {
         name for name in vars(VaswaniGenerationMixin) if name.startswith("_") and hasattr(GenerationMixin, name)
     }
@@ -835,7 +835,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("how", ["plug-in", "remote code"])
 def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> None:
-    """A saved model loads and is trained, and generate() says what it does without."""
+    """A saved model loads and trains, and `generate()` warns about the fallback."""
     model = tiny_model(3, eos=0.0, vocab_size=20)
     model.save_pretrained(tmp_path / "model")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
@@ -845,7 +845,7 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
     loss, found, refusal = done.stdout.splitlines()
     assert loss == "True" and "ensemble is not supported with transformers" in refusal
     assert done.stderr.count("has changed _prepare_generated_length") == 1
-    # What it finds is what transformers' rules find here, with the same limit.
+    # The result equals that of transformers' rules in this version, with the same limit.
     ids = torch.arange(3, 12)[None]
     rules = {"length_penalty_type": "power", "finish_candidates": "top", "early_stopping": False}
     expected = model.generate(ids, num_beams=3, **rules, max_new_tokens=9 + model.generation_config.max_length_offset)
@@ -864,7 +864,7 @@ NO_NUMBERS += [("diversity_penalty", math.nan), ("max_length_offset", -1), ("max
 
 
 @pytest.mark.parametrize(("name", "value"), NO_NUMBERS, ids=str)
-def test_numbers_that_no_search_can_use_are_refused_by_name(name, value) -> None:
+def test_numbers_that_no_search_can_use_are_rejected_by_name(name, value) -> None:
     with pytest.raises(ValueError, match=f"{name}.*{str(value).replace('+', '.')}"):
         tiny_model(3).generate(**a_batch(2, 1), **{"num_beams": 2} | {name: value})
 

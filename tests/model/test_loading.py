@@ -17,7 +17,7 @@ from ..networks import tiny_model
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """A saved model with a tokenizer, whose weights are changed by a function."""
+    """Saves a model and its tokenizer, and changes the saved weights by a function."""
     model = tiny_model(3, eos=1.0, vocab_size=260)
     model.generation_config.num_beams = 3
     model.save_pretrained(folder)
@@ -39,12 +39,12 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("message", DAMAGES)
-def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_path, message) -> None:
+def test_a_pipeline_built_by_name_rejects_weights_that_do_not_match(tmp_path, message) -> None:
     folder = damaged(tmp_path, DAMAGES[message])
     for trust in (None, True):
         with pytest.raises(ValueError, match=f"^The weights of {folder} do not match its config.json: {message}"):
             pipeline("translation", model=str(folder), trust_remote_code=trust)
-    # A model that somebody loads by hand and trains further is a model like others.
+    # Training accepts the weights as they are.
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     with pytest.raises(ValueError, match=message):
         pipeline("translation", model=model, tokenizer=tokenizer)
@@ -52,7 +52,7 @@ def test_a_pipeline_built_by_name_refuses_weights_that_are_not_the_models(tmp_pa
     pipeline("translation", model=model, tokenizer=tokenizer)
 
 
-def test_a_pipeline_built_by_name_refuses_weights_of_another_shape(tmp_path) -> None:
+def test_a_pipeline_built_by_name_rejects_weights_of_another_shape(tmp_path) -> None:
     folder = damaged(tmp_path, lambda weights: weights.update({FC1: torch.ones(3, 8)}))
     with pytest.raises(ValueError, match=r"1 of another shape .*fc1.weight, \(3, 8\) in the file and \(24, 16\)"):
         pipeline("translation", model=str(folder))
@@ -88,7 +88,7 @@ SETTINGS_FILES = [
 
 
 @pytest.mark.parametrize(("content", "word"), SETTINGS_FILES)
-def test_a_damaged_generation_config_is_refused_and_not_passed_over(tmp_path, content, word) -> None:
+def test_a_damaged_generation_config_is_rejected(tmp_path, content, word) -> None:
     folder = damaged(tmp_path, lambda weights: None)
     assert pipeline("translation", model=str(folder)).model.generation_config.num_beams == 3
     (folder / "generation_config.json").write_bytes(content.encode("latin-1"))

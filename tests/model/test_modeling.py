@@ -8,37 +8,23 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
-from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,
-    VaswaniDropout,
     VaswaniFeedForward,
     VaswaniPositions,
     eager_attention_forward,
     position_ids,
     sinusoids,
     smoothed_cross_entropy,
-    smoothed_linear_cross_entropy,
 )
 from hf_vaswani.recipe import Recipe, load_recipe
 
 from ..conftest import ROOT, SEED
-from ..networks import tiny_config, tiny_model
-
-
-def batch(rows: int = 3, source: int = 7, target: int = 5) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        "input_ids": torch.randint(4, 40, (rows, source), generator=generator),
-        "attention_mask": torch.ones(rows, source, dtype=torch.long),
-        "decoder_input_ids": torch.randint(4, 40, (rows, target), generator=generator),
-    }
-
+from ..networks import batch, gradients, tiny_config, tiny_model, with_labels
 
 # ---- 3.2 Attention
 
@@ -314,53 +300,6 @@ def test_dropout_on_a_sublayers_output_before_it_is_added(norm_position) -> None
         assert torch.equal(output, nn.functional.layer_norm(normalised[0], (16,), eps=1e-6))
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.1, 0.3, 0.5, 0.9])
-def test_dropout_has_its_rate_and_its_scale_in_every_place(rate) -> None:
-    """Four elements share a draw of 64 bits: each has the rate for itself, and knows nothing of the others."""
-    torch.manual_seed(0)
-    ones = torch.ones(250_000, 4, requires_grad=True)
-    output = VaswaniDropout(rate)(ones)
-    dropped = (output == 0).double()
-    margin = 5 * math.sqrt(rate * (1 - rate) / 250_000)
-    assert dropped.mean(dim=0).tolist() == pytest.approx([rate] * 4, abs=margin)
-    together = dropped.T @ dropped / 250_000  # [4, 4]
-    assert together[~torch.eye(4, dtype=torch.bool)].tolist() == pytest.approx([rate**2] * 12, abs=margin)
-    following = (dropped.flatten()[1:] * dropped.flatten()[:-1]).mean().item()
-    assert following == pytest.approx(rate**2, abs=margin)
-    # What is kept makes up for what is not, by the rate that is really drawn.
-    scale = 1 / (1 - round(rate * 65536) / 65536)
-    assert output[output != 0].unique().tolist() == pytest.approx([scale], rel=1e-6)
-    output.backward(torch.full_like(ones, 3.0))
-    torch.testing.assert_close(ones.grad, 3 * output.detach())
-
-
-def test_dropout_follows_the_state_of_the_random_numbers() -> None:
-    dropout, x = VaswaniDropout(0.3), torch.randn(7, 5, 3)
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    first, second = dropout(x), dropout(x)
-    assert not torch.equal(first, second)
-    torch.set_rng_state(state)
-    assert torch.equal(dropout(x), first) and torch.equal(dropout(x), second)
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (3, 1), (2, 3, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_dropout_of_any_shape_and_type(shape, dtype) -> None:
-    x = torch.ones(shape, dtype=dtype)
-    output = VaswaniDropout(0.5)(x)
-    assert output.shape == x.shape and output.dtype == dtype and set(output.flatten().tolist()) <= {0.0, 2.0}
-
-
-def test_no_dropout_costs_nothing() -> None:
-    x = torch.randn(3, 4)
-    state = torch.get_rng_state()
-    assert VaswaniDropout(0.0)(x).data_ptr() == x.data_ptr()
-    assert VaswaniDropout(0.3).eval()(x).data_ptr() == x.data_ptr()
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not VaswaniDropout(1.0)(x).any()
-
-
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_gradient_checkpointing_drops_the_same_again(use_reentrant) -> None:
     model, data = tiny_model(dropout=0.3).train(), with_labels()
@@ -607,143 +546,6 @@ def enable_checkpointing(model: VaswaniForConditionalGeneration, use_reentrant: 
     )
 
 
-def with_labels() -> dict[str, torch.Tensor]:
-    """Some positions have nothing to predict, and the padding row is looked up."""
-    data = batch()
-    data["labels"] = data.pop("decoder_input_ids")
-    data["labels"][0, 3:] = data["labels"][2, 1] = -100
-    data["input_ids"][0, 5:] = 0
-    data["attention_mask"][0, 5:] = 0
-    return data
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    model.zero_grad()
-    return found
-
-
-class Sizes(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.largest = max(self.largest, result.numel())
-        return result
-
-
-@pytest.mark.parametrize("at_once", [1, 5, 12, 1000])
-@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"share_embeddings": False}], ids=str)
-@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, None), (0.1, None), (0.1, 31), (0.3, torch.tensor(7))])
-def test_the_loss_alone_is_the_same_loss_with_the_same_gradients(
-    monkeypatch, at_once, fields, epsilon_ls, items
-) -> None:
-    monkeypatch.setattr(modeling_vaswani, "positions_at_once", lambda weight: at_once)
-    model = tiny_model(dropout=0.0, **fields).train()
-    arguments = with_labels() | {"epsilon_ls": epsilon_ls, "num_items_in_batch": items}
-    whole = model(**arguments)
-    whole.loss.backward()
-    expected = gradients(model)
-    alone = model(**arguments, loss_only=True)
-    alone.loss.backward()
-    assert whole.logits.shape == (3, 5, 40) and alone.logits is None
-    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-6, rtol=1e-6)
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, expected.pop(name), atol=1e-6, rtol=1e-5)
-    assert not expected
-    with torch.no_grad():
-        torch.testing.assert_close(model(**arguments, loss_only=True).loss, whole.loss, atol=1e-6, rtol=1e-6)
-
-
-def test_the_loss_alone_gives_the_padding_row_no_gradient() -> None:
-    model = tiny_model().train()
-    model(**with_labels(), epsilon_ls=0.1, loss_only=True).loss.backward()
-    gradient = model.get_input_embeddings().weight.grad
-    assert not gradient[0].any() and gradient[1:].any(dim=1).all()
-
-
-def test_the_loss_alone_makes_no_logits_but_a_few(monkeypatch) -> None:
-    monkeypatch.setattr(modeling_vaswani, "positions_at_once", lambda weight: 3)
-    model, data = tiny_model(vocab_size=1000).train(), batch(rows=8, target=10)
-    data["labels"] = data.pop("decoder_input_ids")
-    largest = []
-    for loss_only in (False, True):
-        with Sizes() as sizes:
-            model(**data, epsilon_ls=0.1, loss_only=loss_only).loss.backward()
-        largest.append(sizes.largest)
-    # What is left is as large as the matrix itself.
-    assert largest == [8 * 10 * 1000, 1000 * 16]
-
-
-def test_the_loss_alone_is_exact_where_probabilities_vanish() -> None:
-    """Logits of hundreds: the true token's probability is 0 in float32, and its logarithm is not."""
-    torch.manual_seed(0)
-    states, weight = 30 * torch.randn(2, 3, 8), torch.randn(20, 8)
-    labels = torch.randint(0, 20, (2, 3))
-    expected = smoothed_cross_entropy((states.double() @ weight.double().T), labels, 0.1)
-    assert expected > 100
-    torch.testing.assert_close(smoothed_linear_cross_entropy(states, weight, labels, 0.1), expected, rtol=1e-5, atol=0)
-
-
-def test_the_loss_alone_in_half_precision() -> None:
-    model, data = tiny_model(dropout=0.0).train(), with_labels()
-    expected = model(**data, epsilon_ls=0.1).loss
-    expected.backward()
-    gradient = gradients(model)["model.encoder.embed_tokens.weight"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = model(**data, epsilon_ls=0.1, loss_only=True).loss
-    mixed.backward()
-    assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=0)
-    found = gradients(model)["model.encoder.embed_tokens.weight"]
-    assert found.dtype == torch.float32 and (found - gradient).norm() < 0.1 * gradient.norm()
-    model.bfloat16()(**data, epsilon_ls=0.1, loss_only=True).loss.backward()
-    found = gradients(model)["model.encoder.embed_tokens.weight"]
-    assert found.dtype == torch.bfloat16 and (found.float() - gradient).norm() < 0.2 * gradient.norm()
-
-
-def test_the_loss_alone_of_nothing_is_nothing() -> None:
-    """What a process computes that has no sentences left for an update."""
-    model, data = tiny_model().train(), with_labels()
-    data["labels"][:] = -100
-    loss = model(**data, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
-    loss.backward()
-    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
-
-
-def test_the_loss_alone_goes_backward_once() -> None:
-    loss = tiny_model().train()(**with_labels(), loss_only=True).loss
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-@pytest.mark.parametrize("frozen", ["matrix", "states"])
-def test_the_loss_alone_makes_only_the_gradients_that_are_asked_for(frozen) -> None:
-    states, weight = torch.randn(2, 3, 8), torch.randn(20, 8)
-    (states if frozen == "matrix" else weight).requires_grad_()
-    smoothed_linear_cross_entropy(states, weight, torch.randint(0, 20, (2, 3)), 0.1).backward()
-    assert (states.grad is None) == (frozen == "states") and (weight.grad is None) == (frozen == "matrix")
-
-
-@pytest.mark.parametrize("kind", ["hooked", "biased", "replaced"])
-def test_the_loss_alone_does_not_pass_by_an_output_layer_that_is_more_than_a_matrix(kind) -> None:
-    model, data = tiny_model(lm_head_bias=kind == "biased"), with_labels()
-    called = []
-    if kind == "hooked":
-        model.lm_head.register_forward_hook(lambda module, inputs, output: called.append(1) or 2 * output)
-    elif kind == "biased":
-        nn.init.normal_(model.lm_head.bias)
-    else:
-        model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
-    alone, whole = (model(**data, epsilon_ls=0.1, loss_only=loss_only) for loss_only in (True, False))
-    assert alone.logits is None and torch.equal(alone.loss, whole.loss)
-    assert len(called) == (2 if kind == "hooked" else 0)
-
-
 def test_the_loss_alone_needs_labels() -> None:
     with pytest.raises(ValueError, match="loss_only needs labels"):
         tiny_model()(**batch(), loss_only=True)
@@ -833,9 +635,12 @@ def test_a_model_learns_to_copy() -> None:
         ({"input_ids": None}, ["exactly one of input_ids and inputs_embeds", "neither"]),
         ({"decoder_inputs_embeds": torch.zeros(3, 5, 16)}, ["exactly one of decoder_input_ids and", "both"]),
         ({"decoder_input_ids": None}, ["exactly one of decoder_input_ids and", "neither"]),
-        ({"input_ids": torch.full((7,), 5)}, ["input_ids must be (batch, length)", "(7,)"]),
-        ({"attention_mask": torch.ones(7)}, ["attention_mask must be (batch, length)", "(7,)"]),
-        ({"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)}, ["d_model being 16", "(3, 7, 14)"]),
+        ({"input_ids": torch.full((7,), 5)}, ["input_ids", "must be (batch, length)", "(7,)"]),
+        ({"attention_mask": torch.ones(7)}, ["attention_mask", "must be (batch, length)", "(7,)"]),
+        (
+            {"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)},
+            ["inputs_embeds", "d_model is 16", "(3, 7, 14)"],
+        ),
         ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
         ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
         ({"labels": torch.full((3, 5), -1)}, ["labels has -1", "vocab_size is 40"]),

@@ -17,7 +17,7 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 def random_model(seed: int = 0, vocab_size: int = 90, **fields) -> VaswaniForConditionalGeneration:
-    """A model whose translations vary, in length too."""
+    """Returns a model whose translations vary, also in length."""
     sizes = {"vocab_size": vocab_size, "d_ff": 32, "encoder_layers": 1}
     model = tiny_model(seed, eos=2.5, **(sizes | fields))
     model.generation_config.max_length_offset = 10
@@ -34,7 +34,7 @@ def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str
 
 
 def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
-    """What either search returns; whether the first is taken is counted."""
+    """Returns the outputs of both searches, and asserts whether `generate()` takes the fast one by itself."""
     found, taken = [], []
     choose = generation_vaswani.fast_search_inputs
 
@@ -55,7 +55,7 @@ def scores_of(model, inputs, **settings) -> torch.Tensor:
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor, scores: torch.Tensor | None = None) -> None:
-    """The same sequences; but rounding may put two in the other order whose scores are the same to it."""
+    """Asserts equal sequences, except that rounding may swap two hypotheses with almost equal scores."""
     assert found.shape == expected.shape
     for row in (found != expected).any(dim=1).nonzero()[:, 0].tolist():
         assert scores is not None and row
@@ -143,10 +143,10 @@ def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
     fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
     length = min(fast.sequences.shape[1], stock.sequences.shape[1])
     same = (fast.sequences[:, :length] == stock.sequences[:, :length]).all(dim=1)
-    # Two of transformers' implementations of attention agree no better.
+    # Two of transformers' own attention implementations do not agree better.
     assert same.float().mean() > 0.75
     difference = fast.sequences_scores - scores_of(model, inputs, num_beams=beams)
-    # A candidate that is the last to be looked at here may not be there.
+    # The last candidate of one search may be missing in the other.
     assert (difference.abs() < 0.2).float().mean() > 0.95
 
 
@@ -160,7 +160,7 @@ def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
 
 
 class OfSentences(LogitsProcessor):
-    """Forbids each sentence a token of its own, by the place of its rows."""
+    """Forbids each sentence another token, by the index of its rows."""
 
     def __init__(self, beams: int) -> None:
         self.beams, self.calls = beams, 0
@@ -182,7 +182,7 @@ def test_a_processor_of_the_callers_sees_every_row(monkeypatch, beams) -> None:
 
 
 class NothingIsLeft(LogitsProcessor):
-    """Forbids everything after two tokens."""
+    """Forbids every token after the second."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores[:, EOS] = -torch.inf
@@ -203,7 +203,7 @@ def patched(model) -> None:
     layer.forward = layer.forward
 
 
-LEFT_TO_TRANSFORMERS = [
+UNSUPPORTED = [
     {"output_attentions": True},
     {"output_hidden_states": True},
     {"output_logits": True},
@@ -218,10 +218,10 @@ LEFT_TO_TRANSFORMERS = [
 
 
 @pytest.mark.parametrize(
-    "case", LEFT_TO_TRANSFORMERS, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
+    "case", UNSUPPORTED, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
 )
 @pytest.mark.parametrize("beams", [1, 4])
-def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> None:
+def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, case) -> None:
     model = random_model()
     settings = {"num_beams": beams}
     if isinstance(case, dict):
@@ -232,11 +232,11 @@ def test_what_it_cannot_do_is_left_to_transformers(monkeypatch, beams, case) -> 
     fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
 
 
-def test_a_tokenizer_as_pipelines_give_it_changes_nothing(monkeypatch) -> None:
+def test_the_tokenizer_of_a_pipeline_changes_nothing(monkeypatch) -> None:
     fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
 
 
-def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatch) -> None:
+def test_sampling_and_a_custom_cache_fall_back_to_transformers(monkeypatch) -> None:
     model, inputs = random_model(), sentences(3)
     for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):
         fast_and_stock(monkeypatch, model, inputs, fast=False, **settings)
@@ -247,12 +247,12 @@ def test_sampling_and_a_cache_of_the_callers_are_left_to_transformers(monkeypatc
     fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
 
 
-def test_autocast_is_left_to_transformers(monkeypatch) -> None:
+def test_autocast_falls_back_to_transformers(monkeypatch) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
 
 
-def test_an_empty_sentence_is_left_to_transformers(monkeypatch) -> None:
+def test_an_empty_sentence_falls_back_to_transformers(monkeypatch) -> None:
     inputs = sentences(3)
     inputs["attention_mask"][1] = 0
     fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)

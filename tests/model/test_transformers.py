@@ -27,8 +27,8 @@ from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, Vas
 from hf_vaswani.data.tokenizer import train_tokenizer
 
 from ..conftest import SEED
-from ..networks import tiny_config, tiny_model
-from .test_modeling import batch, enable_checkpointing
+from ..networks import batch, tiny_config, tiny_model
+from .test_modeling import enable_checkpointing
 
 # A random model repeats itself; without repetitions its output shows each small difference.
 SPEAK = {"max_new_tokens": 9, "no_repeat_ngram_size": 1}

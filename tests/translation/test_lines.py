@@ -114,7 +114,7 @@ def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
             start = [sys.executable, "-m", "torch.distributed.run", *start[1:]]
         command = [*start, *verb, str(tmp_path / "long.txt")]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
-        assert done.stderr.count("Cut: 1 line is longer than the 1,024 tokens that the model takes") == 1
+        assert done.stderr.count("Split: 1 line is longer than the model's limit of 1,024 tokens") == 1
         found.append(done.stdout)
     assert found[0] == found[1] and found[0].count("\n") == 2502
     (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")

@@ -1,0 +1,188 @@
+"""Inputs that several verbs share: models, target languages and lines of text."""
+
+import argparse
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..files import read_lines
+
+# In bytes: a file without a line end for so long is not text.
+LONGEST_LINE = 2**28
+# A wider beam fills the memory and finds nothing better.
+MOST = {"num_beams": 1000, "n_best": 1000}
+
+logger = logging.getLogger("hf_vaswani")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the models and the search."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        action="append",
+        help="model folder or Hub id, e.g. runs/my/model; repeat the option to translate with an ensemble",
+    )
+    add_target_language(parser)
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
+    parser.add_argument(
+        "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
+    )
+
+
+def add_target_language(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses the target language."""
+    parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
+
+
+def check_counts(options: argparse.Namespace, *names: str) -> None:
+    """Raises a `ValueError` if one of these options is below 1 or above its limit in `MOST`."""
+    for name in names:
+        value, most = getattr(options, name), MOST.get(name, math.inf)
+        if value is not None and not 1 <= value <= most:
+            expected = "at least 1" if most == math.inf else f"from 1 to {most}"
+            raise ValueError(f"--{name.replace('_', '-')} must be {expected}, but it is {value}.")
+
+
+# ---- Lines of text -----------------------------------------------------------------------------------------------
+
+
+def require_file(path: Path) -> None:
+    """Raises a `ValueError` if the file does not exist or is a folder."""
+    if not path.exists():
+        raise ValueError(f"There is no file {str(path)!r}.")
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, not a text file.")
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file, without line ends; a .gz file is decompressed."""
+    return (line.rstrip("\r\n") for line in read_lines(path, LONGEST_LINE))
+
+
+def warn_split(count: int, longest: int) -> None:
+    """Warns once about lines that were too long for the model and translated in pieces."""
+    if count:
+        logger.warning(
+            f"Split: {count} {'line is' if count == 1 else 'lines are'} longer than the model's limit of {longest:,} "
+            "tokens, and translated in pieces, cut between sentences where possible."
+        )
+
+
+# ---- Models ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Translators:
+    """
+    Models loaded for translation.
+
+    Attributes:
+        models (`list` of [`PreTrainedModel`]): one model, or an ensemble with one vocabulary.
+        tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
+        tag (`str`): target language tag to prepend to each source; empty if none is needed.
+        expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
+    """
+
+    models: list[Any]
+    tokenizer: Any
+    tag: str
+    expected_tags: tuple[str, ...]
+
+    def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
+        """
+        Prepends the target language tag to the lines that lack it. Blank lines stay blank.
+
+        Args:
+            lines (`Iterable[str]`): source sentences.
+            name (`str`): name of their file, for errors.
+
+        Raises:
+            ValueError: the model needs a tag, and a line has none.
+        """
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                yield line
+                continue
+            if self.expected_tags and not line.startswith(self.expected_tags):
+                raise ValueError(
+                    f"{name}, line {number}, has no target language tag: set --target-language, or start the line "
+                    f"with one of {', '.join(self.expected_tags)}."
+                )
+            yield line if line.startswith(self.tag) else f"{self.tag} {line}"
+
+
+def load_translators(options: argparse.Namespace) -> Translators:
+    """Loads the models given by the options of [`add_model`], and applies beam size and quantization."""
+    translators = load_models(options.model, options.target_language)
+    settings = translators.models[0].generation_config
+    if options.num_beams is not None:
+        settings.num_beams = options.num_beams
+    if (settings.num_beams or 1) == 1:
+        # They have no effect on greedy search, and transformers would warn about each.
+        settings.length_penalty = settings.early_stopping = None
+    if options.int8:
+        from ..translation.quantization import to_int8
+
+        return replace(translators, models=[to_int8(model) for model in translators.models])
+    return translators
+
+
+def load_models(names: Sequence[str], target_language: str | None) -> Translators:
+    """
+    Loads models onto the accelerator, if there is one.
+
+    Args:
+        names (`Sequence[str]`): model folders or Hub ids.
+        target_language (`str`, *optional*): language code of the translations.
+
+    Raises:
+        ValueError: a model does not exist or is damaged, the vocabularies differ, or the model does not translate into
+            the target language.
+    """
+    import torch
+
+    from ..data.tokenizer import language_tags
+    from ..files import check_weights
+    from ..translation.loading import load_translator
+
+    for name in names:
+        _check_name(name)
+        check_weights(Path(name))
+    loaded = [load_translator(name) for name in names]
+    models, tokenizer = [model for model, _ in loaded], loaded[0][1]
+    for name, (_, other) in zip(names, loaded, strict=True):
+        if other.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
+    tag = _language_tag(models[0], tokenizer, target_language)
+    if torch.accelerator.is_available():
+        models = [model.to(torch.accelerator.current_accelerator()) for model in models]
+    # Without its tag, a multilingual model would translate into any of its languages.
+    return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
+
+
+def _check_name(name: str) -> None:
+    folder = Path(name)
+    if (folder / "model" / "config.json").is_file():
+        raise ValueError(f"{folder} is a run folder, not a model: give its model, {folder / 'model'}.")
+    if not name or (not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2)):
+        raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name.")
+
+
+def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> str:
+    """The tag of the target language; empty if the model needs none."""
+    from ..data.tokenizer import find_language_tag, language_tags
+
+    if target_language is None:
+        return ""
+    targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
+    if targets and target_language not in targets:
+        raise ValueError(
+            f"The model translates into {', '.join(targets)}, but --target-language is {target_language!r}."
+        )
+    if targets and not language_tags(tokenizer):
+        return ""
+    return find_language_tag(tokenizer, target_language)

@@ -1,0 +1,161 @@
+"""The verbs about runs: train, average, push."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from .inputs import check_counts
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verbs to the command line, each with its function under `run`."""
+    # Recipes have a parser of their own, --help included, with an option for each key: here none is an option.
+    train = verbs.add_parser(
+        "train", help="train a model: train RECIPE.yaml [--section.key value ...]", add_help=False, prefix_chars="\0"
+    )
+    train.add_argument("arguments", nargs="*")
+    train.set_defaults(run=_train)
+
+    average = verbs.add_parser(
+        "average",
+        help="average the weights of several checkpoints",
+        description="Average the weights of several checkpoints or models, and write the mean as a model.",
+        epilog="example: hf-vaswani average runs/my --last 5 --output averaged",
+    )
+    average.add_argument("folders", nargs="+", metavar="FOLDER", help="checkpoints or models, or one run folder")
+    average.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the run, e.g. 5")
+    average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
+    average.add_argument(
+        "--by", choices=("bleu", "loss"), help="score that --best ranks by; default: best_by of the run's recipe"
+    )
+    average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")
+    average.set_defaults(run=_average)
+
+    push = verbs.add_parser(
+        "push",
+        help="publish the model of a run on the Hub",
+        description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu. "
+        "Options default to the hub section of the run's recipe.",
+        epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",
+    )
+    push.add_argument("run_dir", type=Path, metavar="RUN", help="run folder, e.g. runs/my")
+    push.add_argument(
+        "--checkpoint", type=int, metavar="N", help="publish checkpoint-N with its validation BLEU instead, e.g. 4000"
+    )
+    push.add_argument("--repo-id", metavar="USER/NAME", help="repository, e.g. me/my-model")
+    push.add_argument("--min-bleu", type=float, metavar="BLEU", help="lowest BLEU to publish, from 0 to 100")
+    push.add_argument("--private", action="store_true", default=None, help="create a private repository")
+    push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
+    push.set_defaults(run=_push)
+
+
+# ---- train -------------------------------------------------------------------------------------------------------
+
+
+def _train(options: argparse.Namespace) -> None:
+    from ..recipe import load_recipe
+
+    # Launchers start train.py only.
+    program = "accelerate launch train.py" if options.program == "train.py" else "hf-vaswani train"
+    recipe = load_recipe(options.arguments, program)
+    # Imported once the recipe is valid: they take seconds.
+    from accelerate import PartialState
+    from tqdm.contrib.logging import logging_redirect_tqdm
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..training.loop import train
+
+    disable_progress_bar()
+    with logging_redirect_tqdm():
+        result = train(recipe)
+    if not PartialState().is_main_process:
+        return
+    _print_result(result)
+    if recipe.hub.repo_id is not None:
+        from ..hub.publishing import push_checkpoint, push_waiting
+
+        sys.stdout.flush()
+        push_waiting(Path(recipe.run_dir), recipe.hub)
+        address = push_checkpoint(Path(recipe.run_dir), Path(result["model"]), recipe.hub)
+        sys.stdout.write(f"Published {address}\n")
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    for sample in result.get("samples", []):
+        sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
+    if "bleu" in result:
+        sys.stdout.write(f"Test BLEU {result['bleu']:.2f}  ({result['signatures']['bleu']})\n")
+        sys.stdout.write(f"     chrF {result['chrf']:.2f}  ({result['signatures']['chrf']})\n")
+    sys.stdout.write(f"Model     {result['model']}\n")
+
+
+# ---- average -----------------------------------------------------------------------------------------------------
+
+
+def _average(options: argparse.Namespace) -> None:
+    from ..averaging import save_average
+
+    folders = _folders_to_average(options)
+    save_average(folders, Path(options.output))
+    sys.stdout.write(f"The mean of {', '.join(map(str, folders))}\nModel     {options.output}\n")
+
+
+def _folders_to_average(options: argparse.Namespace) -> list[Path]:
+    """The folders as given, or the checkpoints that --last or --best select."""
+    from ..run_folder import RECIPE
+
+    check_counts(options, "last", "best")
+    folders = [Path(name) for name in options.folders]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"There is no folder {str(folder)!r}.")
+    if options.last is not None or options.best is not None:
+        if len(folders) > 1:
+            raise ValueError(f"--last and --best take one run folder, but {len(folders)} folders are given.")
+        return _selected_checkpoints(folders[0], options)
+    if (folders[0] / RECIPE).is_file():
+        raise ValueError(f"{folders[0]} is a run folder: select its checkpoints with --last N or --best N.")
+    return folders
+
+
+def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Path]:
+    from ..run_folder import checkpoints_to_average, read_recipe
+
+    if options.last is not None and options.best is not None:
+        raise ValueError("--last and --best exclude each other: give one of them.")
+    training = read_recipe(run_dir).training
+    found = checkpoints_to_average(
+        run_dir, training.save_every, options.last, options.best, options.by or training.best_by
+    )
+    option, count = ("--last", options.last) if options.best is None else ("--best", options.best)
+    if len(found) < count:
+        raise ValueError(f"{run_dir} has fewer checkpoints than {option} {count} asks for: {len(found)}.")
+    return found
+
+
+# ---- push --------------------------------------------------------------------------------------------------------
+
+
+def _push(options: argparse.Namespace) -> None:
+    from ..recipe import check_branch, check_repo_id
+    from ..run_folder import MODEL, checkpoint_folder, read_recipe
+
+    hub = read_recipe(options.run_dir).hub
+    for key in ("repo_id", "min_bleu", "private", "revision"):
+        if getattr(options, key) is not None:
+            setattr(hub, key, getattr(options, key))
+    if hub.repo_id is None:
+        raise ValueError(
+            "There is no repository to publish to: give --repo-id USER/NAME, or hub.repo_id in the recipe."
+        )
+    check_repo_id(hub.repo_id, "--repo-id")
+    check_branch(hub.revision, "--revision")
+    if not 0 <= hub.min_bleu <= 100:
+        raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
+    from ..hub.publishing import push_checkpoint
+
+    step = options.checkpoint
+    folder = options.run_dir / MODEL if step is None else checkpoint_folder(options.run_dir, step)
+    address = push_checkpoint(options.run_dir, folder, hub)
+    sys.stdout.write(f"Published {address}\n")

@@ -1,0 +1,131 @@
+"""hf-vaswani evaluate: translated and scored. compare: significance tests of several systems."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from hf_vaswani.cli import evaluate as evaluate_verbs
+from hf_vaswani.cli import main
+from hf_vaswani.metrics import score
+
+from .conftest import size_limit
+
+
+def read(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()
+
+
+def evaluate(capsys, *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["evaluate", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_evaluate_repeats_the_test_score_of_the_training(tiny_run, tmp_path, capsys) -> None:
+    result = json.loads((tiny_run / "test.json").read_text())
+    data = [str(tiny_run.parent / f"text.{language}") for language in ("en", "de")]
+    output = tmp_path / "translations"
+    model = ["--model", str(tiny_run / "model")]
+    code, out, err = evaluate(capsys, *model, "--data", *data, "--output", str(output), "--format", "json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found == {key: result[key] for key in ("bleu", "chrf", "ter", "signatures")} | {"lines": 120}
+    assert output.read_text("utf-8") == (tiny_run / "test_translations.txt").read_text("utf-8")
+    code, out, err = evaluate(capsys, *model, "--data", *data, "--output", str(output))
+    assert code == 2 and "exists already" in err
+
+
+def test_evaluate_writes_tables_and_csv_with_sentences_and_several_references(tiny_run, tmp_path, capsys) -> None:
+    data = [str(tiny_run.parent / f"text.{language}") for language in ("en", "de", "de")]
+    model = ["--model", str(tiny_run / "model"), "--num-beams", "1"]
+    code, out, err = evaluate(capsys, *model, "--data", *data, "--lowercase", "--tokenize", "char")
+    assert code == 0, err
+    assert "nrefs:2|case:lc|eff:no|tok:char" in out and "TER" in out
+    code, out, _ = evaluate(capsys, *model, "--data", *data, "--sentences", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0 and [row["line"] for row in rows] == [str(i) for i in range(1, 121)]
+    assert rows[0].keys() == {"line", "bleu", "chrf", "ter", "translation"}
+    code, out, _ = evaluate(capsys, *model, "--data", *data, "--sentences", "--format", "json")
+    assert [row["chrf"] for row in json.loads(out)["sentences"]] == [float(row["chrf"]) for row in rows]
+    code, out, _ = evaluate(capsys, *model, "--data", *data, "--sentences")
+    assert len(out.splitlines()) == 2 + 120 + 1 + 2 + 3
+
+
+def test_evaluate_reads_tables_and_datasets(tiny_run, tmp_path, capsys) -> None:
+    model = ["--model", str(tiny_run / "model"), "--num-beams", "1", "--format", "json"]
+    lines = [read(tiny_run.parent / f"text.{language}")[:9] for language in ("en", "de")]
+    rows = list(zip(*lines, strict=True))
+    (tmp_path / "text.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows), encoding="utf-8")
+    Dataset.from_dict({"en": lines[0], "de": lines[1]}).save_to_disk(tmp_path / "saved")
+    outputs = []
+    for options in (
+        ["--data", str(tmp_path / "text.tsv"), "--columns", "0", "1"],
+        ["--data", str(tmp_path / "saved"), "--columns", "en", "de", "--split", "train"],
+    ):
+        code, out, err = evaluate(capsys, *model, *options)
+        assert code == 0, err
+        outputs.append(json.loads(out))
+    assert outputs[0] == outputs[1] and outputs[0]["lines"] == 9
+
+
+def test_a_full_disk_leaves_nothing_of_an_output(tmp_path) -> None:
+    with size_limit(20), pytest.raises(OSError, match="new could not be written.*File too large"):
+        evaluate_verbs._write(tmp_path / "new", "one\n" * 9)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        (["text.en"], [], "--data names one text"),
+        (["text.en", "none.de"], [], "There is no file"),
+        (["text.en", "short.de"], [], "must have the same number of lines, but"),
+        (["text.en", "text.de"], ["--columns", "en", "de"], "--columns applies to one file"),
+        (["text.en", "text.de"], ["--tokenize", "14b"], "sacreBLEU has no tokenizer '14b'"),
+        (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be from 1 to 1000, but it is 0"),
+        (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),
+        (["empty.en", "empty.de"], [], "There is no text in"),
+    ],
+)
+def test_evaluate_names_bad_input(tiny_run, tmp_path, capsys, data, options, words) -> None:
+    for name, count in (("text.en", 3), ("text.de", 3), ("short.de", 2), ("empty.en", 0), ("empty.de", 0)):
+        (tmp_path / name).write_text("one\n" * count)
+    files = [str(tmp_path / name) for name in data]
+    code, out, err = evaluate(capsys, "--model", str(tiny_run / "model"), "--data", *files, *options)
+    assert code == 2 and words in err and err.count("\n") == 1 and not out
+
+
+def test_compare_shows_one_table(tmp_path, capsys) -> None:
+    references = [f"the house number {i} stands near the old bridge" for i in range(40)]
+    texts = {"references": references, "good": [line.replace("old", "new") for line in references]}
+    texts["bad"] = [line.replace("house number", "car") for line in texts["good"]]
+    names = {name: str(tmp_path / name) for name in texts}
+    for name, lines in texts.items():
+        Path(names[name]).write_text("".join(f"{line}\n" for line in lines))
+    arguments = ["compare", names["good"], names["bad"], "--references", names["references"]]
+    arguments += ["--samples", "100", "--trials", "100"]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert [line.split()[0] for line in table.splitlines()[2:8]] == ["BLEU", "BLEU", "chrF2", "chrF2", "TER", "TER"]
+    assert table.count("0.0099*") == 6 and "nrefs:1|bs:100|seed:12345" in table and "+" in table
+    assert main([*arguments, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--format", "csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [float(row["score"]) for row in table] == [row["score"] for row in rows]
+    assert rows[0]["score"] == score(texts["good"], references)["bleu"]
+    for systems, words in (
+        ([names["good"]], "needs at least two systems"),
+        ([names["good"], names["good"]], "is given twice: name each file"),
+        ([names["good"], str(tmp_path / "none")], "There is no file"),
+    ):
+        assert main(["compare", *systems, "--references", names["references"]]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "short").write_text("one\n")
+    assert main([*arguments[:4], names["references"], str(tmp_path / "short")]) == 2
+    assert "short has 1 lines, but" in capsys.readouterr().err

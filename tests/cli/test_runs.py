@@ -1,0 +1,110 @@
+"""hf-vaswani train, average, push."""
+
+import json
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani import recipe
+from hf_vaswani.cli import main
+
+
+def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
+    """Averaging the run's checkpoints, by name or with --last, gives the run's own model."""
+    from safetensors.torch import load_file
+
+    names = [str(tiny_run / name) for name in ("checkpoint-8", "checkpoint-12")]
+    assert main(["average", *names, "--output", str(tmp_path / "named")]) == 0
+    assert main(["average", str(tiny_run), "--last", "2", "--output", str(tmp_path / "last")]) == 0
+    assert "checkpoint-8" in capsys.readouterr().out
+    expected = load_file(tiny_run / "model" / "model.safetensors")
+    for folder in (tmp_path / "named", tmp_path / "last"):
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        assert all((model.state_dict()[name] == weight).all() for name, weight in expected.items())
+        assert model.generation_config.num_beams == 2
+        assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+        assert not list(folder.glob("*.bin")) + list(folder.glob("*.pkl")) + list(folder.glob("progress.json"))
+    # Models can be averaged too; the mean of a model with itself is that model.
+    model = str(tiny_run / "model")
+    assert main(["average", model, model, "--output", str(tmp_path / "again")]) == 0
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert all((again[name] == weight).all() for name, weight in expected.items())
+
+
+def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
+    # Only this run's last checkpoint was validated.
+    assert main(["average", str(tiny_run), "--best", "1", "--output", str(tmp_path / "best")]) == 0
+    assert "checkpoint-12" in capsys.readouterr().out
+    assert main(["average", str(tiny_run), "--best", "2", "--by", "loss", "--output", str(tmp_path / "two")]) == 2
+    assert "has fewer checkpoints than --best 2 asks for: 1" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{run}/checkpoint-9", "--output", "{new}"], "There is no folder"),
+        (["{run}", "--output", "{new}"], "select its checkpoints"),
+        (["{run}/tokenizer", "--output", "{new}"], "model.safetensors cannot be read"),
+        (["{run}/checkpoint-8", "--output", "{run}"], "exists already"),
+        (["{run}/model", "--last", "1", "--output", "{new}"], "recipe.yaml"),
+        (["{run}", "--last", "0", "--output", "{new}"], "--last must be at least 1, but it is 0"),
+        (["{run}", "--last", "1", "--best", "1", "--output", "{new}"], "--last and --best exclude each other"),
+        (
+            ["{run}/checkpoint-8", "{run}/checkpoint-12", "--last", "1", "--output", "{new}"],
+            "take one run folder, but 2 folders are given",
+        ),
+    ],
+)
+def test_bad_selections_are_refused(tiny_run, tmp_path, capsys, arguments, words) -> None:
+    new = tmp_path / "new"
+    assert main(["average", *(argument.format(run=tiny_run, new=new) for argument in arguments)]) == 2
+    assert words in capsys.readouterr().err
+    assert not new.exists()
+
+
+def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatch) -> None:
+    from hf_vaswani import averaging
+
+    averaged = []
+    monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        progress = {
+            "step": step,
+            "position": {},
+            "data": {},
+            "launch": {},
+            "nonfinite": 0,
+            "seconds": 1.0,
+            "files": {},
+        }
+        (tmp_path / f"checkpoint-{step}" / "progress.json").write_text(json.dumps(progress))
+    lines = [{"step": 1, "loss": 2.0, "bleu": 9.0}, {"step": 2, "loss": 1.0, "bleu": 8.0}]
+    (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for best_by in ("bleu", "loss"):
+        text = f"training: {{save_every: 1, validate_every: 1, best_by: {best_by}}}"
+        (tmp_path / "recipe.yaml").write_text(text)
+        for by in ([], ["--by", "bleu"], ["--by", "loss"]):
+            assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
+    assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
+
+
+def test_train_takes_every_argument_for_the_recipe(monkeypatch, capsys) -> None:
+    seen = []
+
+    def stop(argv, program):
+        seen.append((argv, program))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(recipe, "load_recipe", stop)
+    arguments = ["my.yaml", "--training.max_steps", "-1", "--seed=2", "--version", "-h"]
+    for program, usage in (("hf-vaswani", "hf-vaswani train"), ("train.py", "accelerate launch train.py")):
+        assert main(["train", *arguments], program) == 2
+        assert capsys.readouterr().err == f"{program}: seen\n"
+        assert seen.pop() == (arguments, usage)
+
+
+def test_push_needs_a_repository(tiny_run, capsys) -> None:
+    assert main(["push", str(tiny_run)]) == 2
+    assert "There is no repository to publish to: give --repo-id USER/NAME" in capsys.readouterr().err

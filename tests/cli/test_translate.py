@@ -1,0 +1,297 @@
+"""hf-vaswani translate: one line in, one line out. score: log-probabilities of given translations."""
+
+import json
+import os
+import subprocess
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+
+from hf_vaswani.cli import main
+from hf_vaswani.cli.translate import Output
+from hf_vaswani.translation import lines as translation
+
+from .conftest import size_limit, translate
+
+
+def test_each_line_gives_one_line_and_empty_lines_stay_empty(tiny_run, monkeypatch, capsys) -> None:
+    text = "one two\n\nthree\u2028four\r\n   \nfive".encode()
+    code, out, _ = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
+    assert code == 0
+    lines = out.split("\n")
+    assert len(lines) == 6
+    assert (lines[1], lines[3], lines[5]) == ("", "", "")
+
+
+def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -> None:
+    sentences = ["one two three", "nine", "four five six"]
+    model = str(tiny_run / "model")
+    expected = [item["translation_text"] for item in pipeline("translation", model=model)(sentences)]
+    assert expected == [pipeline("translation_en_to_de", model=model)(s)[0]["translation_text"] for s in sentences]
+    _, out, _ = translate(monkeypatch, capsys, "\n".join(sentences).encode(), "--model", model)
+    assert out.splitlines() == expected
+    _, greedy, _ = translate(monkeypatch, capsys, "\n".join(sentences).encode(), "--model", model, "--num-beams", "1")
+    one_beam = [item["translation_text"] for item in pipeline("translation", model=model)(sentences, num_beams=1)]
+    assert greedy.splitlines() == one_beam
+
+
+def test_a_byte_order_mark_is_skipped_and_num_beams_is_used(tiny_run, monkeypatch, capsys) -> None:
+    seen = []
+
+    def spy(model, tokenizer, sentences):
+        seen.append((list(sentences), model.generation_config.num_beams))
+        return ["two\nlines" for _ in sentences]
+
+    monkeypatch.setattr(translation, "translate_corpus", spy)
+    text = b"\xef\xbb\xbfone\ntwo\n"
+    _, out, _ = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"), "--num-beams", "3")
+    assert seen == [(["one", "two"], 3)]
+    assert out == "two lines\ntwo lines\n"
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+    model = str(tiny_run / "model")
+    code, out, err = translate(monkeypatch, capsys, b"one\ntwo\xff\n", "--model", model)
+    assert (code, out) == (2, "")
+    assert "standard input, line 2, is not UTF-8: invalid start byte at byte 4" in err
+    code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path))
+    assert code == 2
+    assert f"{tmp_path / 'config.json'} is missing" in err
+    for name, words in ((str(tiny_run), "give its model"), ("nowhere", "no model folder 'nowhere'")):
+        code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", name)
+        assert code == 2
+        assert words in err
+    code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", model, "--num-beams", "0")
+    assert (code, "--num-beams" in err) == (2, True)
+    with pytest.raises(SystemExit) as stop:
+        main(["fly"])
+    assert stop.value.code == 2
+
+
+def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> None:
+    folder, text = texts
+    model = ["--model", str(tiny_run / "model")]
+    _, expected, _ = translate(monkeypatch, capsys, text, *model)
+    files = [str(folder / "a.txt"), str(folder / "b.txt")]
+    assert main(["translate", *model, *files]) == 0
+    assert capsys.readouterr().out == expected and expected.count("\n") == 60
+    assert main(["translate", *model, *files, "--output", str(folder / "out.txt")]) == 0
+    assert capsys.readouterr().out == "" and (folder / "out.txt").read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("more", [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"]], ids=str)
+def test_an_interrupted_output_is_resumed(tiny_run, texts, monkeypatch, capsys, more) -> None:
+    monkeypatch.setattr(translation, "LINES_AT_A_TIME", 7)
+    folder, _ = texts
+    arguments = ["translate", "--model", str(tiny_run / "model"), str(folder / "a.txt"), *more]
+    output = folder / "out.txt"
+    arguments += ["--output", str(output)]
+    assert main(arguments) == 0
+    whole = output.read_bytes()
+    assert main(arguments) == 2 and "exists already" in capsys.readouterr().err and output.read_bytes() == whole
+    end_of_a_line = len(b"".join(whole.splitlines(keepends=True)[:20]))
+    # Empty, within a line, after a line, complete.
+    for cut in (0, end_of_a_line - 2, end_of_a_line, len(whole)):
+        output.write_bytes(whole[:cut])
+        assert main([*arguments, "--resume"]) == 0
+        assert output.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("more", "content", "words"),
+    [
+        (["--n-best", "2"], "eins\nzwei\n", "it was written with another --n-best or --format"),
+        (
+            ["--n-best", "2", "--format", "jsonl"],
+            "1\t-0.5\teins\n",
+            "it was written with another --n-best or --format",
+        ),
+        ([], "eins\n" * 34, "The output is of 34 lines already, but the text has only 33"),
+    ],
+)
+def test_an_output_of_another_format_or_text_is_not_resumed(tiny_run, texts, capsys, more, content, words) -> None:
+    folder, _ = texts
+    output = folder / "out.txt"
+    output.write_text(content, encoding="utf-8")
+    arguments = ["--model", str(tiny_run / "model"), str(folder / "a.txt"), "--output", str(output), "--resume", *more]
+    assert main(["translate", *arguments]) == 2 and words in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8") == content
+
+
+@pytest.mark.parametrize(
+    ("n_best", "format", "entry"),
+    [
+        (None, None, "eins zwei\n"),
+        (2, None, "7\t-0.5000\teins zwei\n7\t-1.2346\tdrei\n"),
+        (
+            2,
+            "jsonl",
+            '{"line": 7, "translations": [{"score": -0.5, "text": "eins\\nzwei"}, '
+            '{"score": -1.2346, "text": "drei"}]}\n',
+        ),
+    ],
+)
+def test_entries_are_counted_as_they_are_formatted(tmp_path, n_best, format, entry) -> None:
+    path = tmp_path / "out"
+    output = Output(path, n_best, format, resume=True)
+    candidates = [(-0.5, "eins\nzwei"), (-1.23456, "drei")]
+    assert output.entry(7, candidates) == entry
+    assert output.entries_done() == 0 and not path.exists()
+    whole = "".join(output.entry(number, candidates) for number in range(1, 13))
+    # Entries that were cut short by a line or by some characters are dropped.
+    for rest, done in (("", 12), (output.entry(13, candidates)[:-3], 12), (output.entry(13, candidates), 13)):
+        path.write_text(whole + rest)
+        assert output.entries_done() == done
+        assert path.read_text() == whole + (rest if done == 13 else "")
+    with pytest.raises(ValueError, match="out exists already: complete it with --resume"):
+        Output(path, n_best, format).entries_done()
+    other = Output(path, None if n_best else 2, None, resume=True)
+    if n_best is None:
+        with pytest.raises(ValueError, match=r"out, line 1, does not start with '1\\t': it was written with another"):
+            other.entries_done()
+
+
+def test_outputs_and_texts_are_files(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    for arguments, words in (
+        ([str(folder)], "is a folder, not a text file"),
+        ([str(folder / "a.txt"), "--output", str(folder)], "is a folder: name a file"),
+        ([str(folder / "a.txt"), "--output", str(folder / "no" / "x")], "is in a folder that does not exist"),
+    ):
+        assert main(["translate", "--model", str(tiny_run / "model"), *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_n_best_translations_and_scores_are_those_of_generate(tiny_run, texts, monkeypatch, capsys) -> None:
+    folder = str(tiny_run / "model")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    sentences = ["one two three", "", "four five"]
+    text, arguments = "\n".join(sentences).encode(), ("--model", folder, "--n-best", "3", "--num-beams", "4")
+    _, out, _ = translate(monkeypatch, capsys, text, *arguments)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == ["1"] * 3 + ["2"] * 3 + ["3"] * 3
+    assert rows[3:6] == [["2", "0.0000", ""]] * 3
+    settings = {"num_beams": 4, "num_return_sequences": 3, "return_dict_in_generate": True, "output_scores": True}
+    for place in (0, 2):
+        found = model.generate(**tokenizer([sentences[place]], return_tensors="pt"), **settings)
+        expected = tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+        mine = rows[3 * place : 3 * place + 3]
+        assert [row[2] for row in mine] == [" ".join(text.split()) for text in expected]
+        assert [float(row[1]) for row in mine] == pytest.approx(found.sequences_scores.tolist(), abs=1e-3)
+    _, out, _ = translate(monkeypatch, capsys, text, *arguments, "--format", "jsonl")
+    objects = [json.loads(line) for line in out.splitlines()]
+    assert [item["line"] for item in objects] == [1, 2, 3]
+    assert [found["score"] for found in objects[2]["translations"]] == [float(row[1]) for row in rows[6:]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--n-best", "0"], "--n-best must be from 1 to 1000, but it is 0"),
+        (["--num-beams", "99999"], "--num-beams must be from 1 to 1000, but it is 99999"),
+        (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam size of at least 3, but --num-beams is 2"),
+        (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam size of at least 2, but --num-beams is 1"),
+        (["--format", "tsv"], "--format needs --n-best"),
+        (["--resume"], "--resume needs --output"),
+        (["nowhere.txt"], "There is no file 'nowhere.txt'"),
+    ],
+)
+def test_conflicting_options_are_refused(tiny_run, monkeypatch, capsys, arguments, words) -> None:
+    code, out, error = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), *arguments)
+    assert (code, out) == (2, "") and words in error
+
+
+def test_an_input_file_is_refused_as_output(tiny_run, texts, capsys) -> None:
+    file = texts[0] / "b.txt"
+    before = file.read_bytes()
+    arguments = ["--model", str(tiny_run / "model"), str(file), "--output", str(file), "--resume"]
+    assert main(["translate", *arguments]) == 2 and "is one of the files to translate" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", ["translate", "evaluate"])
+def test_a_device_is_written_to(tiny_run, texts, capsys, verb) -> None:
+    text = str(texts[0] / "a.txt")
+    arguments = ["--data", text, text] if verb == "evaluate" else [text]
+    arguments = [verb, *arguments, "--model", str(tiny_run / "model"), "--output"]
+    assert main([*arguments, "/dev/null"]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "/dev/full"]) == 2
+    said = capsys.readouterr().err
+    assert "hf-vaswani: /dev/full cannot be written: No space left on device." in said and "Traceback" not in said
+
+
+def test_a_pipe_is_written_to_and_not_resumed(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    arguments = ["translate", str(folder / "a.txt"), "--model", str(tiny_run / "model"), "--output"]
+    assert main([*arguments, str(folder / "file")]) == 0
+    os.mkfifo(folder / "pipe")
+    with subprocess.Popen(["cat", str(folder / "pipe")], stdout=subprocess.PIPE) as reader:
+        assert main([*arguments, str(folder / "pipe")]) == 0
+        assert reader.communicate(timeout=60)[0] == (folder / "file").read_bytes()
+    assert main([*arguments, str(folder / "pipe"), "--resume"]) == 2
+    assert "pipe is not a regular file, and cannot be completed" in capsys.readouterr().err
+
+
+def test_a_full_disk_keeps_whole_lines_and_is_named(tiny_run, texts, capsys) -> None:
+    folder, _ = texts
+    output = folder / "out"
+    arguments = [str(folder / "a.txt"), "--model", str(tiny_run / "model"), "--n-best", "2", "--output", str(output)]
+    assert main(["translate", *arguments]) == 0
+    whole = output.read_bytes()
+    output.unlink()
+    with size_limit(len(whole) - 20):
+        assert main(["translate", *arguments]) == 2
+    assert f"{output} cannot be written: File too large. Its lines are whole" in capsys.readouterr().err
+    kept = output.read_bytes()
+    assert 0 < len(kept) <= len(whole) - 20 and kept.endswith(b"\n") and whole.startswith(kept)
+    assert main(["translate", *arguments, "--resume"]) == 0 and output.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [(b"", 0), (b"one", 1), (b"one\r\ntwo\r\n", 2), (b"\xef\xbb\xbfone\n", 1), (b"o\0ne\n\0\n", 2)]
+)
+def test_the_number_of_lines_is_kept(tiny_run, monkeypatch, capsys, text, lines) -> None:
+    code, out, err = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
+    assert code == 0 and out.count("\n") == lines, err
+
+
+def scores(capsys, tmp_path, model: str, sources: list[str], targets: list[str]) -> tuple[int, str, str]:
+    for name, lines in (("source.txt", sources), ("target.txt", targets)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    code = main(["score", "--model", model, str(tmp_path / "source.txt"), str(tmp_path / "target.txt")])
+    return code, *capsys.readouterr()
+
+
+def test_scores_are_those_of_beam_search(tiny_run, tmp_path, capsys) -> None:
+    """Compares with transformers' search, constrained to the given translation."""
+    folder = str(tiny_run / "model")
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    sentences = ["one two three", "nine", "four five six", "seven seven eight nine one two", ""]
+    targets = ["eins zwei drei", "neun", "", "sieben sieben acht neun eins", "drei"]
+    ids = tokenizer(targets)["input_ids"]
+    found = model.generate(
+        **tokenizer(sentences, return_tensors="pt", padding=True),
+        num_beams=3,
+        length_penalty=0.0,
+        max_length=40,
+        return_dict_in_generate=True,
+        output_scores=True,
+        prefix_allowed_tokens_fn=lambda row, before: (ids[row] + [0])[len(before) - 1 : len(before)] or [0],
+    )
+    assert tokenizer.batch_decode(found.sequences, skip_special_tokens=True) == targets
+    code, out, _ = scores(capsys, tmp_path, folder, sentences, targets)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0 and len(rows) == len(sentences)
+    for row, expected, tokens in zip(rows, found.sequences_scores.tolist(), ids, strict=True):
+        assert float(row[0]) == pytest.approx(expected, abs=1e-3) and int(row[2]) == len(tokens)
+        assert float(row[1]) == pytest.approx(float(row[0]) / int(row[2]), abs=1e-4)
+
+
+def test_files_of_unequal_length_are_refused(tiny_run, tmp_path, capsys) -> None:
+    folder = str(tiny_run / "model")
+    for sources, targets, shorter in ((["one"], ["eins", "zwei"], "source"), (["one", "two"], ["eins"], "target")):
+        code, _, error = scores(capsys, tmp_path, folder, sources, targets)
+        assert code == 2 and f"{shorter}.txt ends after line 1, but" in error
+    code = main(["score", "--model", folder, str(tmp_path / "source.txt"), str(tmp_path / "missing.txt")])
+    assert code == 2 and "missing.txt" in capsys.readouterr().err

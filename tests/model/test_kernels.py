@@ -1,0 +1,305 @@
+"""Dropout and the loss over the vocabulary against torch's own."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_vaswani.model import kernels_vaswani
+from hf_vaswani.model.kernels_vaswani import (
+    cpu_dropout,
+    is_plain_linear,
+    positions_at_once,
+    smoothed_linear_cross_entropy,
+    type_of_products,
+)
+from hf_vaswani.model.modeling_vaswani import VaswaniDropout, smoothed_cross_entropy
+
+from ..networks import batch, gradients, tiny_model, with_labels
+
+# ---- Dropout
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
+def test_dropout_equals_torchs(rate) -> None:
+    """In its rate, in the elements that both keep, and in their gradients."""
+    torch.manual_seed(0)
+    found, kept = [], []
+    for dropout in (cpu_dropout, nn.functional.dropout):
+        x = torch.linspace(1, 2, 200_000, requires_grad=True)
+        output = dropout(x, rate)
+        output.square().sum().backward()
+        found.append((output.detach(), x.grad))
+        kept.append(output != 0)
+    margin = 10 * math.sqrt(rate * (1 - rate) / 200_000)
+    assert kept[0].double().mean().item() == pytest.approx(kept[1].double().mean().item(), abs=margin)
+    both = kept[0] & kept[1]
+    assert both.any() and not torch.equal(*kept)
+    for ours, torchs in zip(*found, strict=True):
+        torch.testing.assert_close(ours[both], torchs[both], rtol=1e-3, atol=0)
+        assert not ours[~kept[0]].any()
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.3, 0.5, 0.9])
+def test_dropout_has_its_rate_and_its_scale_in_every_place(rate) -> None:
+    """Four elements share a draw of 64 bits: each has the rate for itself, and knows nothing of the others."""
+    torch.manual_seed(0)
+    ones = torch.ones(250_000, 4, requires_grad=True)
+    output = VaswaniDropout(rate)(ones)
+    dropped = (output == 0).double()
+    margin = 5 * math.sqrt(rate * (1 - rate) / 250_000)
+    assert dropped.mean(dim=0).tolist() == pytest.approx([rate] * 4, abs=margin)
+    together = dropped.T @ dropped / 250_000  # [4, 4]
+    assert together[~torch.eye(4, dtype=torch.bool)].tolist() == pytest.approx([rate**2] * 12, abs=margin)
+    following = (dropped.flatten()[1:] * dropped.flatten()[:-1]).mean().item()
+    assert following == pytest.approx(rate**2, abs=margin)
+    # What is kept makes up for what is not, by the rate that is really drawn.
+    scale = 1 / (1 - round(rate * 65536) / 65536)
+    assert output[output != 0].unique().tolist() == pytest.approx([scale], rel=1e-6)
+    output.backward(torch.full_like(ones, 3.0))
+    torch.testing.assert_close(ones.grad, 3 * output.detach())
+
+
+def test_dropout_follows_the_state_of_the_random_numbers() -> None:
+    dropout, x = VaswaniDropout(0.3), torch.randn(7, 5, 3)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, second = dropout(x), dropout(x)
+    assert not torch.equal(first, second)
+    torch.set_rng_state(state)
+    assert torch.equal(dropout(x), first) and torch.equal(dropout(x), second)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 1), (2, 3, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dropout_of_any_shape_and_type(shape, dtype) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    output = VaswaniDropout(0.5)(x)
+    assert output.shape == x.shape and output.dtype == dtype and set(output.flatten().tolist()) <= {0.0, 2.0}
+
+
+def test_no_dropout_costs_nothing() -> None:
+    x = torch.randn(3, 4)
+    state = torch.get_rng_state()
+    assert VaswaniDropout(0.0)(x).data_ptr() == x.data_ptr()
+    assert VaswaniDropout(0.3).eval()(x).data_ptr() == x.data_ptr()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not VaswaniDropout(1.0)(x).any()
+
+
+# ---- Loss
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 1000])
+@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, None), (0.1, None), (0.1, 31), (0.3, torch.tensor(7))])
+def test_the_loss_and_its_gradients_equal_torchs(monkeypatch, at_once, epsilon_ls, items) -> None:
+    """torch's cross-entropy in float64, with the true token's own share of its label smoothing taken out."""
+    monkeypatch.setattr(kernels_vaswani, "positions_at_once", lambda weight: at_once)
+    torch.manual_seed(0)
+    states, weight = torch.randn(3, 5, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    labels = torch.randint(0, 20, (3, 5))
+    labels[0, 3:] = labels[2, 1] = -100
+    loss = smoothed_linear_cross_entropy(states, weight, labels, epsilon_ls, items)
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (states, weight)]
+    expected = nn.functional.cross_entropy(
+        (inputs[0] @ inputs[1].T).flatten(0, 1),
+        labels.flatten(),
+        reduction="sum",
+        label_smoothing=epsilon_ls * 20 / 19,
+    ) / (12 if items is None else items)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    loss.backward()
+    expected.backward()
+    for ours, torchs in zip((states, weight), inputs, strict=True):
+        torch.testing.assert_close(ours.grad.double(), torchs.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "linear_cross_entropy"), reason="this torch has no such loss")
+def test_the_loss_without_smoothing_equals_torchs_linear_cross_entropy() -> None:
+    torch.manual_seed(0)
+    states, weight, labels = torch.randn(2, 6, 8), torch.randn(20, 8), torch.randint(0, 20, (2, 6))
+    expected = nn.functional.linear_cross_entropy(states.flatten(0, 1), weight, labels.flatten())
+    torch.testing.assert_close(smoothed_linear_cross_entropy(states, weight, labels), expected)
+
+
+def test_a_frozen_row_gets_no_gradient_and_changes_no_other() -> None:
+    torch.manual_seed(0)
+    states, weight, labels = torch.randn(2, 6, 8), torch.randn(20, 8, requires_grad=True), torch.randint(0, 20, (2, 6))
+    found = []
+    for frozen_row in (None, 3):
+        smoothed_linear_cross_entropy(states, weight, labels, 0.1, frozen_row=frozen_row).backward()
+        found.append(weight.grad)
+        weight.grad = None
+    assert found[0][3].any() and not found[1][3].any()
+    found[0][3] = 0
+    assert torch.equal(*found)
+
+
+def test_the_type_of_products_is_autocasts_or_the_weights() -> None:
+    weight = torch.zeros(3, 2)
+    assert type_of_products(weight) == torch.float32
+    assert type_of_products(weight.bfloat16()) == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert type_of_products(weight) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("vocab_size", "d_model"), [(5, 4), (37_000, 512), (2**20, 64), (2**28, 1)])
+def test_few_logits_exist_at_a_time_and_at_least_those_of_one_position(vocab_size, d_model) -> None:
+    size = positions_at_once(torch.empty(1).expand(vocab_size, d_model))
+    assert 1 <= size <= 2 * d_model and (size == 1 or size * vocab_size <= 2**24)
+    size = positions_at_once(torch.empty(vocab_size, d_model, device="meta"))
+    assert size >= 1 and (size == 1 or size * vocab_size <= 2**27)
+
+
+class Adapted(nn.Linear):
+    """Another layer of the same parts."""
+
+
+def test_only_a_layer_that_is_nothing_but_a_matrix_is_passed_by() -> None:
+    states, plain = torch.zeros(1, 4), nn.Linear(4, 6, bias=False)
+    assert is_plain_linear(plain, states) and is_plain_linear(nn.Linear(4, 6, bias=False).bfloat16(), states)
+    hooked = nn.Linear(4, 6, bias=False)
+    hooked.register_forward_pre_hook(lambda module, inputs: None)
+    for other in (nn.Linear(4, 6), Adapted(4, 6, bias=False), nn.Linear(4, 6, bias=False).half(), hooked):
+        assert not is_plain_linear(other, states)
+    assert not is_plain_linear(plain, states.to("meta"))
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert not is_plain_linear(plain, states)
+
+
+@pytest.mark.parametrize("name", ["cpu_dropout", "positions_at_once", "_SmoothedLinearCrossEntropy"])
+def test_the_fast_search_notices_a_replaced_kernel(monkeypatch, name) -> None:
+    model = tiny_model()
+    assert model.as_written.matches(model)
+    monkeypatch.setattr(kernels_vaswani, name, lambda *args: None)
+    assert not model.as_written.matches(model)
+
+
+def test_the_fast_search_notices_a_kernel_with_another_method(monkeypatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(kernels_vaswani._CpuDropout, "forward", staticmethod(lambda ctx, input, threshold: input))
+    assert not model.as_written.matches(model)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 12, 1000])
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"share_embeddings": False}], ids=str)
+@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, None), (0.1, None), (0.1, 31), (0.3, torch.tensor(7))])
+def test_the_loss_alone_is_the_same_loss_with_the_same_gradients(
+    monkeypatch, at_once, fields, epsilon_ls, items
+) -> None:
+    monkeypatch.setattr(kernels_vaswani, "positions_at_once", lambda weight: at_once)
+    model = tiny_model(dropout=0.0, **fields).train()
+    arguments = with_labels() | {"epsilon_ls": epsilon_ls, "num_items_in_batch": items}
+    whole = model(**arguments)
+    whole.loss.backward()
+    expected = gradients(model)
+    alone = model(**arguments, loss_only=True)
+    alone.loss.backward()
+    assert whole.logits.shape == (3, 5, 40) and alone.logits is None
+    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-6, rtol=1e-6)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected.pop(name), atol=1e-6, rtol=1e-5)
+    assert not expected
+    with torch.no_grad():
+        torch.testing.assert_close(model(**arguments, loss_only=True).loss, whole.loss, atol=1e-6, rtol=1e-6)
+
+
+def test_the_loss_alone_gives_the_padding_row_no_gradient() -> None:
+    model = tiny_model().train()
+    model(**with_labels(), epsilon_ls=0.1, loss_only=True).loss.backward()
+    gradient = model.get_input_embeddings().weight.grad
+    assert not gradient[0].any() and gradient[1:].any(dim=1).all()
+
+
+def test_the_loss_alone_makes_no_logits_but_a_few(monkeypatch) -> None:
+    monkeypatch.setattr(kernels_vaswani, "positions_at_once", lambda weight: 3)
+    model, data = tiny_model(vocab_size=1000).train(), batch(rows=8, target=10)
+    data["labels"] = data.pop("decoder_input_ids")
+    largest = []
+    for loss_only in (False, True):
+        with Sizes() as sizes:
+            model(**data, epsilon_ls=0.1, loss_only=loss_only).loss.backward()
+        largest.append(sizes.largest)
+    # What is left is as large as the matrix itself.
+    assert largest == [8 * 10 * 1000, 1000 * 16]
+
+
+def test_the_loss_alone_is_exact_where_probabilities_vanish() -> None:
+    """Logits of hundreds: the true token's probability is 0 in float32, and its logarithm is not."""
+    torch.manual_seed(0)
+    states, weight = 30 * torch.randn(2, 3, 8), torch.randn(20, 8)
+    labels = torch.randint(0, 20, (2, 3))
+    expected = smoothed_cross_entropy((states.double() @ weight.double().T), labels, 0.1)
+    assert expected > 100
+    torch.testing.assert_close(smoothed_linear_cross_entropy(states, weight, labels, 0.1), expected, rtol=1e-5, atol=0)
+
+
+def test_the_loss_alone_in_half_precision() -> None:
+    model, data = tiny_model(dropout=0.0).train(), with_labels()
+    expected = model(**data, epsilon_ls=0.1).loss
+    expected.backward()
+    gradient = gradients(model)["model.encoder.embed_tokens.weight"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(**data, epsilon_ls=0.1, loss_only=True).loss
+    mixed.backward()
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=0)
+    found = gradients(model)["model.encoder.embed_tokens.weight"]
+    assert found.dtype == torch.float32 and (found - gradient).norm() < 0.1 * gradient.norm()
+    model.bfloat16()(**data, epsilon_ls=0.1, loss_only=True).loss.backward()
+    found = gradients(model)["model.encoder.embed_tokens.weight"]
+    assert found.dtype == torch.bfloat16 and (found.float() - gradient).norm() < 0.2 * gradient.norm()
+
+
+def test_the_loss_alone_of_nothing_is_nothing() -> None:
+    """What a process computes that has no sentences left for an update."""
+    model, data = tiny_model().train(), with_labels()
+    data["labels"][:] = -100
+    loss = model(**data, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
+    loss.backward()
+    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
+
+
+def test_the_loss_alone_goes_backward_once() -> None:
+    loss = tiny_model().train()(**with_labels(), loss_only=True).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("frozen", ["matrix", "states"])
+def test_the_loss_alone_makes_only_the_gradients_that_are_asked_for(frozen) -> None:
+    states, weight = torch.randn(2, 3, 8), torch.randn(20, 8)
+    (states if frozen == "matrix" else weight).requires_grad_()
+    smoothed_linear_cross_entropy(states, weight, torch.randint(0, 20, (2, 3)), 0.1).backward()
+    assert (states.grad is None) == (frozen == "states") and (weight.grad is None) == (frozen == "matrix")
+
+
+@pytest.mark.parametrize("kind", ["hooked", "biased", "replaced"])
+def test_the_loss_alone_does_not_pass_by_an_output_layer_that_is_more_than_a_matrix(kind) -> None:
+    model, data = tiny_model(lm_head_bias=kind == "biased"), with_labels()
+    called = []
+    if kind == "hooked":
+        model.lm_head.register_forward_hook(lambda module, inputs, output: called.append(1) or 2 * output)
+    elif kind == "biased":
+        nn.init.normal_(model.lm_head.bias)
+    else:
+        model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
+    alone, whole = (model(**data, epsilon_ls=0.1, loss_only=loss_only) for loss_only in (True, False))
+    assert alone.logits is None and torch.equal(alone.loss, whole.loss)
+    assert len(called) == (2 if kind == "hooked" else 0)
