@@ -411,6 +411,19 @@ def test_the_start_token_of_the_generation_config_counts(tiny_run, tmp_path, cap
     assert engine["decoder_start_token"] == "<unk>"
 
 
+@pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
+def test_a_model_is_loaded_once(tiny_run, tmp_path, monkeypatch, to) -> None:
+    loaded, from_pretrained = [], VaswaniForConditionalGeneration.from_pretrained
+
+    def counted(folder: Path, *arguments: object, **options: object) -> VaswaniForConditionalGeneration:
+        loaded.append(Path(folder))
+        return from_pretrained(folder, *arguments, **options)
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", counted)
+    conversion.convert(tiny_run / "model", tmp_path / to, to)
+    assert loaded == [tiny_run / "model"]
+
+
 def test_different_logits_are_an_error(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     save = to_ctranslate2.save
 
