@@ -16,7 +16,17 @@ from safetensors import safe_open
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
 from ..recipe import Files, Recipe, SourceRecipe, load_recipe
-from ..run_folder import CURVE, ENVIRONMENT, RECIPE, VALIDATIONS, WEIGHTS
+from ..run_folder import (
+    CURVE,
+    RECIPE,
+    VALIDATIONS,
+    WEIGHTS,
+    Environment,
+    Result,
+    Scored,
+    Text,
+    read_environment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +45,7 @@ EXAMPLES = {
 WATTS_OF_A_CORE = 12
 
 
-def card_files(
-    run_dir: Path, folder: Path, scored: dict[str, Any], repo_id: str | None, revision: str
-) -> dict[str, bytes]:
+def card_files(run_dir: Path, folder: Path, scored: Scored, repo_id: str | None, revision: str) -> dict[str, bytes]:
     """
     The card and its picture; arguments and errors as those of [`render_card`].
 
@@ -50,8 +58,8 @@ def card_files(
     except ImportError as error:
         logger.warning(f"The model card has no curve. {error}")
     else:
-        training = _curve(run_dir / CURVE, scored["step"], "loss")
-        validations = _curve(run_dir / VALIDATIONS, scored["step"], "loss", "bleu")
+        training = _curve(run_dir / CURVE, scored.step, "loss")
+        validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", "bleu")
         if training or validations:
             files[PICTURE] = curve_picture(training, validations)
     card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
@@ -61,7 +69,7 @@ def card_files(
 def render_card(
     run_dir: Path,
     folder: Path,
-    scored: dict[str, Any],
+    scored: Scored,
     repo_id: str | None = None,
     revision: str = "main",
     has_curve: bool = False,
@@ -72,7 +80,7 @@ def render_card(
     Args:
         run_dir (`Path`): the run's folder.
         folder (`Path`): that of the model: its weights are counted.
-        scored (`dict[str, Any]`): what `test.json` says of a model, or a line of `validations.jsonl` of a checkpoint.
+        scored ([`Result`] or [`Validation`]): test of a model, or validation of a checkpoint.
         repo_id (`str`, *optional*): repository on the Hub that the examples name; by default the run's name.
         revision (`str`): its branch.
         has_curve (`bool`): whether the picture of the training is beside the card.
@@ -85,19 +93,19 @@ def render_card(
     """
     recipe = load_recipe([str(run_dir / RECIPE)])
     environment = read_environment(run_dir)
-    is_test = "averaged" in scored
+    is_test = isinstance(scored, Result)
     split = "test" if is_test else "validation"
     on_hub = _datasets_on_the_hub(recipe, environment)
     sources = [recipe.data, *recipe.more_data]
     languages = list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
-    rows = list(_score_rows(sources, scored, split, on_hub)) if "bleu" in scored else []
+    rows = list(_score_rows(sources, scored, split, on_hub)) if scored.bleu is not None else []
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
     parameters = _count_parameters(folder / WEIGHTS)
     directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
     card_data = _metadata(languages, recipe.hub.license, on_hub, name, rows, scored)
     headline = ""
     if rows:
-        headline = f": BLEU {scored['bleu']:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
+        headline = f": BLEU {scored.bleu:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
     return ModelCard.from_template(
         card_data,
         template_path=str(TEMPLATE),
@@ -113,7 +121,7 @@ def render_card(
             for row in rows
         ],
         search=_search(recipe, is_test),
-        signatures=[(METRICS[metric], scored["signatures"][metric]) for metric in METRICS] if rows else [],
+        signatures=[(METRICS[metric], (scored.signatures or {})[metric]) for metric in METRICS] if rows else [],
         curve=PICTURE if has_curve else None,
         texts=[_cell(text) for text in _texts(sources, environment, on_hub)],
         facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
@@ -123,46 +131,13 @@ def render_card(
     )
 
 
-# Keys of `environment.json` and their types: those that must be there, and those that may be missing.
-KINDS: dict[str, Any] = {
-    "python": str,
-    "packages": dict,
-    "processes": int,
-    "cpu_threads": int,
-    "mixed_precision": str,
-    "seed": int,
-    "command": list,
-}
-OPTIONAL_KINDS: dict[str, Any] = {"cpu": str, "gpu": str, "gpu_watts": (int, float), "git_revision": str, "data": list}
-
-
-def read_environment(run_dir: Path) -> dict[str, Any]:
-    """
-    Reads the `environment.json` of a run.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
-    path = run_dir / ENVIRONMENT
-    environment = read_json(path)
-    for key, kind in (KINDS | OPTIONAL_KINDS).items():
-        value = environment.get(key)
-        if not isinstance(value, kind) and (key in KINDS or value is not None):
-            raise ValueError(f"{path} is damaged: {key} is {str(value)[:80]!r}.")
-    for noted in environment.get("data") or []:
-        pairs = noted.get("pairs") if isinstance(noted, dict) else None
-        if not isinstance(pairs, dict) or not all(type(count) is int for count in pairs.values()):
-            raise ValueError(f"{path} is damaged: data has {str(noted)[:80]!r}.")
-    return environment
-
-
 def _metadata(
     languages: list[str],
     licence: str | None,
     on_hub: set[str],
     name: str,
     rows: list[dict[str, Any]],
-    scored: dict[str, Any],
+    scored: Scored,
 ) -> ModelCardData:
     """What the Hub reads of a card: tags to find it by, and the scores as its `model-index`."""
     return ModelCardData(
@@ -185,7 +160,7 @@ def _metadata(
                 metric_type=metric,
                 metric_name=METRICS[metric],
                 metric_value=round(row[metric], 2),
-                metric_args={"signature": scored["signatures"][metric]},
+                metric_args={"signature": (scored.signatures or {})[metric]},
             )
             for row in rows
             for metric in METRICS
@@ -197,12 +172,11 @@ def _metadata(
 # ---- Scores ------------------------------------------------------------------------------------------------------
 
 
-def _score_rows(
-    sources: list[SourceRecipe], scored: dict[str, Any], split: str, on_hub: set[str]
-) -> Iterator[dict[str, Any]]:
+def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub: set[str]) -> Iterator[dict[str, Any]]:
     """The scores of each set, with what is known of its text."""
     parts = [part for part in sources if _text(part, split, on_hub)]
-    sets = scored.get("sets") or {f"{parts[0].source_language}-{parts[0].target_language}": scored}
+    only = {metric: getattr(scored, metric) for metric in METRICS}
+    sets = scored.sets or {f"{parts[0].source_language}-{parts[0].target_language}": only}
     for part, (name, scores) in zip(parts, sets.items(), strict=True):
         from_dataset = getattr(part, f"{split}_files") is None
         yield {
@@ -230,10 +204,10 @@ def _search(recipe: Recipe, is_test: bool) -> str:
 # ---- Text --------------------------------------------------------------------------------------------------------
 
 
-def _datasets_on_the_hub(recipe: Recipe, environment: dict[str, Any]) -> set[str]:
+def _datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
     """Those that were no folders when the run began. Of a run that did not note it, none is said to be."""
-    found = zip([recipe.data, *recipe.more_data], environment.get("data", []), strict=False)
-    names = {part.dataset for part, noted in found if not noted.get("dataset_is_local", True)}
+    found = zip([recipe.data, *recipe.more_data], environment.data or [], strict=False)
+    names = {part.dataset for part, noted in found if not noted.dataset_is_local}
     return {name for name in names if name not in (None, "pocket")}
 
 
@@ -253,11 +227,11 @@ def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
     return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
 
 
-def _texts(sources: list[SourceRecipe], environment: dict[str, Any], on_hub: set[str]) -> Iterator[str]:
+def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[str]) -> Iterator[str]:
     """A line for each source: its texts, their pairs, the licence."""
-    notes = [*(environment.get("data") or []), *[{"pairs": {}}] * len(sources)]
+    notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
     for part, noted in zip(sources, notes, strict=False):
-        texts, pairs = [], noted["pairs"]
+        texts, pairs = [], noted.pairs
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
             if name := _text(part, split, on_hub):
                 texts.append(f"{title} {name}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
@@ -269,7 +243,7 @@ def _texts(sources: list[SourceRecipe], environment: dict[str, Any], on_hub: set
 
 
 def _facts(
-    recipe: Recipe, environment: dict[str, Any], scored: dict[str, Any], parameters: int, folder: Path
+    recipe: Recipe, environment: Environment, scored: Scored, parameters: int, folder: Path
 ) -> Iterator[tuple[str, str]]:
     """Names and values of the table, as far as there are values."""
     training, config = recipe.training, read_json(folder / "config.json")
@@ -280,12 +254,12 @@ def _facts(
         f"d_ff {config['d_ff']}, {config['num_heads']} heads",
     )
     yield "vocabulary", f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}"
-    averaged = scored.get("averaged", [])
+    averaged = scored.averaged if isinstance(scored, Result) else []
     yield (
         "updates",
-        f"{scored['step']:,}" + (f", the mean of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
+        f"{scored.step:,}" + (f", the mean of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
     )
-    processes = environment["processes"]
+    processes = environment.processes
     tokens = training.tokens_per_batch * training.accumulation_steps * processes
     yield "an update", f"up to {tokens:,} tokens a side, padding counted"
     rate = (
@@ -294,23 +268,23 @@ def _facts(
     yield "optimizer", f"{training.optimizer}, schedule {training.schedule}, {rate}"
     yield (
         "precision",
-        "float32" if environment["mixed_precision"] == "no" else f"mixed, {environment['mixed_precision']}",
+        "float32" if environment.mixed_precision == "no" else f"mixed, {environment.mixed_precision}",
     )
-    yield "seed", str(environment["seed"])
-    threads = environment["cpu_threads"] * processes
-    if hardware := environment.get("gpu") or environment.get("cpu"):
+    yield "seed", str(environment.seed)
+    threads = environment.cpu_threads * processes
+    if hardware := environment.gpu or environment.cpu:
         yield (
             "hardware",
-            f"{processes} x {hardware}" if environment.get("gpu") else f"{threads} threads x {hardware}",
+            f"{processes} x {hardware}" if environment.gpu else f"{threads} threads x {hardware}",
         )
-    if seconds := scored.get("seconds"):
+    if seconds := scored.seconds:
         yield "time of the training", f"{_duration(seconds)}, validations included"
         if energy := _energy(environment, seconds):
             yield "energy, estimated", energy
-    versions = {"Python": environment["python"]} | environment["packages"]
+    versions = {"Python": environment.python} | environment.packages
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-    if environment.get("git_revision"):
-        yield "revision of hf_vaswani", environment["git_revision"]
+    if environment.git_revision:
+        yield "revision of hf_vaswani", environment.git_revision
 
 
 def _duration(seconds: float) -> str:
@@ -319,12 +293,12 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def _energy(environment: dict[str, Any], seconds: float) -> str | None:
+def _energy(environment: Environment, seconds: float) -> str | None:
     """Time times power: of GPUs their limit, of a processor what is usual for a core."""
-    if environment.get("gpu"):
-        watts, count, source = environment.get("gpu_watts"), environment["processes"], "the limit of each GPU"
+    if environment.gpu:
+        watts, count, source = environment.gpu_watts, environment.processes, "the limit of each GPU"
     else:
-        watts, count = WATTS_OF_A_CORE, environment["cpu_threads"] * environment["processes"]
+        watts, count = WATTS_OF_A_CORE, environment.cpu_threads * environment.processes
         source = "a core of an unknown processor, after Lannelongue et al. (2021)"
     if not watts:
         return None
@@ -332,9 +306,9 @@ def _energy(environment: dict[str, Any], seconds: float) -> str | None:
     return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}) for that time; the rest of the machine is not counted"
 
 
-def _command(environment: dict[str, Any], on_hub: set[str]) -> str:
+def _command(environment: Environment, on_hub: set[str]) -> str:
     """The command of the training, a line for each option."""
-    program, *arguments = map(str, environment["command"] or ["hf-vaswani"])
+    program, *arguments = map(str, environment.command or ["hf-vaswani"])
     name = Path(program).name
     words = [
         {"cli.py": "hf-vaswani", "__main__.py": "hf-vaswani"}.get(

@@ -7,8 +7,8 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -20,6 +20,7 @@ from ..run_folder import (
     PROGRESS,
     RESULT,
     WEIGHTS,
+    Scored,
     checkpoint_folders,
     checkpoint_step,
     has_checkpoint_name,
@@ -45,7 +46,7 @@ class PublishingError(OSError):
 # ---- The score comes first ---------------------------------------------------------------------------------------
 
 
-def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
+def read_score(run_dir: Path, folder: Path) -> Scored:
     """
     What is known of a model or a checkpoint of a run.
 
@@ -54,8 +55,7 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         folder (`Path`): `model`, or one that is called `checkpoint-N`.
 
     Returns:
-        `dict[str, Any]`: `test.json`, or the checkpoint's line of `validations.jsonl`; and `files`, the digests of
-        what was scored, by name.
+        [`Result`] of a model or [`Validation`] of a checkpoint, with the digests of the files that were scored.
 
     Raises:
         ValueError: it has no score.
@@ -64,10 +64,10 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         raise ValueError(f"There is no {folder}.")
     if has_checkpoint_name(folder):
         progress = read_progress(folder)
-        lines = [line for line in known_validations(run_dir) if line["step"] == progress["step"]]
+        lines = [line for line in known_validations(run_dir) if line.step == progress.step]
         if not lines:
             raise ValueError(f"{folder} has no BLEU, because it was not validated: it is not published.")
-        return lines[-1] | {key: progress[key] for key in ("seconds", "files")}
+        return replace(lines[-1], seconds=progress.seconds, files=progress.files)
     path = run_dir / RESULT
     if not path.is_file():
         raise ValueError(f"{run_dir} has no result: it is not the folder of a run, or its training is not over.")
@@ -75,16 +75,16 @@ def read_score(run_dir: Path, folder: Path) -> dict[str, Any]:
         result = read_result(run_dir)
     except ValueError as error:
         raise ValueError(f"{error} The command of the training makes it again from the checkpoints.") from error
-    if "bleu" not in result:
+    if result.bleu is None:
         raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
-    if "files" not in result:
+    if result.files is None:
         raise ValueError(
             f"{path} is of an older version, and does not say what was scored: {folder} is not published."
         )
     return result
 
 
-def check_score(folder: Path, bleu: float, min_bleu: float) -> None:
+def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
     """
     The gate.
 
@@ -92,7 +92,7 @@ def check_score(folder: Path, bleu: float, min_bleu: float) -> None:
         ValueError: the BLEU is below the least; names both.
     """
     # Not "below", so that what is no number does not pass.
-    if not bleu >= min_bleu:
+    if bleu is None or not bleu >= min_bleu:
         raise ValueError(f"{folder} is not published: its BLEU is {bleu:.2f}, and hub.min_bleu is {min_bleu:.2f}.")
 
 
@@ -116,9 +116,9 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
         PublishingError: the Hub refused, or could not be reached.
     """
     scored = read_score(run_dir, folder)
-    check_score(folder, scored["bleu"], hub.min_bleu)
+    check_score(folder, scored.bleu, hub.min_bleu)
     repo_id, revision = str(hub.repo_id), hub.revision
-    files = _scored_files(folder, scored["files"]) | card_files(run_dir, folder, scored, repo_id, revision)
+    files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
     with _in_one_sentence(folder, repo_id, revision):
         api = HfApi()
         api.create_repo(repo_id, private=hub.private, exist_ok=True)
@@ -146,7 +146,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
                 *(CommitOperationAdd(name, content) for name, content in sorted(files.items())),
                 *(CommitOperationDelete(name) for name in sorted(old)),
             ],
-            commit_message=f"{folder.name}: BLEU {scored['bleu']:.2f} after {scored['step']:,} updates",
+            commit_message=f"{folder.name}: BLEU {scored.bleu:.2f} after {scored.step:,} updates",
             revision=revision,
             # What somebody else has published meanwhile is not to be written over.
             parent_commit=there.sha,
@@ -280,8 +280,8 @@ class Publisher:
             return
         try:
             scored = read_score(self.run_dir, checkpoint)
-            check_score(checkpoint, scored["bleu"], self.hub.min_bleu)
-            self._keep(checkpoint, [*scored["files"], PROGRESS])
+            check_score(checkpoint, scored.bleu, self.hub.min_bleu)
+            self._keep(checkpoint, [*(scored.files or {}), PROGRESS])
         except (ValueError, OSError) as error:
             logger.warning(str(error))
             return

@@ -8,18 +8,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints
 from ..data.batching import Batch
-from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage, sealed
-from ..hub.card import PICTURE, card_files, read_environment
+from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
+from ..hub.card import PICTURE, card_files
 from ..hub.publishing import Publisher
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
@@ -34,6 +34,7 @@ from ..run_folder import (
     NONFINITE,
     RECIPE,
     RESULT,
+    Result,
     check_checkpoint,
     checkpoint_folder,
     checkpoint_to_resume,
@@ -41,11 +42,14 @@ from ..run_folder import (
     digests,
     has_stalled,
     list_checkpoints,
+    read_environment,
     read_recipe,
     read_result,
     read_validations,
+    write_environment,
+    write_result,
 )
-from .preparation import Run, prepare, write_environment
+from .preparation import Run, describe_environment, prepare
 from .state import Trainee, build_trainee, save_checkpoint
 from .validation import translate_and_score, validate
 
@@ -61,7 +65,7 @@ logger = logging.getLogger(__name__)
 TRANSLATIONS = "test_translations.txt"
 
 
-def train(recipe: Recipe) -> dict[str, Any]:
+def train(recipe: Recipe) -> Result:
     """
     Trains the model of a recipe, or goes on where an earlier call was stopped.
 
@@ -97,7 +101,7 @@ def train(recipe: Recipe) -> dict[str, Any]:
         return _train_to_the_end(recipe, accelerator, text)
 
 
-def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> dict[str, Any]:
+def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Result:
     """Everything from the data to the model; `text` says what a signal outside of the updates leaves behind."""
     with _locked(Path(recipe.run_dir), accelerator):
         # Looked up again, now that nobody else writes there.
@@ -352,57 +356,57 @@ class _Progress:
 def _has_stalled(recipe: Recipe, step: int) -> bool:
     """Whether patience was at its end after that update."""
     training = recipe.training
-    validations = [line for line in read_validations(Path(recipe.run_dir)) if line["step"] <= step]
+    validations = [line for line in read_validations(Path(recipe.run_dir)) if line.step <= step]
     return training.patience is not None and has_stalled(validations, training.best_by, training.patience)
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> dict[str, Any]:
+def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> Result:
     """Averages checkpoints, scores the mean on the test set, and only then writes the model folder."""
     chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
     # Tied weights are stored once, so the other names of that matrix are missing.
     model.load_state_dict(average_checkpoints(chosen), strict=False)
-    result: dict[str, Any] = {
-        "step": step,
-        "averaged": [checkpoint.name for checkpoint in chosen],
-        "seconds": round(seconds, 1),
-        "model": str(run.folder / MODEL),
-    }
+    averaged = [checkpoint.name for checkpoint in chosen]
+    result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}
     if "test" in run.sets:
         translations, scored = translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
-        result |= scored | {"samples": []}
-        names = ("source", "translation", "reference")
-        for pairs in run.sets["test"]:
-            rows = zip(pairs.source, translations[pairs.name], pairs.target, strict=True)
-            result["samples"] += [dict(zip(names, row, strict=True)) for row in islice(rows, 5)]
+        samples = [
+            {"source": source, "translation": translation, "reference": reference}
+            for pairs in run.sets["test"]
+            for source, translation, reference in islice(
+                zip(pairs.source, translations[pairs.name], pairs.target, strict=True), 5
+            )
+        ]
+        result = replace(result, **scored, samples=samples)
     result = on_main_process(run.accelerator, _write_result, run, model, result, translations)
     run.accelerator.wait_for_everyone()
     return result
 
 
 def _write_result(
-    run: Run, model: VaswaniForConditionalGeneration, result: dict[str, Any], translations: dict[str, list[str]]
-) -> dict[str, Any]:
+    run: Run, model: VaswaniForConditionalGeneration, result: Result, translations: dict[str, list[str]]
+) -> Result:
     """Writes model, translations, `test.json` and card, in this order: where there is a result, the model is whole."""
     # The result that is there belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
     with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
-    result |= {"files": digests(run.folder / MODEL), "translations": {}}
+    written = {}
     for name, lines in translations.items():
         file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
         atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
-        result["translations"][file] = digest(run.folder / file)
-    atomic_write_text(run.folder / RESULT, json.dumps(sealed(result), indent=2, ensure_ascii=False) + "\n")
+        written[file] = digest(run.folder / file)
+    result = replace(result, files=digests(run.folder / MODEL), translations=written)
+    write_result(run.folder, result)
     _write_card(run.recipe, result)
     return result
 
 
-def _write_card(recipe: Recipe, result: dict[str, Any]) -> None:
+def _write_card(recipe: Recipe, result: Result) -> None:
     run_dir = Path(recipe.run_dir)
     # The picture comes first, so that the card, once it is there, has it.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
@@ -416,7 +420,7 @@ def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
     )
 
 
-def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
+def _result_if_complete(recipe: Recipe) -> Result | None:
     """Returns the content of `test.json` if the run has nothing left to do and none of its results is damaged."""
     folder = Path(recipe.run_dir)
     if not (folder / RESULT).is_file():
@@ -426,8 +430,8 @@ def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
         result = read_result(folder)
         # Some of them may have been deleted meanwhile, or all.
         averaged = [checkpoint.name for checkpoint in _checkpoints_to_average(recipe)]
-        complete = (not list_checkpoints(folder) or result["averaged"] == averaged) and (
-            result["step"] >= recipe.training.max_steps or _has_stalled(recipe, result["step"])
+        complete = (not list_checkpoints(folder) or result.averaged == averaged) and (
+            result.step >= recipe.training.max_steps or _has_stalled(recipe, result.step)
         )
     # Whoever goes on from the checkpoints will hear of it.
     except (OSError, ValueError):
@@ -435,7 +439,7 @@ def _result_if_complete(recipe: Recipe) -> dict[str, Any] | None:
     if damage is not None and list_checkpoints(folder):
         logger.warning(f"{damage}: it is made again from the checkpoints")
     # The run's folder may have got another name since.
-    return result | {"model": str(folder / MODEL)} if complete and damage is None else None
+    return replace(result, model=str(folder / MODEL)) if complete and damage is None else None
 
 
 def _damage_of_the_result(folder: Path) -> str | None:
@@ -447,10 +451,10 @@ def _damage_of_the_result(folder: Path) -> str | None:
     if not (folder / MODEL).is_dir():
         return f"{folder / MODEL} is missing"
     # Earlier versions noted the digests of the model alone, or none.
-    return find_damage(folder / MODEL, result.get("files", {})) or find_damage(folder, result.get("translations", {}))
+    return find_damage(folder / MODEL, result.files or {}) or find_damage(folder, result.translations or {})
 
 
-def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) -> None:
+def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
     """Writes what a finished run lacks beside its model: it was killed before that, or somebody has deleted it."""
     run_dir = Path(recipe.run_dir)
     card, picture = run_dir / MODEL / "README.md", run_dir / MODEL / PICTURE
@@ -462,7 +466,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: dict[str, Any]) 
     try:
         read_environment(run_dir)
     except ValueError:
-        tasks[run_dir / ENVIRONMENT] = lambda: write_environment(recipe, accelerator, [])
+        tasks[run_dir / ENVIRONMENT] = lambda: write_environment(run_dir, describe_environment(recipe, accelerator))
     if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:

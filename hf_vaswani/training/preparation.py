@@ -1,6 +1,5 @@
 """From a recipe to a run that can be trained: processes, text, vocabulary, ids, model, and the run's own folder."""
 
-import json
 import logging
 import platform
 import re
@@ -8,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +20,11 @@ from ..data.batching import Updates
 from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
-from ..hub.card import read_environment
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
 from ..recipe import Recipe
-from ..run_folder import ENVIRONMENT, RECIPE
+from ..run_folder import RECIPE, Environment, Text, read_environment, write_environment
 
 try:
     from accelerate import Accelerator
@@ -161,7 +159,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
         raise OSError(f"The folder {run_dir} cannot be made: {error}") from error
     atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
     if checkpoint is None or not _has_environment(run_dir):
-        write_environment(recipe, accelerator, sources)
+        write_environment(run_dir, describe_environment(recipe, accelerator, sources))
 
 
 def _has_environment(run_dir: Path) -> bool:
@@ -173,57 +171,63 @@ def _has_environment(run_dir: Path) -> bool:
     return True
 
 
-def write_environment(recipe: Recipe, accelerator: Accelerator, sources: list[Source]) -> None:
+def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequence[Source] = ()) -> Environment:
     """
-    Writes `environment.json`.
+    Describes versions, machine and command of this training.
 
     Args:
-        recipe ([`Recipe`]): names the run's folder.
-        accelerator ([`Accelerator`]): the processes.
-        sources (`list[Source]`): the text; empty where it was not read.
+        recipe ([`Recipe`]): the experiment.
+        accelerator (`accelerate.Accelerator`): the processes.
+        sources (`Sequence[Source]`, *optional*): the text, if it was read.
 
-    Raises:
-        OSError: the disk is full, or cannot be written.
+    Returns:
+        [`Environment`].
     """
-    # Of this package's own repository: an installed one may lie inside somebody else's.
+    # An installed package may lie inside somebody else's repository.
     root, revision = Path(__file__).parents[2], ""
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    environment = {
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "git_revision": revision or None,
-        "machine": platform.platform(),
-        **_hardware(accelerator),
-        "device": str(accelerator.device),
-        "processes": accelerator.num_processes,
-        "cpu_threads": torch.get_num_threads(),
-        "mixed_precision": accelerator.mixed_precision,
-        "seed": recipe.seed,
-        "command": sys.argv,
-        "data": [
-            {
-                "direction": source.name,
-                "dataset_is_local": source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
-                # Of a stream nobody knows the pairs.
-                "pairs": {split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
-            }
+    gpu, watts = _gpu(accelerator)
+    return Environment(
+        python=platform.python_version(),
+        packages={name: version(name) for name in PACKAGES},
+        git_revision=revision or None,
+        machine=platform.platform(),
+        cpu=_cpu(),
+        gpu=gpu,
+        gpu_watts=watts,
+        device=str(accelerator.device),
+        processes=accelerator.num_processes,
+        cpu_threads=torch.get_num_threads(),
+        mixed_precision=accelerator.mixed_precision,
+        seed=recipe.seed,
+        command=sys.argv,
+        data=[
+            Text(
+                direction=source.name,
+                dataset_is_local=source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
+                # The length of a stream is not known.
+                pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
+            )
             for source in sources
         ],
-    }
-    atomic_write_text(Path(recipe.run_dir) / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+    )
 
 
-def _hardware(accelerator: Accelerator) -> dict[str, Any]:
-    """Names of processor and GPU, and the GPU's power limit in watts, as far as the machine tells them."""
+def _cpu() -> str | None:
+    """Returns the name of the processor, if it is known."""
     cpu_info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.is_file() else "", re.MULTILINE)
-    found: dict[str, Any] = {"cpu": names[0] if names else platform.processor() or None}
-    if accelerator.device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(accelerator.device)
-        command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
-        if shutil.which(command[0]):
-            answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-            found["gpu_watts"] = float(answer[0]) if answer and re.fullmatch(r"[\d.]+", answer[0]) else None
-    return found
+    return (names[0] if names else platform.processor()) or None
+
+
+def _gpu(accelerator: Accelerator) -> tuple[str | None, float | None]:
+    """Returns the name of the GPU and its power limit in watts, if they are known."""
+    if accelerator.device.type != "cuda":
+        return None, None
+    name, answer = torch.cuda.get_device_name(accelerator.device), []
+    command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]):
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    return name, float(answer[0]) if answer and re.fullmatch(r"[\d.]+", answer[0]) else None

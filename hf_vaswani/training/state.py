@@ -1,7 +1,6 @@
 """All that changes while a run is trained: built, saved as a checkpoint, and loaded again."""
 
 import copy
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..averaging import load_weights
-from ..files import atomic_folder, sealed
+from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
 from ..run_folder import (
     EMA_WEIGHTS,
-    PROGRESS,
     WEIGHTS,
+    Progress,
     checkpoint_digests,
     checkpoint_folder,
     forget_after,
@@ -28,6 +27,7 @@ from ..run_folder import (
     read_validations,
     remove_old_checkpoints,
     unchangeable,
+    write_progress,
 )
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run, build_model
@@ -123,7 +123,7 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
     if checkpoint is not None:
         progress = on_main_process(accelerator, read_progress, checkpoint)
         _load_checkpoint(run, trainee, checkpoint, progress)
-        noted = progress["validations"]
+        noted = progress.validations
     on_main_process(accelerator, forget_after, run.folder, trainee.step, training, noted)
     if checkpoint is not None:
         on_main_process(accelerator, _tidy, run)
@@ -163,28 +163,26 @@ def save_checkpoint(run: Run, trainee: Trainee) -> None:
         # The digests are of what all processes have written.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            (temporary / PROGRESS).write_text(json.dumps(_record(run, trainee, temporary)), encoding="utf-8")
+            write_progress(temporary, _progress(run, trainee, temporary))
     on_main_process(accelerator, _tidy, run)
     # Nobody goes on to read a folder that the first process has not renamed yet.
     accelerator.wait_for_everyone()
 
 
-def _record(run: Run, trainee: Trainee, folder: Path) -> dict[str, Any]:
-    """All that `read_progress` reads, with the digests of what the checkpoint has so far, which is everything else."""
+def _progress(run: Run, trainee: Trainee, folder: Path) -> Progress:
+    """Makes the record of a checkpoint, after all its other files have been written."""
     files, state = checkpoint_digests(folder)
-    return sealed(
-        {
-            "step": trainee.step,
-            "position": trainee.position,
-            "data": run.fingerprint,
-            "launch": _launch(run),
-            "nonfinite": trainee.nonfinite,
-            "seconds": round(trainee.seconds, 1),
-            "files": files,
-            "state": state,
-            "recipe": unchangeable(run.recipe),
-            "validations": read_validations(run.folder),
-        }
+    return Progress(
+        step=trainee.step,
+        position=trainee.position,
+        data=run.fingerprint,
+        launch=_launch(run),
+        nonfinite=trainee.nonfinite,
+        seconds=round(trainee.seconds, 1),
+        files=files,
+        state=state,
+        recipe=unchangeable(run.recipe),
+        validations=read_validations(run.folder),
     )
 
 
@@ -204,19 +202,19 @@ def _launch(run: Run) -> dict[str, Any]:
     }
 
 
-def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path, progress: dict[str, Any]) -> None:
+def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path, progress: Progress) -> None:
     """Everything as it was, and the position in the data, which must be the data of then."""
     data, launch = run.fingerprint, _launch(run)
-    if progress["data"] != data:
-        different = [key for key in data if progress["data"].get(key) != data[key]] or list(progress["data"])
-        then, now = ({key: text.get(key) for key in different} for text in (progress["data"], data))
+    if progress.data != data:
+        different = [key for key in data if progress.data.get(key) != data[key]] or list(progress.data)
+        then, now = ({key: text.get(key) for key in different} for text in (progress.data, data))
         raise ValueError(
             f"The training text, or that of the validation, is not that of {checkpoint}: then it had {then}, and now "
             f"{now}. Give it the text of then, or name another --run_dir."
         )
-    if progress["launch"] != launch:
-        different = [key for key in launch if progress["launch"].get(key) != launch[key]]
-        old, new = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress["launch"], launch))
+    if progress.launch != launch:
+        different = [key for key in launch if progress.launch.get(key) != launch[key]]
+        old, new = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
         raise ValueError(
             f"{checkpoint} was written with {old}, and now it is {new}: its files, random numbers and position in "
             "the data are of no use here. Start it as it was started then, or name another --run_dir."
@@ -232,6 +230,6 @@ def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path, progress: dic
         ) from error
     if trainee.ema is not None:
         trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
-        trainee.ema.n_averaged.fill_(progress["step"])
-    trainee.step, trainee.position, trainee.nonfinite = (progress[key] for key in ("step", "position", "nonfinite"))
-    trainee.seconds_before = progress["seconds"]
+        trainee.ema.n_averaged.fill_(progress.step)
+    trainee.step, trainee.position, trainee.nonfinite = progress.step, progress.position, progress.nonfinite
+    trainee.seconds_before = progress.seconds

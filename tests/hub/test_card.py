@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
+from hf_vaswani.run_folder import read_result
 
 from ..conftest import tiny_recipe
 
@@ -35,12 +36,8 @@ def change_recipe(run: Path, section: str, **values: Any) -> None:
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
 
 
-def result(run: Path) -> dict[str, Any]:
-    return json.loads((run / "test.json").read_text())
-
-
 def card(run: Path, **options: Any) -> ModelCard:
-    return render_card(run, run / "model", result(run), **options)
+    return render_card(run, run / "model", read_result(run), **options)
 
 
 def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
@@ -49,12 +46,12 @@ def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
     expected = {"language": ["en", "de"], "license": "cc-by-4.0", "library_name": "transformers"}
     assert data.to_dict().items() >= (expected | {"pipeline_tag": "translation"}).items()
     assert data.model_name == "tiny"
-    scores = result(run)
+    scores = read_result(run)
     assert [(each.metric_type, each.metric_value) for each in data.eval_results] == [
-        (metric, round(scores[metric], 2)) for metric in ("bleu", "chrf", "ter")
+        (metric, round(getattr(scores, metric), 2)) for metric in ("bleu", "chrf", "ter")
     ]
     for each in data.eval_results:
-        assert each.metric_args == {"signature": scores["signatures"][each.metric_type]}
+        assert each.metric_args == {"signature": scores.signatures[each.metric_type]}
         assert (each.task_type, each.dataset_name) == ("translation", "text.en, text.de")
 
 
@@ -175,13 +172,13 @@ def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     text = (model / "README.md").read_text("utf-8")
     assert text.startswith("---\nlanguage:\n") and "![Training curve: loss and BLEU by update](curve.png)" in text
     assert (model / "curve.png").read_bytes().startswith(b"\x89PNG")
-    files = card_files(tiny_run, model, result(tiny_run), None, "main")
+    files = card_files(tiny_run, model, read_result(tiny_run), None, "main")
     assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
 
 
 def test_without_matplotlib_there_is_no_curve_and_a_word_about_it(run, monkeypatch, caplog) -> None:
     monkeypatch.setitem(sys.modules, "hf_vaswani.hub.curve", None)
-    files = card_files(run, run / "model", result(run), None, "main")
+    files = card_files(run, run / "model", read_result(run), None, "main")
     assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
     assert "The model card has no curve" in caplog.text
 

@@ -772,7 +772,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(
         assert train(half_run.parent, run, max_steps=12, **HALF) == 2, name
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert str(path) in error
-        assert f"Delete {path.parent}: the command of the training then goes on from {run / 'checkpoint-4'}" in error
+        assert f"Delete {path.parent}: the same training command then resumes from {run / 'checkpoint-4'}" in error
         path.write_bytes(before)
     shutil.rmtree(run / "checkpoint-8") if kind != "deleted" else (run / "checkpoint-8" / "progress.json").unlink()
     assert train(half_run.parent, run, max_steps=12, **HALF) == 0
@@ -784,7 +784,7 @@ def test_where_no_checkpoint_is_whole_that_is_said(half_run, run, capsys) -> Non
         flip(run / f"checkpoint-{step}" / "optimizer.bin")
     assert train(half_run.parent, run, max_steps=12, **HALF) == 2
     error = capsys.readouterr().err
-    assert "checkpoint-8/optimizer.bin was changed or damaged" in error and "No earlier checkpoint is whole" in error
+    assert "checkpoint-8/optimizer.bin was changed or damaged" in error and "No earlier checkpoint is intact" in error
 
 
 def test_a_checkpoint_of_an_earlier_version_resumes(half_run, run, whole_run, caplog) -> None:
