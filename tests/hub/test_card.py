@@ -27,6 +27,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 def change(path: Path, **values: Any) -> None:
     content = json.loads(path.read_text()) | values
+    content.pop("digest", None)
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
