@@ -164,7 +164,7 @@ def _translate(sources: list[str], options: argparse.Namespace) -> list[str]:
             found = translator(lines[start : start + LINES_AT_A_TIME])
             translations += [" ".join(best[0][1].splitlines()) for best in found]
             bar.update(len(found))
-    warn_split(translator.were_cut, translator.longest)
+    warn_split(translator.lines_split, translator.longest)
     return translations
 
 

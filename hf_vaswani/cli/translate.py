@@ -158,7 +158,14 @@ def _translate(options: argparse.Namespace) -> None:
     if not options.files and sys.stdin is None:
         raise ValueError("Standard input is closed: name the files to translate.")
     from ..processes import Processes
-    from ..translation.lines import LINES_AT_A_TIME, LineTranslator, OutputFile, each_some, rest_of, write_whole
+    from ..translation.lines import (
+        LINES_AT_A_TIME,
+        LineTranslator,
+        OutputFile,
+        skip_lines,
+        translate_chunk,
+        write_whole,
+    )
 
     processes = Processes()
     is_main = processes.is_main_process
@@ -179,15 +186,15 @@ def _translate(options: argparse.Namespace) -> None:
         if options.output and is_main:
             stream = stack.enter_context(OutputFile(options.output))
         bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
-        for chunk in processes.chunks(rest_of(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
-            found = each_some(processes, translator, chunk)
+        for chunk in processes.chunks(skip_lines(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
+            found = translate_chunk(processes, translator, chunk)
             if is_main:
                 write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))
             done += len(chunk)
             bar.update(len(chunk))
-    were_cut = sum(processes.gather(translator.were_cut))
+    lines_split = sum(processes.gather(translator.lines_split))
     if is_main:
-        warn_split(were_cut, translator.longest)
+        warn_split(lines_split, translator.longest)
 
 
 def _check_files(files: list[Path], output: Path | None) -> None:

@@ -41,12 +41,17 @@ def find_loading_error(model: Any, report: dict[str, Any]) -> str | None:
     """
     kinds = {"missing_keys": "missing", "unexpected_keys": "unexpected"}
     found = [f"{len(names)} {kind} (first: {min(names)})" for key, kind in kinds.items() if (names := report[key])]
-    if not found:
-        weights = ((name, weight) for name, weight in model.named_parameters() if weight.device.type != "meta")
-        found = [f"{name} has non-finite values" for name, weight in weights if not weight.isfinite().all()][:1]
+    if not found and (name := find_non_finite(model)):
+        found = [f"{name} has non-finite values"]
     if not found:
         return None
     return f"The weights of {model.name_or_path} do not match its config.json: {', '.join(found)}."
+
+
+def find_non_finite(model: Any) -> str | None:
+    """Returns the name of the first parameter or buffer of a model with NaN or infinity, or `None`."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return next((name for name, each in tensors if each.device.type != "meta" and not each.isfinite().all()), None)
 
 
 def check_settings_file(name: str, **kwargs: Any) -> None:

@@ -1,1 +1,1 @@
-"""A corpus through a model."""
+"""Translation of texts by a model."""

@@ -1,4 +1,4 @@
-"""Translates a corpus; says what a model thinks of translations that exist."""
+"""Translation of a corpus in batches, and log-probabilities of given translations."""
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -24,24 +24,24 @@ def translate_corpus(
     **generate_kwargs: Any,
 ) -> list[str]:
     """
-    Translates sentences in batches of like length.
+    Translates sentences in batches of similar length.
 
     Args:
-        model ([`PreTrainedModel`]): translates; dropout is off meanwhile.
-        tokenizer ([`PreTrainedTokenizerBase`]): the model's own.
-        sentences (`Sequence[str]`): sources. An empty one has an empty translation.
-        tokens_per_batch (`int`): rows times the longest source, at most.
-        progress (`bool`): whether to show a bar.
-        **generate_kwargs: for `generate()`, over the model's generation config.
+        model ([`PreTrainedModel`]): the model, used in evaluation mode.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+        sentences (`Sequence[str]`): source sentences. An empty sentence has an empty translation.
+        tokens_per_batch (`int`): maximum of rows times longest source.
+        progress (`bool`): whether to show a progress bar.
+        **generate_kwargs: arguments of `generate()`, which override the generation config of the model.
 
     Returns:
         `list[str]`: translations in the order of `sentences`.
 
     Raises:
-        ValueError: a sentence has half a character of UTF-16.
+        ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
     translations = [""] * len(sentences)
-    # A generation config may ask for more than one translation, or for more than translations.
+    # The generation config may ask for several translations, or for scores.
     settings = {"num_return_sequences": 1, "return_dict_in_generate": False} | generate_kwargs
     with closing(_generate(model, tokenizer, sentences, tokens_per_batch, progress, **settings)) as batches:
         for batch, outputs in batches:
@@ -59,23 +59,23 @@ def translate_n_best(
     **generate_kwargs: Any,
 ) -> list[list[tuple[float, str]]]:
     """
-    The `n` best translations that beam search finds of each sentence.
+    Translates each sentence into an n-best list by beam search.
 
     Args:
         model, tokenizer, sentences, tokens_per_batch, generate_kwargs: as in [`translate_corpus`].
-        n (`int`): how many; at most the beam's size.
+        n (`int`): size of the list, at most the beam size.
 
     Returns:
-        `list[list[tuple[float, str]]]`: scores as in `sequences_scores` and translations, the best first, in the order
-        of `sentences`. Of an empty one all are empty, with the score 0.
+        `list[list[tuple[float, str]]]`: for each sentence the scores (as in `sequences_scores`) and translations, best
+        first. Those of an empty sentence are empty, with score 0.
 
     Raises:
-        ValueError: a sentence has half a character of UTF-16, or the search has only one beam, and so no scores.
+        ValueError: a sentence has an unpaired UTF-16 surrogate, or the search has a single beam and thus no scores.
     """
     found = [[(0.0, "")] * n for _ in sentences]
     settings = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True} | generate_kwargs
     if isinstance(model, VaswaniForConditionalGeneration):
-        # It has these scores also without those of every token at every step.
+        # These models return sequence scores without the scores of every step.
         settings["output_scores"] = False
     with closing(_generate(model, tokenizer, sentences, tokens_per_batch, **settings)) as batches:
         for batch, outputs in batches:
@@ -97,12 +97,12 @@ def _generate(
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> Generator[tuple[list[int], Any], None, None]:
-    """The places of the sentences of a batch, which are of like length and not empty, and what comes out of it."""
+    """Yields the indices of a batch of non-empty sentences of similar length, and the output of `generate()`."""
     ids = _encode(tokenizer, sentences)
-    # The tag of a language has no more to translate behind it than an empty line.
+    # A language tag alone has no text to translate.
     tags = set(language_tags(tokenizer).values())
-    spoken = (i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags)
-    order = sorted(spoken, key=lambda i: len(ids[i]), reverse=True)
+    non_empty = (i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags)
+    order = sorted(non_empty, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
         for part in length_batches(np.array([len(ids[i]) for i in order]), tokens_per_batch):
@@ -113,15 +113,15 @@ def _generate(
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:
-    """The ids of sentences; raises a `ValueError` for one that cannot be encoded."""
+    """Encodes sentences; raises a `ValueError` for an unpaired UTF-16 surrogate."""
     for number, text in enumerate(sentences, start=1):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"Sentence {number} has half a character of UTF-16 ({text[error.start]!r}), which no text has."
+                f"Sentence {number} has an unpaired UTF-16 surrogate ({text[error.start]!r}): remove it."
             ) from error
-    # A tokenizer does not take an empty list.
+    # A tokenizer does not accept an empty list.
     ids: list[list[int]] = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
     return ids
 
@@ -135,22 +135,22 @@ def log_probabilities(
     tokens_per_batch: int = 4096,
 ) -> list[tuple[float, int]]:
     """
-    What a model says of given translations: log P(target | source), the sum that beam search looks for before its
-    length penalty.
+    Computes log P(target | source) of given translations: the score of beam search without length penalty.
 
     Args:
-        model ([`PreTrainedModel`]): translates; dropout is off meanwhile.
-        tokenizer ([`PreTrainedTokenizerBase`]): the model's own.
-        sources (`Sequence[str]`): sentences.
-        targets (`Sequence[str]`): a translation of each.
-        tokens_per_batch (`int`): rows times the longest source or target, at most.
+        model ([`PreTrainedModel`]): the model, used in evaluation mode.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+        sources (`Sequence[str]`): source sentences.
+        targets (`Sequence[str]`): their translations.
+        tokens_per_batch (`int`): maximum of rows times longest source or target.
 
     Returns:
-        `list[tuple[float, int]]`: the log-probability of each translation, in nats, and its tokens, `</s>` included.
+        `list[tuple[float, int]]`: the log-probability of each translation in nats, and its number of tokens, `</s>`
+        included.
 
     Raises:
-        ValueError: the two have different lengths, or a text has half a character of UTF-16 or more tokens than the
-            model has positions.
+        ValueError: `sources` and `targets` have different lengths, or a text has an unpaired UTF-16 surrogate or more
+            tokens than the model has positions.
     """
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
@@ -173,7 +173,7 @@ def log_probabilities(
 
 
 def _check_positions(model: PreTrainedModel, lengths: Sequence[int]) -> None:
-    """Refuses pairs that are longer than a table of positions."""
+    """Raises a `ValueError` for a pair that is longer than the table of positions."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None or getattr(model.config, "position_encoding", None) == "sinusoidal":
         return

@@ -1,4 +1,4 @@
-"""Translates text line by line and in order: cut where it is too long, by several processes, an output that grows."""
+"""Translation of text line by line: long lines are split, several processes share the work, lines keep their order."""
 
 import os
 import re
@@ -14,35 +14,34 @@ from ..model.sentences_vaswani import language_tags, sentence_spans
 from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
-# Lines for each process that are read, sorted by length and translated together: enough for full batches, little to
-# wait for.
+# Lines per process that are sorted by length and translated together: enough to fill batches, and a short wait.
 LINES_AT_A_TIME = 1024
 SPACE = re.compile(r"\s+")
 
-# The best translations of a line, the best first, with their scores.
+# The n-best list of a line: scores and translations, best first.
 Candidates = list[tuple[float, str]]
 
 
-# ---- Lines that are too long -------------------------------------------------------------------------------------
+# ---- Long lines --------------------------------------------------------------------------------------------------
 
 
 def longest_source(models: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that a source may have: `max_position_embeddings`, or the tokenizer's `model_max_length` if less."""
+    """Returns the most source tokens that all models accept, by `max_position_embeddings` and `model_max_length`."""
     limits = (getattr(model.config, "max_position_embeddings", None) for model in models)
     return min([tokenizer.model_max_length, *(limit for limit in limits if limit is not None)])
 
 
-def cut(text: str, fits: Callable[[str], bool]) -> list[str]:
+def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     """
-    Cuts a text into its sentences, and sentences that do not fit in two, and these again.
+    Splits a text into sentences, and halves sentences that are too long, until all pieces fit.
 
     Args:
-        text (`str`): without white space at its ends.
-        fits (`Callable[[str], bool]`): tells whether a piece is short enough.
+        text (`str`): text without white space at its ends.
+        fits (`Callable[[str], bool]`): returns whether a piece is short enough.
 
     Returns:
-        `list[str]`: the pieces, in order. A sentence is cut between two words, those that are nearest to its middle;
-        where there is but one, between two characters.
+        `list[str]`: the pieces, in order. A sentence is halved between two words near its middle, and a single word
+        between two characters.
     """
     return [piece for start, end in sentence_spans(text) for piece in _halved(text[start:end], fits)]
 
@@ -56,18 +55,18 @@ def _halved(text: str, fits: Callable[[str], bool]) -> list[str]:
     return [piece for half in (text[:middle], text[middle:]) for piece in _halved(half.strip(), fits)]
 
 
-def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
+def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
     """
-    Each line, cut if it is longer than a model takes.
+    Splits lines that are longer than a model accepts.
 
     Args:
-        lines (`Sequence[str]`): may have the tag of a target language in front; then each piece has it.
-        tokenizer ([`PreTrainedTokenizerBase`]): counts tokens.
-        longest (`int`): tokens that a line may have. The pieces of a longer one are its sentences; none has more than
-            half as many tokens, which leaves its translation some room.
+        lines (`Sequence[str]`): lines. A language tag in front of a line is repeated in each of its pieces.
+        tokenizer ([`PreTrainedTokenizerBase`]): counts the tokens.
+        longest (`int`): maximum tokens of a line. A longer line is split into sentences of at most half as many
+            tokens, which leaves room for longer translations.
 
     Returns:
-        `list[list[str]]`: of each line its pieces.
+        `list[list[str]]`: the pieces of each line.
     """
     tags = tuple(language_tags(tokenizer).values())
     found = []
@@ -81,49 +80,53 @@ def in_pieces(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest:
         def fits(piece: str, front: str = front) -> bool:
             return len(tokenizer(front + piece, verbose=False)["input_ids"]) <= longest // 2
 
-        found.append([front + piece for piece in cut(line.removeprefix(tag).strip(), fits)])
+        found.append([front + piece for piece in split_text(line.removeprefix(tag).strip(), fits)])
     return found
 
 
 # ---- Several processes -------------------------------------------------------------------------------------------
 
 
-def each_some(
+def translate_chunk(
     processes: Processes, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]
 ) -> list[Candidates]:
-    """Translates a chunk, every process a part of it; returns all translations in every process."""
+    """Translates a chunk, of which every process takes a part; returns all translations in every process."""
     whole: list[Candidates] = [[] for _ in chunk]
-    # Line by line in turns: long lines beside each other do not all fall to one process.
+    # Dealt out line by line, because long lines are often neighbours.
     part = translate(chunk[processes.process_index :: processes.num_processes])
     for number, translations in enumerate(processes.gather(part)):
         whole[number :: processes.num_processes] = translations
     return whole
 
 
-# ---- From lines to an output -------------------------------------------------------------------------------------
+# ---- Lines and their output --------------------------------------------------------------------------------------
 
 
 class LineTranslator:
     """
-    Translates lines.
+    Translates lines, and splits those that are too long.
 
     Args:
-        models (`Sequence` of [`PreTrainedModel`]): one, or an ensemble of models that have one vocabulary.
-        tokenizer ([`PreTrainedTokenizerBase`]): theirs.
-        n_best (`int`, *optional*): translations of each line, with their scores; by default the best one, without.
+        models (`Sequence` of [`PreTrainedModel`]): one model, or an ensemble with one vocabulary.
+        tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
+        n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
+
+    Attributes:
+        longest (`int`): maximum tokens of a line that is not split.
+        lines_split (`int`): number of lines that were split so far.
     """
 
     def __init__(self, models: Sequence[Any], tokenizer: PreTrainedTokenizerBase, n_best: int | None = None) -> None:
         self.models, self.tokenizer, self.n_best = models, tokenizer, n_best
         self.longest = longest_source(models, tokenizer)
-        self.were_cut = 0  # lines
+        self.lines_split = 0
 
     def __call__(self, lines: list[str]) -> list[Candidates]:
-        """The translations of lines; those of a line that was cut are joined from its pieces', scores are added."""
-        pieces_of = in_pieces(lines, self.tokenizer, self.longest)
-        self.were_cut += sum(len(pieces) > 1 for pieces in pieces_of)
+        """Returns the n-best list of each line; the lists of the pieces of a split line are joined."""
+        pieces_of = split_lines(lines, self.tokenizer, self.longest)
+        self.lines_split += sum(len(pieces) > 1 for pieces in pieces_of)
         found = iter(self._translate([piece for pieces in pieces_of for piece in pieces]))
-        return [join([next(found) for _ in pieces]) for pieces in pieces_of]
+        return [join_candidates([next(found) for _ in pieces]) for pieces in pieces_of]
 
     def _translate(self, lines: list[str]) -> list[Candidates]:
         settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
@@ -132,8 +135,8 @@ class LineTranslator:
         return translate_n_best(self.models[0], self.tokenizer, lines, self.n_best, **settings)
 
 
-def join(pieces: list[Candidates]) -> Candidates:
-    """The candidates of a line from those of its pieces: the best with the best, the second with the second."""
+def join_candidates(pieces: list[Candidates]) -> Candidates:
+    """Joins the n-best lists of the pieces of a line rank by rank."""
     if len(pieces) == 1:
         return pieces[0]
     return [
@@ -142,33 +145,33 @@ def join(pieces: list[Candidates]) -> Candidates:
     ]
 
 
-def rest_of(lines: Iterator[str], done: int) -> Iterator[str]:
+def skip_lines(lines: Iterator[str], done: int) -> Iterator[str]:
     """
-    What follows some lines.
+    Skips the first `done` lines.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are fewer lines.
     """
     there = sum(1 for _ in islice(lines, done))
     if there < done:
-        raise ValueError(f"The output is of {done} lines already, but the text has only {there}: is it another text?")
+        raise ValueError(f"The output has {done} lines already, but the text has only {there}: give the same text.")
     yield from lines
 
 
 class OutputFile:
     """
-    A file that whole lines are appended to; a device or a pipe, that they are written to.
+    Appends complete lines to a file, or writes them to a device or a pipe.
 
     Args:
-        path (`Path`): its name.
+        path (`Path`): the file.
 
     Raises:
-        OSError: it cannot be written; the message names it.
+        OSError: the file cannot be written; the message names it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.is_regular = path, path.is_file() or not path.exists()
-        # A pipe has no end to go to. Without a buffer nothing is left to be written when it is closed.
+        # A pipe cannot be opened for appending. Unbuffered, so closing never has to write.
         self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
 
     def __enter__(self) -> "OutputFile":
@@ -178,7 +181,7 @@ class OutputFile:
         self.file.close()
 
     def write(self, text: str) -> None:
-        """Writes lines. Of those that do not fit on the disk, the file keeps the whole ones."""
+        """Writes lines. On a full disk, the file keeps the complete ones."""
         data, done = memoryview(text.encode()), 0
         try:
             while done < len(data):
@@ -190,15 +193,15 @@ class OutputFile:
             if self.is_regular:
                 whole = text.encode()[:done].rfind(b"\n") + 1
                 self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
-                kept = " Its lines are whole, and --resume goes on with them."
+                kept = " Its lines are complete, and --resume continues after them."
             raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
 
     def flush(self) -> None:
-        """Does nothing: every write is on its way at once."""
+        """Does nothing, because writes are not buffered."""
 
 
 def write_whole(output: TextIO | OutputFile, text: str) -> None:
-    """Writes whole lines: Ctrl-C and SIGTERM are delayed until they are written."""
+    """Writes complete lines: Ctrl-C and SIGTERM are delayed until they are written."""
     with delayed_signals():
         output.write(text)
         output.flush()

@@ -1,4 +1,4 @@
-"""Loads models and tokenizers completely, or refuses them in one sentence that names the damaged file."""
+"""Strict loading of models and tokenizers: complete, or one error that names the damaged file."""
 
 import logging
 import math
@@ -20,20 +20,18 @@ from transformers.utils import logging as transformers_logging
 from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
+from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
+from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = ("config.json", "generation_config.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# The ids that transformers' configs and generation configs have.
+# Token ids in the configs and generation configs of transformers.
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
-# Counts, by the least that each may be.
-COUNTS = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "max_length": 1,
-    "max_new_tokens": 1,
+# Counts, each with its minimum.
+COUNTS = dict.fromkeys(SEARCH_COUNTS, 1) | {
     "max_length_offset": 0,
     "min_length": 0,
     "min_new_tokens": 0,
@@ -42,43 +40,43 @@ COUNTS = {
 }
 NUMBERS = ("length_penalty", "repetition_penalty", "temperature", "top_p")
 FLAGS = ("do_sample", "use_cache", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# Beyond this a search would not end.
+# A larger count would make a search practically endless.
 HIGHEST_COUNT = 1_000_000
-# How deep ids lie in lists.
+# Nesting of lists of ids.
 DEPTHS = {"suppress_tokens": 1, "begin_suppress_tokens": 1, "bad_words_ids": 2}
-# Sizes of which there are at least as many weights, and numbers of layers, each of which has a tensor.
+# A model has at least as many weights as each of these sizes, and at least one tensor per layer.
 SIZES = (
     *("vocab_size", "decoder_vocab_size", "d_model", "d_ff", "d_k", "d_v", "num_heads"),
     *("encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"),
 )
 LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
-# The types that weights are stored in, by safetensors' names.
+# Data types of weights, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-# Characters of a value, or of a library's message, that are shown.
+# Maximum length in an error message of a value, and of the message of a library.
 SHOWN, SAID = 80, 300
 
 
 def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrainedTokenizerBase]:
     """
-    Loads an encoder-decoder model and its tokenizer, and tries them on one token.
+    Loads an encoder-decoder model and its tokenizer, and generates one token as a check.
 
     Args:
-        name (`str` or `Path`): a model folder, or the id of a repository on the Hub.
-        dtype (`torch.dtype` or `str`): type of the weights; by default the one they were saved in.
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        dtype (`torch.dtype` or `str`): data type of the weights; by default the saved one.
 
     Returns:
         `tuple` of a [`PreTrainedModel`] in evaluation mode and its [`PreTrainedTokenizerBase`].
 
     Raises:
-        ValueError: as [`load_model`] and [`load_whole_tokenizer`], or the two do not fit each other, or no translation
-            comes out of them.
+        ValueError: as in [`load_model`] and [`load_whole_tokenizer`], or model and tokenizer do not match, or the
+            model cannot translate.
     """
     _check_config(name)
     tokenizer = load_whole_tokenizer(name)
     model = load_model(name, dtype)
     check_vocabulary(model, tokenizer, name)
-    # The generation config may have anything in it, and so may the tokenizer.
-    with quiet(), _refused(f"The model {str(name)!r} cannot translate", name), torch.inference_mode():
+    # No list of settings is complete, neither of generation configs nor of tokenizers.
+    with quiet(), _as_value_error(f"The model {str(name)!r} cannot translate", name), torch.inference_mode():
         inputs = tokenizer([tokenizer.eos_token], return_tensors="pt")
         found = model.generate(**inputs, max_new_tokens=1, num_return_sequences=1, return_dict_in_generate=False)
         tokenizer.batch_decode(found, skip_special_tokens=True)
@@ -87,56 +85,60 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
 
 def load_model(name: str | Path, dtype: Any = "auto") -> Any:
     """
-    Loads an encoder-decoder model, every weight of which was in its files.
+    Loads an encoder-decoder model, and checks that its files have every weight.
 
     Args:
-        name (`str` or `Path`): a model folder, or the id of a repository on the Hub.
-        dtype (`torch.dtype` or `str`): type of the weights; by default the one they were saved in.
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        dtype (`torch.dtype` or `str`): data type of the weights; by default the saved one.
 
     Returns:
         [`PreTrainedModel`] on the CPU, in evaluation mode.
 
     Raises:
-        ValueError: a file is missing or damaged, has values that cannot be used, or the weights are not finite or not
-            those of the config. The message names the file.
+        ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite or do not match
+            the config; the message names the file.
     """
     folder = _check_config(name)
     _check_sizes(folder)
-    with quiet(), _refused(f"The model {str(name)!r} cannot be loaded", folder):
+    with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
             model, report = AutoModelForSeq2SeqLM.from_pretrained(
                 name,
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                # Code of the repository is not run, and nobody is asked about it.
+                # Code of the repository never runs, and there is no prompt about it.
                 trust_remote_code=False,
             )
         except UnpicklingError as error:
             raise ValueError(
-                f"The weights in {name} are a pickle that is not whole, or has more in it than weights, and cannot be "
-                "read without running its code; model.safetensors is read."
+                f"The weights in {name} are a pickle that is damaged, or contains code: save them as "
+                "model.safetensors."
             ) from error
         except Exception:
             _read_tensors(folder)
             raise
-    _check_report(report, name)
-    check_finite(model, name)
+        check_shapes(model, report)
+    problem = find_loading_error(model, report)
+    if problem is None and report["error_msgs"]:
+        problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
+    if problem is not None:
+        raise ValueError(problem)
     return model.eval()
 
 
 def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
-    Loads a tokenizer that a translation model can use.
+    Loads a tokenizer for a translation model, and checks all its files.
 
     Args:
-        name (`str` or `Path`): a folder, or the id of a repository on the Hub.
+        name (`str` or `Path`): folder, or id of a repository on the Hub.
 
     Returns:
         [`PreTrainedTokenizerBase`].
 
     Raises:
-        ValueError: the tokenizer is missing, one of its files is damaged, or it lacks what translation needs.
+        ValueError: the tokenizer is missing or lacks what translation needs, or one of its files is damaged.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -144,7 +146,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     for file in TOKENIZER_SETTINGS:
         if (folder / file).exists():
             _read(folder / file)
-    with quiet(), _refused(f"The tokenizer in {name} cannot be loaded", folder):
+    with quiet(), _as_value_error(f"The tokenizer in {name} cannot be loaded", folder):
         try:
             tokenizer = load_tokenizer(str(name))
         except Exception as error:
@@ -161,38 +163,37 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def _check_tokenizer_file(path: Path) -> None:
-    """Refuses a damaged tokenizer.json by its name, which the libraries do not tell."""
+    """Raises a `ValueError` with the path of a damaged tokenizer.json, which the errors of the libraries lack."""
     if not path.exists():
-        raise ValueError(f"{path} is missing, or another file that a fast tokenizer could be made of.")
+        raise ValueError(f"{path} is missing, and so are the files that it could be converted from.")
     _read(path)
     try:
         Tokenizer.from_file(str(path))
-    # Its errors are of no narrower class.
+    # tokenizers raises plain exceptions.
     except Exception as error:
         raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
 
 
 def check_finite(model: Any, name: str | Path) -> None:
-    """Raises a `ValueError` for the first tensor of a model that has NaN or infinity."""
-    for tensor, weight in (*model.named_parameters(), *model.named_buffers()):
-        if weight.is_floating_point() and not weight.isfinite().all():
-            raise ValueError(f"The weights in {name} have values in {tensor} that are not finite.")
+    """Raises a `ValueError` if a weight of a model is NaN or infinite."""
+    if tensor := find_non_finite(model):
+        raise ValueError(f"The weights in {name} have non-finite values in {tensor}.")
 
 
 def check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
-    """Raises a `ValueError` where the tokenizer of a model has ids that its embedding has no row for."""
+    """Raises a `ValueError` if a tokenizer has ids beyond the embedding of its model."""
     rows = model.get_input_embeddings().weight.shape[0]
     token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if highest >= rows:
         raise ValueError(
             f"The tokenizer in {name} has the id {highest} ({_shown(token)}), but the embedding of the model has only "
-            f"{rows} rows: they are not of one model."
+            f"{rows} rows: they belong to different models."
         )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the libraries' progress bars, and their warnings about what is refused here in one sentence."""
+    """Silences progress bars and warnings of the libraries, where errors here say the same."""
     verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -207,15 +208,16 @@ def quiet() -> Iterator[None]:
 
 
 def _check_config(name: str | Path) -> Path:
-    """Refuses the settings of a model that cannot be used; returns the folder that they are in."""
+    """Checks the config files of a model, and returns their folder."""
     folder = _folder(name)
     check_settings(folder)
     model_type = _read(folder / SETTINGS[0])["model_type"]
     if model_type not in CONFIG_MAPPING:
         raise ValueError(
-            f"{folder / SETTINGS[0]} has the model_type {_shown(model_type)}, which this transformers does not know."
+            f"{folder / SETTINGS[0]} has the model_type {_shown(model_type)}, which the installed version of "
+            "transformers does not have."
         )
-    with quiet(), _refused(f"{folder / SETTINGS[0]} cannot be used", folder):
+    with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     return folder
 
@@ -225,13 +227,13 @@ def _check_config(name: str | Path) -> Path:
 
 def check_settings(folder: Path) -> None:
     """
-    Refuses values in `config.json` and `generation_config.json` that transformers takes and cannot use.
+    Checks the values in `config.json` and `generation_config.json`, many of which transformers accepts unchecked.
 
     Args:
-        folder (`Path`): has the first, and perhaps the second, without which transformers takes its own defaults.
+        folder (`Path`): folder with `config.json` and, optionally, `generation_config.json`.
 
     Raises:
-        ValueError: with the file, the name and the value.
+        ValueError: a setting is invalid; the message has file, name, value and expectation.
     """
     size: Any = None
     for path in (folder / file for file in SETTINGS):
@@ -251,7 +253,7 @@ def check_settings(folder: Path) -> None:
 
 
 def _expected(name: str, value: Any) -> str | None:
-    """Returns the kind of value that a setting must have, or `None` if it has it."""
+    """Returns the expected kind of value, for an error message, or `None` if the value is valid."""
     if any(_is_extreme(number) for number in _flat(value)):
         return "finite"
     if name in COUNTS and not (_is_count(value, COUNTS[name]) and value <= HIGHEST_COUNT):
@@ -276,7 +278,7 @@ def _expected(name: str, value: Any) -> str | None:
 
 
 def _is_extreme(value: Any) -> bool:
-    """Tells whether a value is a number that torch cannot hold."""
+    """Returns whether a value is a number outside the range of torch."""
     return (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
 
 
@@ -292,7 +294,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> list[Any]:
-    """An id, or all ids of lists."""
+    """Flattens nested lists."""
     return [id_ for each in value for id_ in _flat(each)] if isinstance(value, list) else [value]
 
 
@@ -305,36 +307,36 @@ def _shown(value: Any) -> str:
 
 
 def _folder(name: str | Path, *files: str) -> Path:
-    """The folder of a model; for the id of a repository, the one in the Hub's cache that has these small files."""
+    """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
     if Path(name).is_dir():
         return Path(name)
-    with _refused(f"The model {str(name)!r} cannot be loaded", name):
+    with _as_value_error(f"The model {str(name)!r} cannot be loaded", name):
         folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
         for file in files or SETTINGS[1:]:
             try:
                 hf_hub_download(str(name), file)
             except LocalEntryNotFoundError:
-                # Without a network only the cache is asked; with one, nobody knows what the Hub has.
+                # Offline, the cache decides. Online, the Hub has failed to answer.
                 if not is_offline_mode():
                     raise
             except EntryNotFoundError:
-                # Files that the repository does not have are not needed.
+                # These files are optional.
                 continue
     return folder
 
 
 @contextmanager
-def _refused(what: str, name: str | Path) -> Iterator[None]:
+def _as_value_error(what: str, name: str | Path) -> Iterator[None]:
     """
-    Any error as a `ValueError`: transformers, tokenizers and torch have no class of their own for damaged files, and
-    what is wrong with a value shows wherever it is used first. One that has the name of the model in it stays.
+    Turns any error into a `ValueError` that names the model: transformers, tokenizers and torch have no error class
+    for damaged files, and an invalid value fails where it is first used.
     """
     try:
         yield
     except ImportError:
         raise
     except Exception as error:
-        logger.debug("Where it happened:", exc_info=True)
+        logger.debug("Original error:", exc_info=True)
         text = " ".join(str(error).split())
         if isinstance(error, ValueError) and str(name) in text:
             raise
@@ -344,7 +346,7 @@ def _refused(what: str, name: str | Path) -> Iterator[None]:
 
 def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """
-    Types and shapes of the tensors in a folder, as the beginnings of its safetensors files say; empty without one.
+    Reads data types and shapes of the tensors in a folder from the headers of its safetensors files, if it has any.
 
     Raises:
         ValueError: a file is damaged; the message names it.
@@ -354,7 +356,7 @@ def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
     if index.exists() and not paths[0].exists():
         files = _read(index).get("weight_map")
         if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-            raise ValueError(f"{index} has no weight_map from names of tensors to files.")
+            raise ValueError(f"{index} has no weight_map from tensor names to files.")
         paths = [folder / file for file in sorted(set(files.values()))]
     found: dict[str, tuple[str, list[int]]] = {}
     for path in paths:
@@ -371,37 +373,18 @@ def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Refuses weights that are no floating-point numbers, and sizes of a config that they do not have."""
+    """Checks that weights are floating-point numbers, and that no size in the config exceeds them."""
     tensors, config = _read_tensors(folder), _read(folder / SETTINGS[0])
     for name, (dtype, _) in tensors.items():
         if dtype not in FLOATS and "quantization_config" not in config:
-            raise ValueError(f"The weights in {folder} have {name} as {dtype}, which is no type of weights.")
-    # Before a model of such a size is made.
+            raise ValueError(
+                f"The weights in {folder} have {name} as {dtype}, but weights must be floating-point numbers."
+            )
+    # Checked before a model of such a size is allocated.
     weights = sum(math.prod(shape) for _, shape in tensors.values())
-    for names, most, what in ((SIZES, weights, "weights"), (LAYERS, len(tensors), "tensors")):
+    for names, most, what in ((SIZES, weights, "values"), (LAYERS, len(tensors), "tensors")):
         for name, value in config.items() if tensors else ():
             if name in names and type(value) is int and value > most:
                 raise ValueError(
-                    f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but beside it are only {most} {what}."
+                    f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but its weights have only {most} {what}."
                 )
-
-
-def _check_report(report: dict[str, Any], name: str | Path) -> None:
-    """Refuses what `from_pretrained` has filled up, left out or made anew."""
-    misfits = sorted(report["mismatched_keys"])
-    what = {
-        f"of another shape ({tuple(misfits[0][1])} in place of {tuple(misfits[0][2])})" if misfits else "": [
-            str(tensor) for tensor, *_ in misfits
-        ],
-        "missing": sorted(map(str, report["missing_keys"])),
-        "too many": sorted(map(str, report["unexpected_keys"])),
-    }
-    for kind, tensors in what.items():
-        if tensors:
-            count = "1 tensor is" if len(tensors) == 1 else f"{len(tensors)} tensors are"
-            first = "" if len(tensors) == 1 else "the first is "
-            raise ValueError(
-                f"The weights in {name} are not those of its config.json: {count} {kind}, {first}{tensors[0]}."
-            )
-    if report["error_msgs"]:
-        raise ValueError(f"The weights in {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID])

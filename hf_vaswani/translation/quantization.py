@@ -1,4 +1,4 @@
-"""Weights of 8 bits for translating on a CPU, by torch's own dynamic quantization."""
+"""Dynamic int8 quantization by torch, for translating on a CPU."""
 
 import warnings
 from typing import Any
@@ -6,30 +6,32 @@ from typing import Any
 import torch
 from torch import nn
 
-# Entries from which on a matrix is multiplied faster in 8 bits: rounding what it multiplies takes time as well.
+# Smallest matrix that is faster in int8, where rounding the activations takes time as well.
 ENTRIES_WORTH_IT = 2**16
 
 
 def to_int8(model: Any) -> Any:
     """
-    Makes a model of which the large matrices have integers of 8 bits, with a scale for each row; what they multiply is
-    rounded to 8 bits as well, with a scale for each call. It is faster on a CPU, and its translations are a little
-    different. Embeddings and norms stay as they are.
+    Quantizes the large matrices of a model to int8, with one scale per row; their inputs are quantized on the fly,
+    with one scale per call. The result is faster on a CPU, and translates slightly differently. Embeddings and norms
+    stay in float32.
 
     Args:
-        model ([`PreTrainedModel`]): on a CPU, in float32. It is not changed.
+        model ([`PreTrainedModel`]): float32 model on the CPU; not changed.
 
     Returns:
-        [`PreTrainedModel`] of the same class, for `generate()`. It cannot be trained, and `save_pretrained` raises a
-        `ValueError`: save the model that it was made of.
+        [`PreTrainedModel`] of the same class, for `generate()`. It cannot be trained, and its `save_pretrained` raises
+        a `ValueError`: save the original model instead.
 
     Raises:
-        ValueError: `model` is on another device, or of another type.
+        ValueError: `model` is on another device or has another data type.
     """
     if model.device.type != "cpu" or model.dtype != torch.float32:
-        raise ValueError(f"Weights of 8 bits are for float32 on a CPU, but this is {model.dtype} on {model.device}.")
+        raise ValueError(
+            f"int8 quantization needs a float32 model on the CPU, but this one is {model.dtype} on {model.device}."
+        )
     with warnings.catch_warnings():
-        # torch means to move this to torchao, whose integers are slower on a CPU than float32.
+        # torch deprecates this for torchao, whose int8 is slower on a CPU than float32.
         warnings.simplefilter("ignore")
         from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
@@ -46,4 +48,4 @@ def to_int8(model: Any) -> Any:
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> None:
-    raise ValueError("A model with weights of 8 bits cannot be saved: save the model that it was made of.")
+    raise ValueError("An int8 model cannot be saved: save the original model.")

@@ -106,7 +106,7 @@ def test_an_interrupted_output_is_resumed(tiny_run, texts, monkeypatch, capsys, 
             "1\t-0.5\teins\n",
             "it was written with another --n-best or --format",
         ),
-        ([], "eins\n" * 34, "The output is of 34 lines already, but the text has only 33"),
+        ([], "eins\n" * 34, "The output has 34 lines already, but the text has only 33"),
     ],
 )
 def test_an_output_of_another_format_or_text_is_not_resumed(tiny_run, texts, capsys, more, content, words) -> None:
@@ -242,7 +242,7 @@ def test_a_full_disk_keeps_whole_lines_and_is_named(tiny_run, texts, capsys) -> 
     output.unlink()
     with size_limit(len(whole) - 20):
         assert main(["translate", *arguments]) == 2
-    assert f"{output} cannot be written: File too large. Its lines are whole" in capsys.readouterr().err
+    assert f"{output} cannot be written: File too large. Its lines are complete" in capsys.readouterr().err
     kept = output.read_bytes()
     assert 0 < len(kept) <= len(whole) - 20 and kept.endswith(b"\n") and whole.startswith(kept)
     assert main(["translate", *arguments, "--resume"]) == 0 and output.read_bytes() == whole

@@ -13,7 +13,7 @@ from hf_vaswani.data.batching import BatchOrder
 from hf_vaswani.data.sources import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
-from hf_vaswani.translation.lines import in_pieces, longest_source
+from hf_vaswani.translation.lines import longest_source, split_lines
 
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
@@ -252,5 +252,5 @@ def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained
     assert len(evaluation.encoded[50]["source_ids"]) == 121
     lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
     assert lengths.max(axis=0).tolist() == [121, 121]
-    assert len(in_pieces([line], tokenizer, longest_source([], tokenizer))[0]) > 1
+    assert len(split_lines([line], tokenizer, longest_source([], tokenizer))[0]) > 1
     assert "longer than the specified maximum" not in caplog.text

@@ -1,4 +1,4 @@
-"""A corpus is translated in order, in batches, as if sentence by sentence."""
+"""A corpus translated in batches keeps its order and has the translations of single sentences."""
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM
@@ -7,7 +7,7 @@ from hf_vaswani.data.tokenizer import add_language_tags, load_tokenizer
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus, translate_n_best
 
 
-def test_a_corpus_is_translated_in_order_whatever_the_batches(tiny_run) -> None:
+def test_a_corpus_is_translated_in_order_with_any_batches(tiny_run) -> None:
     model, tokenizer = (
         AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model"),
         load_tokenizer(str(tiny_run / "model")),
@@ -55,7 +55,7 @@ def translator(tiny_run):
     )
 
 
-def test_every_module_gets_its_mode_back_also_after_an_error(translator, monkeypatch) -> None:
+def test_the_mode_of_every_module_is_restored_even_after_an_error(translator, monkeypatch) -> None:
     model, tokenizer = translator
     model.train()
     model.model.encoder.eval()
@@ -71,7 +71,7 @@ def test_every_module_gets_its_mode_back_also_after_an_error(translator, monkeyp
     with pytest.raises(ValueError, match="max_new_tokens"):
         translate_corpus(model, tokenizer, ["one"], max_new_tokens=-1)
     assert modes_now() == modes
-    # The second batch is never asked for.
+    # The second batch is never requested.
     monkeypatch.setattr(type(tokenizer), "batch_decode", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:
         translate_corpus(model, tokenizer, ["one", "two"], tokens_per_batch=1)
@@ -82,14 +82,14 @@ def test_every_module_gets_its_mode_back_also_after_an_error(translator, monkeyp
     assert modes_now() == modes
 
 
-def test_half_a_character_is_refused_with_its_sentence(translator) -> None:
+def test_an_unpaired_surrogate_is_refused_with_its_sentence(translator) -> None:
     texts = ["one", "tw\ud800o"]
     for work in (
         lambda: translate_corpus(*translator, texts),
         lambda: translate_n_best(*translator, texts, 2),
         lambda: log_probabilities(*translator, ["one", "two"], texts),
     ):
-        with pytest.raises(ValueError, match=r"Sentence 2 has half a character of UTF-16 \('\\ud800'\)"):
+        with pytest.raises(ValueError, match=r"Sentence 2 has an unpaired UTF-16 surrogate \('\\ud800'\)"):
             work()
 
 
@@ -98,11 +98,11 @@ def test_one_beam_has_no_scores(translator) -> None:
         translate_n_best(*translator, ["one"], 1, num_beams=1)
 
 
-def test_a_tag_alone_has_nothing_to_translate(translator) -> None:
+def test_a_tag_alone_is_not_translated(translator) -> None:
     model, tokenizer = translator
     add_language_tags(tokenizer, ["de"])
     model.resize_token_embeddings(len(tokenizer))
-    # It would say something whatever it reads.
+    # The model would otherwise generate something for any input.
     settings = {"min_new_tokens": 3, "max_new_tokens": 5}
     assert translate_corpus(model, tokenizer, ["", "<2de>", " <2de> ", "<2de> one"], **settings)[:3] == ["", "", ""]
     assert translate_n_best(model, tokenizer, ["<2de>"], 2, num_beams=2, **settings) == [[(0.0, ""), (0.0, "")]]

@@ -1,4 +1,4 @@
-"""Lines of a text: cut where they are too long, in order whoever translates them, written as wholes."""
+"""Lines of a text: long ones are split, any number of processes keeps their order, and they are written complete."""
 
 import io
 import os
@@ -13,7 +13,16 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
 from hf_vaswani.translation.batches import translate_corpus, translate_n_best
-from hf_vaswani.translation.lines import LineTranslator, cut, in_pieces, longest_source, write_whole
+from hf_vaswani.translation.lines import (
+    LineTranslator,
+    OutputFile,
+    join_candidates,
+    longest_source,
+    skip_lines,
+    split_lines,
+    split_text,
+    write_whole,
+)
 
 from ..conftest import ROOT
 
@@ -37,23 +46,23 @@ def at_most(length: int):
         ("ab", 0, ["a", "b"]),
     ],
 )
-def test_a_cut_is_where_it_hurts_least(text, length, pieces) -> None:
-    assert cut(text, at_most(length)) == pieces
+def test_a_text_is_split_between_sentences_then_words_then_characters(text, length, pieces) -> None:
+    assert split_text(text, at_most(length)) == pieces
 
 
-def test_nothing_is_lost_by_cutting() -> None:
+def test_splitting_loses_no_text() -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(200):
         letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
         text = "".join("abcd  .!"[i] for i in letters).strip()
-        pieces = cut(text, at_most(9))
+        pieces = split_text(text, at_most(9))
         assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
         assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
 
 
 @pytest.fixture(scope="module")
 def short_model():
-    """A model with a learned table of 24 positions, and its tokenizer, which has a tag."""
+    """A model with 24 learned positions, and its tokenizer with a language tag."""
     words = "one two three four five six seven eight nine ten"
     tokenizer = train_tokenizer([words] * 50, 320)
     add_language_tags(tokenizer, ["de"])
@@ -69,14 +78,14 @@ SENTENCE = "one two three four five six seven."
 LONG = " ".join([SENTENCE] * 4)
 
 
-def test_lines_that_are_too_long_are_translated_in_pieces(short_model) -> None:
+def test_long_lines_are_split_and_their_translations_joined(short_model) -> None:
     model, tokenizer = short_model
     assert longest_source([model], tokenizer) == 24
     with pytest.raises(ValueError, match="max_position_embeddings"):
         translate_corpus(model, tokenizer, [LONG])
     translator = LineTranslator([model], tokenizer)
     found = translator(["one", LONG, "", "two"])
-    assert translator.were_cut == 1
+    assert translator.lines_split == 1
     one, sentence, two = translate_corpus(model, tokenizer, ["one", SENTENCE, "two"])
     assert [candidates[0][1] for candidates in found] == [one, " ".join([sentence] * 4), "", two]
 
@@ -87,13 +96,13 @@ def test_lines_that_are_too_long_are_translated_in_pieces(short_model) -> None:
     assert found[1] == [(pytest.approx(score), text) for score, text in two]
 
 
-def test_a_tag_stands_in_front_of_each_piece(short_model) -> None:
+def test_each_piece_has_the_tag(short_model) -> None:
     _, tokenizer = short_model
-    assert in_pieces([f"<2de> {LONG}", "<2de> one"], tokenizer, 24) == [[f"<2de> {SENTENCE}"] * 4, ["<2de> one"]]
-    assert in_pieces([], tokenizer, 24) == []
+    assert split_lines([f"<2de> {LONG}", "<2de> one"], tokenizer, 24) == [[f"<2de> {SENTENCE}"] * 4, ["<2de> one"]]
+    assert split_lines([], tokenizer, 24) == []
 
 
-def test_the_least_of_all_limits_counts(short_model) -> None:
+def test_the_lowest_limit_holds(short_model) -> None:
     model, _ = short_model
     other = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=300, d_model=16, d_ff=32, num_heads=2))
     tokenizer = train_tokenizer(["one two"], 300)
@@ -102,7 +111,7 @@ def test_the_least_of_all_limits_counts(short_model) -> None:
     assert longest_source([other, model], tokenizer) == 7
 
 
-def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
+def test_two_processes_write_the_output_of_one(tiny_run, tmp_path) -> None:
     words = ["one", "two three", "", "four five six", "nine"]
     text = "".join(f"{words[i % 5]} {words[i % 3]}".strip() + "\n" for i in range(2500))
     (tmp_path / "long.txt").write_text(text + "six " * 1200 + "\nbad\n", encoding="utf-8")
@@ -128,7 +137,26 @@ def test_two_processes_write_what_one_writes(tiny_run, tmp_path) -> None:
     assert found[0].splitlines()[:40] == translate_corpus(model, tokenizer, text.splitlines()[:40])
 
 
-def test_ctrl_c_waits_for_the_end_of_the_lines() -> None:
+def test_n_best_lists_are_joined_rank_by_rank() -> None:
+    assert join_candidates([[(-1.0, "a"), (-2.0, "b")]]) == [(-1.0, "a"), (-2.0, "b")]
+    assert join_candidates([[(-1.0, "a"), (-2.0, "b")], [(-4.0, "c"), (-8.0, "d")]]) == [(-5.0, "a c"), (-10.0, "b d")]
+
+
+def test_skipping_lines_needs_as_many() -> None:
+    assert list(skip_lines(iter(["a", "b", "c"]), 2)) == ["c"]
+    assert list(skip_lines(iter(["a"]), 1)) == []
+    with pytest.raises(ValueError, match="The output has 2 lines already, but the text has only 1"):
+        list(skip_lines(iter(["a"]), 2))
+
+
+def test_an_output_file_is_appended_to(tmp_path) -> None:
+    for text in ("one\n", "zwei\nü\n"):
+        with OutputFile(tmp_path / "out") as file:
+            file.write(text)
+    assert (tmp_path / "out").read_text("utf-8") == "one\nzwei\nü\n"
+
+
+def test_ctrl_c_is_delayed_until_the_lines_are_written() -> None:
     class Slow(io.StringIO):
         def write(self, text: str) -> int:
             for line in text.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""A damaged model folder is refused in one sentence that names its file, or it translates as before."""
+"""A damaged model folder is refused with an error that names the file, or it translates as before."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ SENTENCES = ["one two", "nine"]
 
 @pytest.fixture
 def folder(tiny_run, tmp_path) -> Path:
-    """A model folder of its own."""
+    """A copy of the model folder."""
     for file in FILES:
         (tmp_path / "model").mkdir(exist_ok=True)
         shutil.copyfile(tiny_run / "model" / file, tmp_path / "model" / file)
@@ -80,10 +80,10 @@ DAMAGES = [
         with_values(layer_norm_eps=10**400),
         "config.json has layer_norm_eps 1000.*\\.\\.\\., but it must",
     ),
-    ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but beside it are only"),
-    ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but beside it"),
-    ("config.json", with_values(encoder_layers=2), "config.json: 12 tensors are missing, the first is model.encoder"),
-    ("config.json", with_values(vocab_size=305), r"1 tensor is of another shape \(\(300, 16\) in place of"),
+    ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but its weights have only"),
+    ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but its weights"),
+    ("config.json", with_values(encoder_layers=2), r"config.json: 12 missing \(first: model.encoder"),
+    ("config.json", with_values(vocab_size=305), r"1 of another shape \(first: .*, \(300, 16\) in the file"),
     ("config.json", with_values(dtype="abc"), "cannot be used|cannot be loaded"),
     ("config.json", with_values(eos_token_id=300), "config.json has the id 300 as eos_token_id"),
     ("generation_config.json", with_values(num_beams=0), "generation_config.json has num_beams 0, but it must be"),
@@ -115,16 +115,20 @@ DAMAGES = [
         with_values(eos_token="<x>"),
         "has the id 300 .'<x>'., but the embedding .* only 300 rows",
     ),
-    ("model.safetensors", with_weights(lambda weights: weights.pop(FC1)), f"1 tensor is missing, {FC1}"),
-    ("model.safetensors", with_weights(lambda weights: weights.update(x=torch.ones(1))), "1 tensor is too many, x"),
+    ("model.safetensors", with_weights(lambda weights: weights.pop(FC1)), rf"1 missing \(first: {FC1}\)"),
+    ("model.safetensors", with_weights(lambda weights: weights.update(x=torch.ones(1))), r"1 unexpected \(first: x\)"),
     ("model.safetensors", with_weights(lambda weights: weights.update({FC1: weights[FC1].int()})), f"{FC1} as I32"),
     (
         "model.safetensors",
         with_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})),
-        rf"1 tensor is of another shape .*, {FC1}",
+        rf"1 of another shape \(first: {FC1}, \(2, 2\) in the file",
     ),
     *(
-        ("model.safetensors", with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)), f"{FC1} that")
+        (
+            "model.safetensors",
+            with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)),
+            f"{FC1} has non-finite values",
+        )
         for value in (torch.nan, torch.inf)
     ),
 ]
@@ -150,7 +154,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize(("file", "change"), HARMLESS)
-def test_what_has_no_influence_is_no_reason(folder, file, change) -> None:
+def test_changes_without_influence_are_accepted(folder, file, change) -> None:
     expected = translate_corpus(*load_translator(folder), SENTENCES)
     change(folder / file)
     assert translate_corpus(*load_translator(folder), SENTENCES) == expected
@@ -172,14 +176,14 @@ def test_every_verb_refuses_with_exit_code_2(folder, tmp_path, capsys) -> None:
         assert "generation_config.json is not JSON" in said.err and said.err.count("\n") == 1 and not said.out
 
 
-def test_no_code_of_a_folder_is_asked_about(folder, monkeypatch) -> None:
+def test_there_is_no_prompt_about_code_of_a_folder(folder, monkeypatch) -> None:
     with_values(model_type="abc")(folder / "config.json")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks"))
     with pytest.raises(ValueError, match="'abc'"):
         load_translator(folder)
 
 
-def test_other_models_are_read_as_strictly(spms, tmp_path, capsys) -> None:  # noqa: F811
+def test_other_models_are_checked_as_strictly(spms, tmp_path, capsys) -> None:  # noqa: F811
     folder = tmp_path / "marian"
     folder.mkdir()
     marian_folder(folder, spms)
@@ -189,12 +193,12 @@ def test_other_models_are_read_as_strictly(spms, tmp_path, capsys) -> None:  # n
     assert "marian is not a fast one (with a tokenizer.json)" in capsys.readouterr().err
     layers = json.loads((folder / "config.json").read_text())["decoder_layers"]
     with_values(decoder_layers=layers + 1)(folder / "config.json")
-    with pytest.raises(ValueError, match=f"tensors are missing, the first is model.decoder.layers.{layers}"):
+    with pytest.raises(ValueError, match=rf"missing \(first: model.decoder.layers.{layers}"):
         load_model(folder)
 
 
 def test_a_repository_in_the_cache_is_read_offline(folder, tmp_path, monkeypatch) -> None:
-    """As `from_pretrained` has put it there."""
+    """In the layout that `from_pretrained` leaves there."""
     expected = translate_corpus(*load_translator(folder), SENTENCES)
     repository = tmp_path / "hub" / "models--user--name"
     (repository / "refs").mkdir(parents=True)
@@ -210,7 +214,7 @@ def test_a_repository_in_the_cache_is_read_offline(folder, tmp_path, monkeypatch
         load_translator("user/other")
 
 
-def test_it_is_what_from_pretrained_loads(folder) -> None:
+def test_the_model_equals_that_of_from_pretrained(folder) -> None:
     model, tokenizer = load_translator(folder)
     plain = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert not model.training and model.dtype == plain.dtype

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: the same class, nearly the same scores, by the same search."""
+"""An int8 model has the same class, nearly the same scores, and uses the same search."""
 
 import pytest
 import torch
@@ -12,14 +12,14 @@ from ..model.test_search import fast_and_stock, sentences
 
 @pytest.fixture(scope="module")
 def models():
-    """A model whose vocabulary and feed-forward networks are large enough, and the same in 8 bits."""
+    """A model with matrices large enough to be quantized, and its int8 version."""
     torch.manual_seed(0)
     sizes = {"d_model": 64, "d_ff": 1024, "num_heads": 4, "encoder_layers": 1, "decoder_layers": 2}
     model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=1024, **sizes)).eval()
     return model, to_int8(model)
 
 
-def test_the_large_matrices_have_8_bits_and_the_model_is_as_it_was(models) -> None:
+def test_large_matrices_are_quantized_and_the_model_is_unchanged(models) -> None:
     model, small = models
     assert type(small) is type(model) and small is not model
     assert type(model.lm_head) is nn.Linear and model.lm_head.weight is model.model.decoder.embed_tokens.weight
@@ -31,7 +31,7 @@ def test_the_large_matrices_have_8_bits_and_the_model_is_as_it_was(models) -> No
     assert type(small.model.decoder.layers[0].self_attn.q_proj) is nn.Linear
 
 
-def test_scores_differ_by_the_rounding(models) -> None:
+def test_scores_differ_by_rounding_only(models) -> None:
     model, small = models
     inputs = sentences(16)
     inputs["decoder_input_ids"] = torch.ones(16, 1, dtype=torch.long)
@@ -45,17 +45,17 @@ def test_scores_differ_by_the_rounding(models) -> None:
 def test_the_search_is_the_fast_one(models, monkeypatch, beams) -> None:
     _, small = models
     fast, stock = fast_and_stock(monkeypatch, small, sentences(7), num_beams=beams, max_new_tokens=6)
-    # Where it rounds depends on what it multiplies at a time.
+    # Rounding depends on the inputs of each call.
     assert (fast.sequences == stock.sequences).float().mean() > 0.5
 
 
-def test_what_it_is_not_for(models) -> None:
-    with pytest.raises(ValueError, match="for float32 on a CPU, but this is torch.bfloat16 on cpu"):
+def test_other_data_types_are_refused(models) -> None:
+    with pytest.raises(ValueError, match="needs a float32 model on the CPU, but this one is torch.bfloat16 on cpu"):
         to_int8(VaswaniForConditionalGeneration(models[0].config).to(torch.bfloat16))
 
 
-def test_it_says_that_it_cannot_be_saved(models, tmp_path) -> None:
-    with pytest.raises(ValueError, match="with weights of 8 bits cannot be saved: save the model that it was made of"):
+def test_saving_is_refused(models, tmp_path) -> None:
+    with pytest.raises(ValueError, match="An int8 model cannot be saved: save the original model"):
         models[1].save_pretrained(tmp_path / "small")
     assert not (tmp_path / "small").exists()
     models[0].save_pretrained(tmp_path / "whole")
