@@ -90,11 +90,12 @@ def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
     Checks that a BLEU is high enough for publishing.
 
     Raises:
-        ValueError: it is below `min_bleu`, or NaN.
+        ValueError: it is below `min_bleu`, NaN or missing.
     """
     # A NaN fails this comparison, but would pass `bleu < min_bleu`.
     if bleu is None or not bleu >= min_bleu:
-        raise ValueError(f"{folder} is not published: its BLEU is {bleu:.2f}, and hub.min_bleu is {min_bleu:.2f}.")
+        found = "missing" if bleu is None else f"{bleu:.2f}"
+        raise ValueError(f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {min_bleu:.2f}.")
 
 
 # ---- Commit ------------------------------------------------------------------------------------------------------
