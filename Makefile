@@ -33,7 +33,8 @@ docs: .venv/installed  ## build the manual into build/docs
 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
-	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/test_pipeline.py tests/test_remote_code.py tests/test_decoding.py
+	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/model/test_pipeline.py tests/model/test_remote_code.py \
+		tests/model/test_search.py tests/model/test_decoding.py tests/model/test_as_written.py
 
 # What `make test` has a small share of: 15 minutes at most on two cores. SEED draws the attacks, and is printed.
 ifndef SEED
