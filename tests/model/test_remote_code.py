@@ -45,6 +45,9 @@ print(json.dumps({
     "encoder": AutoModelForTextEncoding.from_pretrained(folder, **trust)(ids)[0].tolist(),
     "texts": [translator(sentence, max_new_tokens=12)[0]["translation_text"] for translator in translators],
     "task": translators[1].task,
+    "fast": model.as_written.matches(model),
+    "loss": model(input_ids=ids, labels=ids, epsilon_ls=0.1, loss_only=True).loss.item(),
+    "files": [name.split(".")[-1] + ".py" for name in sys.modules if name.startswith("transformers_modules.")],
 }))
 """
 
@@ -83,6 +86,10 @@ def test_a_stranger_gets_the_same_logits_and_the_same_text(tiny_run, tmp_path, s
     assert got["encoder"] == whole.encoder_last_hidden_state.tolist()
     assert got["texts"] == [translator(SENTENCE, max_new_tokens=12)[0]["translation_text"]] * 4
     assert got["task"] == "translation_en_to_de"
+    assert got["fast"]
+    assert got["loss"] == model(input_ids=IDS, labels=IDS, epsilon_ls=0.1, loss_only=True).loss.item()
+    # All code came with the folder, the kernels of the loss among it.
+    assert set(got["files"]) >= TRAVELLING >= {"modeling_vaswani.py", "kernels_vaswani.py"}
     # What the stranger saved is as good as the first folder.
     for again in ("model", "pipeline"):
         assert {path.name for path in (tmp_path / again).glob("*.py")} == TRAVELLING
