@@ -96,7 +96,7 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
             "say how many stay."
         )
     # By its record: a moving average that was lost is not to be replaced by what it is the average of.
-    names = read_progress(checkpoint)["files"] if is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
+    names = read_progress(checkpoint).files if is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
     path = checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS)
     try:
         return load_file(path)
@@ -115,10 +115,10 @@ def _check_files(folder: Path) -> None:
         ValueError: a file is missing or not as it was written.
     """
     if is_checkpoint(folder):
-        damage = find_damage(folder, read_progress(folder)["files"])
+        damage = find_damage(folder, read_progress(folder).files)
         if damage is not None:
             raise ValueError(f"{damage}. {advice(folder)}")
     elif folder.name == MODEL and (folder.parent / RESULT).is_file() and (folder.parent / RECIPE).is_file():
-        damage = find_damage(folder, read_result(folder.parent).get("files", {}))
+        damage = find_damage(folder, read_result(folder.parent).files or {})
         if damage is not None:
             raise ValueError(f"{damage}. The command of the training makes it again from the checkpoints.")

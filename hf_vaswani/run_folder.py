@@ -1,19 +1,23 @@
-"""The folder of a run: its files, its records, and its checkpoints: listed, ranked, kept, resumed."""
+"""The folder of a run: its records, typed and checked, and its checkpoints: listed, ranked, kept and resumed."""
 
 import json
 import math
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import UnionType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from .files import (
     atomic_write_text,
     digest,
     find_damage,
+    read_json,
     read_json_lines,
     read_sealed,
+    sealed,
     temporary_name,
 )
 from .recipe import Recipe, TrainingRecipe, load_recipe
@@ -29,7 +33,7 @@ NONFINITE = "nonfinite_updates.jsonl"
 CURVE = "training.jsonl"
 RESULT = "test.json"
 
-# What a run may change when it is resumed: nothing that its results so far depend on.
+# Settings that a resumed run may change, because its results so far do not depend on them.
 CHANGEABLE = {
     "run_dir",
     "data.num_proc",
@@ -53,41 +57,279 @@ CHANGEABLE = {
     "hub.license",
 }
 
+T = TypeVar("T")
+BestBy = Literal["bleu", "loss"]
 
-def digests(folder: Path) -> dict[str, str]:
+
+# ---- Records -----------------------------------------------------------------------------------------------------
+
+# The fields of a record are the keys of its JSON object, in this order. A field whose default is None may be absent,
+# because a run does not always have it, or because earlier versions did not write it.
+
+
+@dataclass(frozen=True)
+class Validation:
     """
-    SHA-256 of the files that make up the model (weights, config, tokenizer, code), without the training's state.
+    Loss and scores of one validation: a line of `validations.jsonl`.
+
+    Attributes:
+        step (`int`): updates so far.
+        loss (`float`, *optional*): nats per target token; `None` if it is not finite.
+        bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
+        signatures (`dict[str, str]`): sacreBLEU's, by metric.
+        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
+        best (`bool`): True for the best validation of the run.
+        seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
+            that was validated; not written to `validations.jsonl`.
+    """
+
+    step: int
+    loss: float | None
+    bleu: float
+    chrf: float | None = None
+    ter: float | None = None
+    signatures: dict[str, str] | None = None
+    sets: dict[str, dict[str, float]] | None = None
+    best: bool = False
+    seconds: float | None = None
+    files: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    The result of a run: `test.json`.
+
+    Attributes:
+        step (`int`): updates of the training.
+        averaged (`list[str]`): names of the checkpoints whose mean the model is.
+        seconds (`float`): duration of the training, validations included.
+        model (`str`): folder that `from_pretrained` loads.
+        bleu (`float`), chrf (`float`), ter (`float`), signatures (`dict[str, str]`), sets: scores of the test set as
+            in [`Validation`]; `None` without a test set.
+        samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
+        files (`dict[str, str]`): SHA-256 of the model's files, by name.
+        translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
+    """
+
+    step: int
+    averaged: list[str]
+    seconds: float | None = None
+    model: str | None = None
+    bleu: float | None = None
+    chrf: float | None = None
+    ter: float | None = None
+    signatures: dict[str, str] | None = None
+    sets: dict[str, dict[str, float]] | None = None
+    samples: list[dict[str, str]] | None = None
+    files: dict[str, str] | None = None
+    translations: dict[str, str] | None = None
+
+
+# What a model card shows: the test of a model, or the validation of a checkpoint.
+Scored = Validation | Result
+
+
+@dataclass(frozen=True)
+class Progress:
+    """
+    How far a run had come at a checkpoint: its `progress.json`.
+
+    Attributes:
+        step (`int`): updates so far.
+        position (`dict[str, Any]`): position in the data.
+        data (`dict[str, Any]`): fingerprint of the data.
+        launch (`dict[str, Any]`): number of processes, precision and sharding.
+        nonfinite (`int`): skipped updates in a row, up to this one.
+        seconds (`float`): duration of the training so far.
+        files (`dict[str, str]`): SHA-256 of the model's files, by name.
+        state (`dict[str, str]`, *optional*): SHA-256 of all other files of the checkpoint, by name.
+        recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
+        validations (`list[Validation]`, *optional*): validations so far.
+    """
+
+    step: int
+    position: dict[str, Any]
+    data: dict[str, Any]
+    launch: dict[str, Any]
+    nonfinite: int
+    seconds: float
+    files: dict[str, str]
+    state: dict[str, str] | None = None
+    recipe: dict[str, Any] | None = None
+    validations: list[Validation] | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of all files of the checkpoint but this record, by name."""
+        return self.files | (self.state or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """
+    One source of training text, as [`Environment`] describes it.
+
+    Attributes:
+        direction (`str`, *optional*): languages, as `"en-de"`.
+        dataset_is_local (`bool`): False only if the source is a dataset on the Hub.
+        pairs (`dict[str, int]`): number of sentence pairs by split; a stream has no known number.
+    """
+
+    direction: str | None = None
+    dataset_is_local: bool = True
+    pairs: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """
+    Versions, machine and command of a run: `environment.json`.
+
+    Attributes:
+        python (`str`), packages (`dict[str, str]`), git_revision (`str`, *optional*): versions; the last one is that
+            of this package, if it runs from a repository.
+        machine (`str`), cpu (`str`), gpu (`str`), gpu_watts (`float`), device (`str`): hardware, as far as it is
+            known; the power limit is that of one GPU.
+        processes (`int`), cpu_threads (`int`), mixed_precision (`str`): how the training was launched.
+        seed (`int`): the recipe's.
+        command (`list[str]`): program and arguments.
+        data (`list[Text]`, *optional*): the sources of text, if they were read.
+    """
+
+    python: str
+    packages: dict[str, str]
+    git_revision: str | None = None
+    machine: str | None = None
+    cpu: str | None = None
+    gpu: str | None = None
+    gpu_watts: float | None = None
+    device: str | None = None
+    processes: int
+    cpu_threads: int
+    mixed_precision: str
+    seed: int
+    command: list[str]
+    data: list[Text] | None = None
+
+
+def _to_json(record: Any) -> dict[str, Any]:
+    """Returns the JSON object of a record, without absent values; a loss of null is not absent, but not finite."""
+    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k == "loss"})
+
+
+def _from_json(kind: type[T], content: dict[str, Any]) -> T:
+    """Makes a record of a JSON object and ignores the keys of other versions; raises `ValueError` for bad values."""
+    values = {}
+    for each in fields(cast(Any, kind)):
+        if each.name in content:
+            try:
+                values[each.name] = _typed(content[each.name], each.type)
+            except TypeError as error:
+                raise ValueError(f"{each.name} is {str(content[each.name])[:80]!r}") from error
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{each.name} is missing")
+    return kind(**values)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Checks a JSON value against a type annotation, and makes records of objects; raises `TypeError`."""
+    if isinstance(kind, UnionType):
+        kind = type(None) if value is None else get_args(kind)[0]
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer is Any:
+        return value
+    # Exact types: JSON's true is no number.
+    if type(value) not in ((int, float) if outer is float else (dict,) if is_dataclass(outer) else (outer,)):
+        raise TypeError
+    if is_dataclass(outer):
+        return _from_json(cast(type[Any], outer), value)
+    if outer is list:
+        return [_typed(each, inner[0]) for each in value]
+    if outer is dict:
+        return {name: _typed(each, inner[1]) for name, each in value.items()}
+    return value
+
+
+def _read_record(kind: type[T], path: Path, content: dict[str, Any]) -> T:
+    try:
+        return _from_json(kind, content)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged, or of another version: {error}.") from error
+
+
+def read_environment(run_dir: Path) -> Environment:
+    """
+    Reads the `environment.json` of a run.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    path = run_dir / ENVIRONMENT
+    return _read_record(Environment, path, read_json(path))
+
+
+def write_environment(run_dir: Path, environment: Environment) -> None:
+    """
+    Writes the `environment.json` of a run.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(_to_json(environment), indent=2) + "\n")
+
+
+def read_result(run_dir: Path) -> Result:
+    """
+    Reads the `test.json` of a run.
+
+    Raises:
+        ValueError: it is missing or damaged.
+    """
+    path = run_dir / RESULT
+    result = _read_record(Result, path, read_sealed(path))
+    if result.bleu is not None and None in (result.chrf, result.ter, result.signatures):
+        raise ValueError(f"{path} is damaged: it has a BLEU, but lacks chrF, TER or the signatures.")
+    return result
+
+
+def write_result(run_dir: Path, result: Result) -> None:
+    """
+    Writes the `test.json` of a run.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    atomic_write_text(run_dir / RESULT, json.dumps(sealed(_to_json(result)), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """
+    Reads the record of a checkpoint.
 
     Args:
-        folder (`Path`): of a model or a checkpoint. Where there is a moving average, that is the model.
+        checkpoint (`Path`): its folder.
 
-    Returns:
-        `dict[str, str]`: hexadecimal digits by the name of the file.
+    Raises:
+        ValueError: it is missing or damaged; the message says how to resume without it.
     """
-    names = [path.name for path in folder.iterdir() if path.is_file()]
-    return {name: digest(folder / name) for name in sorted(names) if _is_of_the_model(name, EMA_WEIGHTS in names)}
+    try:
+        return _read_progress(checkpoint)
+    except ValueError as error:
+        raise ValueError(f"{error} {advice(checkpoint)}") from error
 
 
-def checkpoint_digests(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """
-    SHA-256 of everything in a checkpoint that has no `progress.json` yet.
-
-    Args:
-        folder (`Path`): of the checkpoint, in which all processes have written what is theirs.
-
-    Returns:
-        Two `dict[str, str]`: [`digests`] of the model, and those of the rest, which only a resume reads: states of
-        optimizer, schedule and random numbers of each process, shards, and the weights behind a moving average.
-    """
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    found = {name: digest(folder / name) for name in names}
-    files = {name: found[name] for name in names if _is_of_the_model(name, EMA_WEIGHTS in names)}
-    return files, {name: found[name] for name in names if name not in files}
+def _read_progress(checkpoint: Path) -> Progress:
+    path = checkpoint / PROGRESS
+    return _read_record(Progress, path, read_sealed(path))
 
 
-def _is_of_the_model(name: str, has_average: bool) -> bool:
-    is_other = name == PROGRESS or "/" in name or (has_average and name == WEIGHTS)
-    return name.endswith((".json", ".safetensors", "_vaswani.py")) and not is_other
+def write_progress(checkpoint: Path, progress: Progress) -> None:
+    """Writes the record of a checkpoint, the last of its files."""
+    (checkpoint / PROGRESS).write_text(json.dumps(sealed(_to_json(progress))), encoding="utf-8")
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------------------------
 
 
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
@@ -101,72 +343,70 @@ def has_checkpoint_name(folder: Path) -> bool:
 
 
 def checkpoint_step(folder: Path) -> int:
-    """Returns the updates before a checkpoint, the N of `checkpoint-N`."""
+    """Returns the number of updates before a checkpoint, the N of `checkpoint-N`."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
 def checkpoint_folders(parent: Path) -> list[Path]:
-    """Returns the folders `checkpoint-N` in another, lowest N first, complete or not."""
+    """Returns the folders `checkpoint-N` in another folder, lowest N first, complete or not."""
     return sorted(filter(has_checkpoint_name, parent.glob("checkpoint-*")), key=checkpoint_step)
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """
-    The complete checkpoints of a run.
-
-    Args:
-        run_dir (`Path`): the run's folder.
-
-    Returns:
-        `list[Path]`: the folders `checkpoint-N`, oldest first.
-    """
+    """Returns the complete checkpoints of a run, oldest first."""
     return [path for path in checkpoint_folders(run_dir) if (path / PROGRESS).is_file()]
 
 
-# Keys of `progress.json` and their types: those of all versions, and those that earlier versions did not write.
-NOTED: dict[str, Any] = {
-    "step": int,
-    "position": dict,
-    "data": dict,
-    "launch": dict,
-    "nonfinite": int,
-    "seconds": (int, float),
-    "files": dict,
-}
-NOTED_LATER: dict[str, Any] = {"state": dict, "recipe": dict, "validations": list}
-
-
-def read_progress(checkpoint: Path) -> dict[str, Any]:
+def is_checkpoint(folder: Path) -> bool:
     """
-    Reads the record of a checkpoint.
-
-    Args:
-        checkpoint (`Path`): its folder.
-
-    Returns:
-        `dict[str, Any]`: `step`, the `position` in the data, `data`, which text that was, `launch`, how many
-        processes of which kind, how many updates in a row were left out last (`nonfinite`), how long the training
-        took so far (`seconds`), the digests of the model's `files` and of the `state` beside it, the settings of the
-        `recipe` that a resume may not change, and the `validations` so far. The last three are `None` where an
-        earlier version has written the checkpoint.
+    Returns whether a folder is a checkpoint with a record.
 
     Raises:
-        ValueError: it is missing or damaged; says how to go on.
+        ValueError: a checkpoint of a run has lost its record, without which none of its files can be trusted.
     """
-    path = checkpoint / PROGRESS
-    try:
-        progress = read_sealed(path)
-        for key, kind in (NOTED | NOTED_LATER).items():
-            if not isinstance(progress.get(key), kind) and (key in NOTED or key in progress):
-                raise ValueError(
-                    f"{path} is damaged, or of another version: {key} is {str(progress.get(key))[:80]!r}."
-                )
-        return {key: progress.get(key) for key in NOTED | NOTED_LATER}
-    except ValueError as error:
-        raise ValueError(f"{error} {advice(checkpoint)}") from error
+    is_of_a_run = has_checkpoint_name(folder) and (folder.parent / RECIPE).is_file()
+    if folder.is_dir() and is_of_a_run and not (folder / PROGRESS).is_file():
+        raise ValueError(f"{folder} is not a complete checkpoint: {PROGRESS} is missing. Use another checkpoint.")
+    return (folder / PROGRESS).is_file()
 
 
-def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
+def digests(folder: Path) -> dict[str, str]:
+    """
+    Returns the SHA-256 of the files that make up a model (weights, config, tokenizer, code), without training state.
+
+    Args:
+        folder (`Path`): a model or a checkpoint. If it has a moving average, that is the model.
+
+    Returns:
+        `dict[str, str]`: hexadecimal digests by file name.
+    """
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    return {name: digest(folder / name) for name in sorted(names) if _is_of_the_model(name, EMA_WEIGHTS in names)}
+
+
+def checkpoint_digests(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """
+    Returns the SHA-256 of all files of a checkpoint that has no record yet.
+
+    Args:
+        folder (`Path`): the checkpoint, after all processes have written to it.
+
+    Returns:
+        Two `dict[str, str]`: the [`digests`] of the model, and those of the files that only a resumed training reads:
+        states of optimizer, schedule and random numbers, shards, and the weights behind a moving average.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = {name: digest(folder / name) for name in names}
+    files = {name: found[name] for name in names if _is_of_the_model(name, EMA_WEIGHTS in names)}
+    return files, {name: found[name] for name in names if name not in files}
+
+
+def _is_of_the_model(name: str, has_average: bool) -> bool:
+    is_other = name == PROGRESS or "/" in name or (has_average and name == WEIGHTS)
+    return name.endswith((".json", ".safetensors", "_vaswani.py")) and not is_other
+
+
+def check_checkpoint(checkpoint: Path) -> Progress:
     """
     Compares every file of a checkpoint with its digest.
 
@@ -174,109 +414,151 @@ def check_checkpoint(checkpoint: Path) -> dict[str, Any]:
         checkpoint (`Path`): its folder.
 
     Returns:
-        `dict[str, Any]`: its record, as [`read_progress`] gives it.
+        [`Progress`]: its record.
 
     Raises:
-        ValueError: a file is missing or not as it was written; names it, and the newest earlier checkpoint that is
-            whole.
+        ValueError: a file is missing or was changed; the message names the newest earlier checkpoint that is intact.
     """
     progress = read_progress(checkpoint)
-    damage = find_damage(checkpoint, progress["files"] | (progress["state"] or {}))
+    damage = find_damage(checkpoint, progress.digests)
     if damage is not None:
         raise ValueError(f"{damage}. {advice(checkpoint)}")
     return progress
 
 
 def advice(checkpoint: Path) -> str:
-    """Says how to go on without a damaged checkpoint: from the newest earlier one that is whole, if there is one."""
+    """Says how to proceed without a damaged checkpoint: from the newest earlier one that is intact, if any."""
     run_dir = checkpoint.parent
     found = list_checkpoints(run_dir)
     if checkpoint.name not in {path.name for path in found} or not (run_dir / RECIPE).is_file():
-        return "It cannot be used as it is."
+        return "Use another checkpoint, or restore the file from a backup."
     for earlier in [path for path in found if checkpoint_step(path) < checkpoint_step(checkpoint)][::-1]:
-        if _is_whole(earlier):
-            gone = " and ".join(str(path) for path in found if checkpoint_step(path) > checkpoint_step(earlier))
-            return f"Delete {gone}: the command of the training then goes on from {earlier}, which is whole."
-    return f"No earlier checkpoint is whole: put the file back from a copy, or delete {run_dir} to train anew."
+        if _is_intact(earlier):
+            damaged = " and ".join(str(path) for path in found if checkpoint_step(path) > checkpoint_step(earlier))
+            return f"Delete {damaged}: the same training command then resumes from {earlier}, which is intact."
+    return f"No earlier checkpoint is intact: restore the file from a backup, or delete {run_dir} to start over."
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def _is_intact(checkpoint: Path) -> bool:
     try:
-        progress = read_sealed(checkpoint / PROGRESS)
-        return find_damage(checkpoint, progress["files"] | progress.get("state", {})) is None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return find_damage(checkpoint, _read_progress(checkpoint).digests) is None
+    except ValueError:
         return False
 
 
-def read_validations(run_dir: Path) -> list[dict[str, Any]]:
+def remove_old_checkpoints(
+    run_dir: Path, save_every: int, keep_last: int, keep_best: int = 0, best_by: BestBy = "bleu"
+) -> None:
     """
-    Reads `validations.jsonl`: what a training has validated so far, oldest first: `step`, `loss`, `bleu` and the other
-    scores, `best`.
+    Deletes all checkpoints but the newest and the best, and the remains of those that were killed while written.
+
+    Args:
+        run_dir (`Path`): folder of the run.
+        save_every (`int`): updates between two checkpoints. A checkpoint in between, written because the run was
+            stopped there, is deleted as soon as there is a newer one: an uninterrupted run would not have it.
+        keep_last (`int`): number of newest checkpoints to keep.
+        keep_best (`int`): number of best checkpoints to keep, in the order of [`ranked`].
+        best_by (`str`): `"bleu"` or `"loss"`.
+    """
+    checkpoints = {checkpoint_step(path): path for path in list_checkpoints(run_dir)}
+    planned = [step for step in checkpoints if step % save_every == 0]
+    newest = [step for step in checkpoints if step in planned or step == max(checkpoints)][-keep_last:]
+    # A checkpoint in between will be deleted itself, so it must not displace one of the best.
+    validations = known_validations(run_dir) if keep_best else []
+    best = [line.step for line in ranked(validations, best_by) if line.step in planned][:keep_best]
+    for step, checkpoint in checkpoints.items():
+        if step not in (*newest, *best):
+            shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
+            # Half deleted, it must not pass for a complete one.
+            checkpoint.rename(temporary_name(checkpoint))
+    for leftover in run_dir.glob(temporary_name(Path("checkpoint-*")).name):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+# ---- Validations -------------------------------------------------------------------------------------------------
+
+
+def read_validations(run_dir: Path) -> list[Validation]:
+    """
+    Reads `validations.jsonl`, oldest validation first.
 
     Raises:
         ValueError: a line is damaged.
     """
     path = run_dir / VALIDATIONS
     lines, damaged = read_json_lines(path)
-    for line in lines:
-        if not _is_validation(line):
-            damaged = damaged or lines.index(line) + 1
+    found = _validations(lines)
+    if damaged is None and None in found:
+        damaged = found.index(None) + 1
     if damaged is not None:
-        raise ValueError(f"{path} is damaged in line {damaged}. Delete that line to go on without it.")
-    return lines
+        raise ValueError(f"{path} is damaged in line {damaged}. Delete that line to continue without it.")
+    return [validation for validation in found if validation is not None]
 
 
-def known_validations(run_dir: Path) -> list[dict[str, Any]]:
+def _validations(lines: Sequence[dict[str, Any]]) -> list[Validation | None]:
+    """Returns a validation for each line, or `None` for a damaged one."""
+    found: list[Validation | None] = []
+    for line in lines:
+        try:
+            found.append(_from_json(Validation, line))
+        except ValueError:
+            found.append(None)
+    return found
+
+
+def known_validations(run_dir: Path) -> list[Validation]:
     """
-    The validations of a run whose training may be over: as its newest checkpoint has noted them, which is protected
-    by a digest, and later ones from `validations.jsonl`. Errors as in [`read_validations`] and [`read_progress`].
+    Reads the validations of a run that may be over: those in the record of its newest checkpoint, which a digest
+    protects, and later ones from `validations.jsonl`.
+
+    Raises:
+        ValueError: as in [`read_progress`] and [`read_validations`].
     """
     checkpoints = list_checkpoints(run_dir)
-    noted: list[dict[str, Any]] | None = read_progress(checkpoints[-1])["validations"] if checkpoints else None
+    noted = read_progress(checkpoints[-1]).validations if checkpoints else None
     if noted is None:
         return read_validations(run_dir)
-    later = [
-        line for line in read_json_lines(run_dir / VALIDATIONS)[0] if line["step"] > checkpoint_step(checkpoints[-1])
-    ]
-    return noted + [line for line in later if _is_validation(line)]
+    lines = _validations(read_json_lines(run_dir / VALIDATIONS)[0])
+    last = checkpoint_step(checkpoints[-1])
+    return noted + [line for line in lines if line is not None and line.step > last]
 
 
-def _is_validation(line: dict[str, Any]) -> bool:
-    loss = line.get("loss")
-    return (loss is None or type(loss) in (int, float)) and type(line.get("bleu")) in (int, float)
+def write_validations(run_dir: Path, validations: Sequence[Validation], best_by: BestBy) -> None:
+    """Replaces `validations.jsonl` and marks the best validation; arguments as in [`ranked`]."""
+    best = ranked(validations, best_by)[:1]
+    lines = [json.dumps(_to_json(replace(line, best=line in best))) + "\n" for line in validations]
+    atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
-def ranked(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> list[dict[str, Any]]:
+def ranked(validations: Sequence[Validation], best_by: BestBy) -> list[Validation]:
     """
-    Validations, the best first.
+    Sorts validations, the best first.
 
     Args:
-        validations (`Sequence[dict[str, Any]]`): lines as [`read_validations`] gives them, oldest first.
-        best_by (`str`): `"bleu"`, of which more is better, or `"loss"`, of which less is. Of equals the later one is
-            first.
+        validations (`Sequence[Validation]`): oldest first.
+        best_by (`str`): `"bleu"` for the highest BLEU, or `"loss"` for the lowest loss. Of equals, the later one
+            comes first.
 
     Returns:
-        `list[dict[str, Any]]`.
+        `list[Validation]`.
     """
-    return sorted(validations, key=lambda line: (_badness(line, best_by), -line["step"]))
+    return sorted(validations, key=lambda line: (_badness(line, best_by), -line.step))
 
 
-def _badness(validation: dict[str, Any], best_by: Literal["bleu", "loss"]) -> float:
-    """Less is better. A loss that is no finite number is written as null, and is the worst."""
-    value = validation[best_by]
-    return math.inf if value is None else value if best_by == "loss" else -value
+def _badness(validation: Validation, best_by: BestBy) -> float:
+    """Less is better; a loss that is not finite is the worst."""
+    if best_by == "bleu":
+        return -validation.bleu
+    return math.inf if validation.loss is None else validation.loss
 
 
-def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"], patience: int) -> bool:
+def has_stalled(validations: Sequence[Validation], best_by: BestBy, patience: int) -> bool:
     """
-    Whether the training may stop early.
+    Returns whether the last `patience` validations in a row brought no new best.
 
     Args:
-        validations (`Sequence[dict[str, Any]]`), best_by (`str`): as in [`ranked`].
-        patience (`int`): validations in a row without a new best, after which it may.
-
-    Returns:
-        `bool`.
+        validations (`Sequence[Validation]`), best_by (`str`): as in [`ranked`].
+        patience (`int`): number of validations.
     """
     values = [_badness(line, best_by) for line in validations]
     # A value that only equals an earlier one is no progress.
@@ -284,62 +566,149 @@ def has_stalled(validations: Sequence[dict[str, Any]], best_by: Literal["bleu", 
 
 
 def checkpoints_to_average(
-    run_dir: Path,
-    save_every: int,
-    last: int | None = None,
-    best: int | None = None,
-    best_by: Literal["bleu", "loss"] = "bleu",
+    run_dir: Path, save_every: int, last: int | None = None, best: int | None = None, best_by: BestBy = "bleu"
 ) -> list[Path]:
     """
-    The last checkpoints of a run, or those of its best validations, be they there or deleted.
+    Returns the last checkpoints of a run, or those of its best validations, whether or not they still exist.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        save_every (`int`): updates between two checkpoints, as the run's recipe has it.
-        last (`int`, *optional*): how many of the newest, or all if the run made no more.
-        best (`int`, *optional*): how many of the best, instead; of equals, the later ones. A checkpoint that was not
-            validated has no rank.
+        run_dir (`Path`): folder of the run.
+        save_every (`int`): updates between two checkpoints, as in the run's recipe.
+        last (`int`, *optional*): number of newest checkpoints; all if the run has fewer.
+        best (`int`, *optional*): number of best checkpoints instead; of equals, the later ones. A checkpoint without a
+            validation has no rank.
         best_by (`str`): `"bleu"` or `"loss"`.
 
     Returns:
-        `list[Path]`: the folders `checkpoint-N`, oldest first.
+        `list[Path]`: folders `checkpoint-N`, oldest first.
     """
     newest = max(map(checkpoint_step, list_checkpoints(run_dir)), default=0)
     made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
     if best is not None:
-        validated = [line["step"] for line in ranked(known_validations(run_dir), best_by)]
+        validated = [line.step for line in ranked(known_validations(run_dir), best_by)]
         made = [step for step in validated if step in made]
     steps = made[: last if best is None else best]
     return [checkpoint_folder(run_dir, step) for step in sorted(steps)]
 
 
-def write_validations(run_dir: Path, validations: Sequence[dict[str, Any]], best_by: Literal["bleu", "loss"]) -> None:
-    """Replaces `validations.jsonl`, the best one marked; arguments as in [`ranked`]."""
-    best = ranked(validations, best_by)[:1]
-    lines = [json.dumps(line | {"best": line in best}) + "\n" for line in validations]
-    atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
+# ---- Resuming ----------------------------------------------------------------------------------------------------
+
+
+def unchangeable(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings of a recipe that its results depend on, by dotted key, as JSON would return them."""
+    # A cosine has already come down as far as its end demands.
+    changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
+    kept = {key: value for key, value in recipe.flat().items() if key not in changeable}
+    return cast(dict[str, Any], json.loads(json.dumps(kept)))
+
+
+def read_recipe(run_dir: Path) -> Recipe:
+    """
+    Reads the `recipe.yaml` of a run.
+
+    Raises:
+        ValueError: it is missing or damaged, or contradicts the newest checkpoint.
+    """
+    path = run_dir / RECIPE
+    if not path.is_file():
+        raise ValueError(f"{run_dir} is not the folder of a run: it has no {RECIPE}.")
+    way_out = "Give the training command again, which writes the file anew, or restore it from a backup."
+    try:
+        recipe = load_recipe([str(path)])
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
+    checkpoints = list_checkpoints(run_dir)
+    here = unchangeable(recipe)
+    noted = (read_progress(checkpoints[-1]).recipe if checkpoints else None) or here
+    for key in here:
+        if here[key] != noted.get(key, here[key]):
+            raise ValueError(
+                f"{path} was changed or damaged: {key} is {here[key]!r}, but {checkpoints[-1]} was trained with "
+                f"{noted[key]!r}. {way_out}"
+            )
+    return recipe
+
+
+def checkpoint_to_resume(recipe: Recipe) -> Path | None:
+    """
+    Returns the newest checkpoint of a recipe's run folder, after checking that the folder belongs to this recipe.
+
+    The settings in the checkpoint's record count; `recipe.yaml` is only read for a checkpoint without them.
+
+    Args:
+        recipe ([`Recipe`]): names the folder.
+
+    Returns:
+        `Path`, or `None` if the run has no checkpoint and starts anew.
+
+    Raises:
+        ValueError: the folder is not that of a run, or belongs to another recipe; the message has the keys that
+            differ.
+    """
+    run_dir = Path(recipe.run_dir)
+    if not run_dir.exists():
+        return None
+    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+    checkpoints = list_checkpoints(run_dir) if run_dir.is_dir() else []
+    # A run that was killed while it wrote its recipe has nothing else yet.
+    has_recipe = RECIPE in names or bool(checkpoints)
+    if not run_dir.is_dir() or (not has_recipe and names - {temporary_name(run_dir / RECIPE).name}):
+        raise ValueError(f"{run_dir} is not the folder of a run: it has no {RECIPE}. Name another --run_dir.")
+    if not checkpoints and RESULT not in names:
+        return None
+    _check_settings(recipe, checkpoints)
+    return checkpoints[-1] if checkpoints else None
+
+
+def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
+    """Raises a `ValueError` if a run was trained with other settings, as its newest checkpoint has them."""
+    run_dir, here = Path(recipe.run_dir), unchangeable(recipe)
+    there = read_progress(checkpoints[-1]).recipe if checkpoints else None
+    if there is None:
+        there = _settings_of(run_dir / RECIPE)
+    different = [key for key in here if here[key] != there.get(key, here[key])]
+    if different:
+        keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different[:5])
+        keys += f" and {len(different) - 5} more" if different[5:] else ""
+        changeable = ", ".join(sorted(key for key in recipe.flat() if key not in here and key != "run_dir"))
+        raise ValueError(
+            f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
+            f"over. A resumed run may only change {changeable}."
+        )
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Reads the settings of a run whose checkpoints have no record of them."""
+    try:
+        recipe = load_recipe([str(path)])
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{path} is missing or damaged, but only this file says which recipe the checkpoints belong to: "
+            f"{' '.join(str(error).split())} Restore it from a backup, or name another --run_dir."
+        ) from error
+    return cast(dict[str, Any], json.loads(json.dumps(recipe.flat())))
 
 
 def forget_after(
-    run_dir: Path, step: int, training: TrainingRecipe, noted: Sequence[dict[str, Any]] | None = None
+    run_dir: Path, step: int, training: TrainingRecipe, noted: Sequence[Validation] | None = None
 ) -> None:
     """
-    Drops what a run noted later than the checkpoint that it goes on from: it will come by there again. The validation
-    at what was once its end goes, too, if the run has got more updates since.
+    Removes from the logs of a run all lines later than the checkpoint it resumes from, because they will be written
+    again. If the run now has more updates, the validation at its former end is removed as well.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        step (`int`): updates that are kept; 0 for a run that starts anew.
-        training ([`TrainingRecipe`]): when to validate, and what is best.
-        noted (`Sequence[dict[str, Any]]`, *optional*): the validations as the checkpoint has them, which then take the
-            place of `validations.jsonl`, whatever has become of that.
+        run_dir (`Path`): folder of the run.
+        step (`int`): updates to keep; 0 for a run that starts anew.
+        training ([`TrainingRecipe`]): when to validate, and by what to rank.
+        noted (`Sequence[Validation]`, *optional*): the validations in the checkpoint's record, which override
+            `validations.jsonl`.
     """
     if noted is None:
         noted = read_validations(run_dir) if step else []
     validations = [
         line
         for line in noted
-        if line["step"] <= step and (line["step"] % training.validate_every == 0 or line["step"] == training.max_steps)
+        if line.step <= step and (line.step % training.validate_every == 0 or line.step == training.max_steps)
     ]
     if validations:
         write_validations(run_dir, validations, training.best_by)
@@ -352,159 +721,3 @@ def forget_after(
             path.unlink(missing_ok=True)
         elif damaged is not None or len(kept) < len(lines):
             atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def unchangeable(recipe: Recipe) -> dict[str, Any]:
-    """The keys of a recipe that its results depend on, with their values as JSON gives them back."""
-    # A cosine has come down by then as far as its end demands.
-    changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
-    kept = {key: value for key, value in recipe.flat().items() if key not in changeable}
-    return cast(dict[str, Any], json.loads(json.dumps(kept)))
-
-
-def read_recipe(run_dir: Path) -> Recipe:
-    """
-    Reads the `recipe.yaml` of a run.
-
-    Raises:
-        ValueError: it is missing or damaged, or its settings are not those that the newest checkpoint has noted.
-    """
-    path = run_dir / RECIPE
-    if not path.is_file():
-        raise ValueError(f"{run_dir} is not the folder of a run, because it has no {RECIPE}.")
-    way_out = "The command of the training writes it anew, or put it back from a copy."
-    try:
-        recipe = load_recipe([str(path)])
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
-    checkpoints = list_checkpoints(run_dir)
-    here = unchangeable(recipe)
-    noted = (read_progress(checkpoints[-1])["recipe"] if checkpoints else None) or here
-    for key in here:
-        if here[key] != noted.get(key, here[key]):
-            raise ValueError(
-                f"{path} was changed or damaged: {key} is {here[key]!r}, but {checkpoints[-1]} was trained with "
-                f"{noted[key]!r}. {way_out}"
-            )
-    return recipe
-
-
-def _settings_of(path: Path) -> dict[str, Any]:
-    """The keys of a `recipe.yaml` that nothing else says."""
-    try:
-        recipe = load_recipe([str(path)])
-    except (ValueError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{path} is missing or damaged, so that it is not known whose checkpoints these are: "
-            f"{' '.join(str(error).split())} Put it back from a copy, or name another --run_dir."
-        ) from error
-    return cast(dict[str, Any], json.loads(json.dumps(recipe.flat())))
-
-
-def checkpoint_to_resume(recipe: Recipe) -> Path | None:
-    """
-    The newest checkpoint of a recipe's run folder, once it is clear that the folder is this recipe's. What the
-    checkpoint has noted of the recipe counts; `recipe.yaml` is only read where there is no such note.
-
-    Args:
-        recipe ([`Recipe`]): names the folder.
-
-    Returns:
-        `Path`, or `None` where there is no checkpoint yet: such a run starts anew.
-
-    Raises:
-        ValueError: the folder holds something else, or checkpoints or a result of another recipe; names the keys that
-            differ.
-    """
-    run_dir = Path(recipe.run_dir)
-    if not run_dir.exists():
-        return None
-    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
-    checkpoints = list_checkpoints(run_dir) if run_dir.is_dir() else []
-    # A run that was killed while it wrote its recipe has nothing else yet.
-    has_recipe = RECIPE in names or bool(checkpoints)
-    if not run_dir.is_dir() or (not has_recipe and names - {temporary_name(run_dir / RECIPE).name}):
-        raise ValueError(f"{run_dir} is not the folder of a run, because it has no {RECIPE}; name another --run_dir.")
-    if not checkpoints and RESULT not in names:
-        return None
-    here = unchangeable(recipe)
-    there = read_progress(checkpoints[-1])["recipe"] if checkpoints else None
-    if there is None:
-        there = _settings_of(run_dir / RECIPE)
-    different = [key for key in here if here[key] != there.get(key, here[key])]
-    if different:
-        keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different[:5])
-        keys += f" and {len(different) - 5} more" if different[5:] else ""
-        changeable = ", ".join(sorted(key for key in recipe.flat() if key not in here and key != "run_dir"))
-        raise ValueError(
-            f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
-            f"anew. A run that goes on may change {changeable}."
-        )
-    return checkpoints[-1] if checkpoints else None
-
-
-def remove_old_checkpoints(
-    run_dir: Path, save_every: int, keep_last: int, keep_best: int = 0, best_by: Literal["bleu", "loss"] = "bleu"
-) -> None:
-    """
-    Deletes all checkpoints but the newest and the best, and what is left of one that was killed while it was written.
-
-    Args:
-        run_dir (`Path`): the run's folder.
-        save_every (`int`): updates between two checkpoints. One that was written in between, because the run was
-            stopped there, goes when a newer one is there: the run would not have it, had it not been stopped.
-        keep_last (`int`): how many of the newest stay.
-        keep_best (`int`): how many of the best stay, as [`ranked`] has them.
-        best_by (`str`): `"bleu"` or `"loss"`.
-    """
-    checkpoints = list_checkpoints(run_dir)
-    planned = [checkpoint_step(path) for path in checkpoints if checkpoint_step(path) % save_every == 0]
-    newest = [
-        checkpoint_step(path) for path in checkpoints if checkpoint_step(path) in planned or path == checkpoints[-1]
-    ][-keep_last:]
-    # One in between goes again itself, so it must not push out a best one for good.
-    validations = known_validations(run_dir) if keep_best else []
-    best = [line["step"] for line in ranked(validations, best_by) if line["step"] in planned][:keep_best]
-    for checkpoint in checkpoints:
-        if checkpoint_step(checkpoint) not in (*newest, *best):
-            shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
-            # Half deleted, it must not pass for a whole one.
-            checkpoint.rename(temporary_name(checkpoint))
-    for leftover in run_dir.glob(temporary_name(Path("checkpoint-*")).name):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """
-    Returns whether a folder is a checkpoint with a record.
-
-    Raises:
-        ValueError: a checkpoint of a run has lost its record, without which none of its files can be trusted.
-    """
-    is_of_a_run = has_checkpoint_name(folder) and (folder.parent / RECIPE).is_file()
-    if folder.is_dir() and is_of_a_run and not (folder / PROGRESS).is_file():
-        raise ValueError(f"{folder} is not a whole checkpoint: {PROGRESS} is missing.")
-    return (folder / PROGRESS).is_file()
-
-
-def read_result(run_dir: Path) -> dict[str, Any]:
-    """
-    Reads the `test.json` of a run.
-
-    Returns:
-        `dict[str, Any]`: `step`, `averaged` (names of checkpoints), `files` (digests of the model, unless an earlier
-        version has written it) and, with a test set, `bleu`, `chrf`, `ter` and `signatures`.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
-    path = run_dir / RESULT
-    result = read_sealed(path)
-    kinds: dict[str, Any] = {"step": int, "averaged": list, "files": dict, "translations": dict, "samples": list}
-    if "bleu" in result:
-        kinds |= {"bleu": (int, float), "chrf": (int, float), "ter": (int, float), "signatures": dict}
-    for key, kind in kinds.items():
-        # Earlier versions did not write all of them.
-        if not isinstance(result.get(key), kind) and (key in result or key in ("step", "averaged")):
-            raise ValueError(f"{path} is damaged: {key} is {str(result.get(key))[:80]!r}.")
-    return result

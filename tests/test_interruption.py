@@ -356,9 +356,7 @@ def test_asked_to_stop_outside_the_updates_it_ends_with_a_sentence(tmp_path, cap
         patch.setattr(owner, name, asked)
         assert main(arguments) == 143
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (
-        error == f"hf-vaswani: stopped. What {tmp_path / 'run'} has is whole; the same command again goes on with it."
-    )
+    assert error == f"hf-vaswani: stopped. Everything in {tmp_path / 'run'} is intact; the same command again resumes."
     assert not list(tmp_path.rglob(".*"))
     assert signal.getsignal(signal.SIGTERM) == before
     assert main(arguments) == 0

@@ -3,9 +3,12 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .inputs import check_counts
+
+if TYPE_CHECKING:
+    from ..run_folder import Result
 
 
 def add_verbs(verbs: Any) -> None:
@@ -77,17 +80,17 @@ def _train(options: argparse.Namespace) -> None:
 
         sys.stdout.flush()
         push_waiting(Path(recipe.run_dir), recipe.hub)
-        address = push_checkpoint(Path(recipe.run_dir), Path(result["model"]), recipe.hub)
+        address = push_checkpoint(Path(recipe.run_dir), Path(str(result.model)), recipe.hub)
         sys.stdout.write(f"Published {address}\n")
 
 
-def _print_result(result: dict[str, Any]) -> None:
-    for sample in result.get("samples", []):
+def _print_result(result: "Result") -> None:
+    for sample in result.samples or []:
         sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
-    if "bleu" in result:
-        sys.stdout.write(f"Test BLEU {result['bleu']:.2f}  ({result['signatures']['bleu']})\n")
-        sys.stdout.write(f"     chrF {result['chrf']:.2f}  ({result['signatures']['chrf']})\n")
-    sys.stdout.write(f"Model     {result['model']}\n")
+    if result.signatures is not None:
+        sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
+        sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
+    sys.stdout.write(f"Model     {result.model}\n")
 
 
 # ---- average -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ be encoded and decoded without loss. All kinds have the same four special tokens
 """
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,6 +22,8 @@ from tokenizers import (
     trainers,
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from ..model.sentences_vaswani import language_tags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -139,11 +140,6 @@ def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[st
             for language in languages
         ]
     )
-
-
-def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """Returns the tags of a tokenizer by target language, as in `{"de": "<2de>"}`; empty for a single direction."""
-    return {match[1]: tag for tag in tokenizer.get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
 
 
 def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:

@@ -1,4 +1,4 @@
-"""FSDP2: what Accelerate leaves open for a model with tied weights, and the whole weights of any wrapped model."""
+"""FSDP2 for a model with tied weights, which Accelerate does not cover, and the full weights of any wrapped model."""
 
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -13,14 +13,16 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
-def shard_what_is_tied(accelerator: Accelerator, model: VaswaniForConditionalGeneration) -> None:
+def shard_tied_weights(accelerator: Accelerator, model: VaswaniForConditionalGeneration) -> None:
     """
-    Shards the embeddings and the linear transformation on top, those that share a matrix (Section 3.4) as one group.
-    Accelerate, which comes later and shards the rest, would tear them apart. Without FSDP2 this does nothing.
+    Shards the embeddings and the output projection, those that share a matrix (Section 3.4) as one group.
+
+    Accelerate, which shards the other modules later, would separate them. Does nothing without FSDP2.
 
     Args:
-        accelerator ([`Accelerator`]): tells whether, and how.
-        model ([`VaswaniForConditionalGeneration`]): not prepared yet, and without an optimizer so far.
+        accelerator (`accelerate.Accelerator`): the processes, with the settings of FSDP.
+        model ([`VaswaniForConditionalGeneration`]): the model, before Accelerate prepares it and before it has an
+            optimizer.
     """
     if not accelerator.is_fsdp2:
         return
@@ -38,15 +40,16 @@ def shard_what_is_tied(accelerator: Accelerator, model: VaswaniForConditionalGen
         )
 
 
-def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def full_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
-    The weights of a model, whole in each process, however it is wrapped or sharded. All processes call it together.
+    Returns the full weights of a model in each process, however it is wrapped or sharded. All processes call it
+    together.
 
     Args:
-        model (`torch.nn.Module`): plain, or as Accelerate prepared it.
+        model (`torch.nn.Module`): the model, plain or as Accelerate prepared it.
 
     Returns:
-        `dict[str, torch.Tensor]`: by name; a tied matrix once, under the first of its names.
+        `dict[str, torch.Tensor]`: weights by name; a tied matrix once, under the first of its names.
     """
     named = extract_model_from_parallel(model, keep_torch_compile=False).named_parameters()
     return {name: (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach() for name, weight in named}

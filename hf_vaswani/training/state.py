@@ -1,10 +1,10 @@
-"""All that changes while a run is trained: built, saved as a checkpoint, and loaded again."""
+"""The state of a training: built from a run, saved as a checkpoint, and loaded again."""
 
 import copy
-import json
+import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,13 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..averaging import load_weights
-from ..files import atomic_folder, sealed
+from ..files import atomic_folder
+from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
 from ..run_folder import (
     EMA_WEIGHTS,
-    PROGRESS,
     WEIGHTS,
+    Progress,
     checkpoint_digests,
     checkpoint_folder,
     forget_after,
@@ -28,83 +29,141 @@ from ..run_folder import (
     read_validations,
     remove_old_checkpoints,
     unchangeable,
+    write_progress,
 )
 from .optimization import build_optimizer, build_schedule
-from .preparation import Run, build_model
-from .sharding import shard_what_is_tied, whole_weights
+from .preparation import Run
+from .sharding import full_weights, shard_tied_weights
 
 try:
     from accelerate.utils import load, set_seed
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
-class Trainee:
-    """All that changes while a run is trained."""
+class TrainState:
+    """
+    Everything that changes while a run is trained.
 
-    bare: VaswaniForConditionalGeneration
-    # The bare model as Accelerate wraps it; a plain copy of it, where its weights are sharded; its moving average.
-    model: torch.nn.Module
-    whole: VaswaniForConditionalGeneration | None
+    Attributes:
+        model ([`VaswaniForConditionalGeneration`]): the model.
+        wrapped (`torch.nn.Module`): the model as Accelerate wraps it.
+        unsharded ([`VaswaniForConditionalGeneration`], *optional*): a copy of the model with whole weights, if FSDP
+            shards those of the model.
+        ema (`AveragedModel`, *optional*): moving average of the weights.
+        optimizer (`torch.optim.Optimizer`), schedule (`LRScheduler`): as Accelerate wraps them.
+        step (`int`): updates so far.
+        position (`dict[str, Any]`): position in the data.
+        nonfinite (`int`): skipped updates in a row, up to this one.
+        seconds_before (`float`): duration of the training in earlier processes.
+        began (`float`): monotonic time at which this process began.
+    """
+
+    model: VaswaniForConditionalGeneration
+    wrapped: torch.nn.Module
+    unsharded: VaswaniForConditionalGeneration | None
     ema: AveragedModel | None
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler
     step: int
     position: dict[str, Any]
-    # Updates in a row that were left out last.
     nonfinite: int = 0
-    # What earlier processes took, and when this one began.
     seconds_before: float = 0.0
     began: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """How long the run was trained so far, validations included, less what was lost when it was killed."""
+        """Duration of the training so far, validations included, without updates that were lost in a crash."""
         return self.seconds_before + time.monotonic() - self.began
 
-    def to_validate(self) -> VaswaniForConditionalGeneration:
-        """What stands for the run: the moving average, where there is one. All processes call it together."""
+    def eval_model(self) -> VaswaniForConditionalGeneration:
+        """Returns the model to validate: the moving average, if there is one. All processes call it together."""
         if self.ema is not None:
             return cast(VaswaniForConditionalGeneration, self.ema.module)
-        if self.whole is not None:
-            self.whole.load_state_dict(whole_weights(self.model), strict=False)
-        return self.whole or self.bare
+        if self.unsharded is not None:
+            self.unsharded.load_state_dict(full_weights(self.wrapped), strict=False)
+        return self.unsharded or self.model
 
 
-def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
+# ---- Building ----------------------------------------------------------------------------------------------------
+
+
+def build_model(run: Run) -> VaswaniForConditionalGeneration:
+    """Builds the network of a recipe with initial weights, and with the search settings of its evaluation section."""
+    tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
+    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
+    config = VaswaniConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
+        language_pairs=run.recipe.language_pairs,
+        **asdict(run.recipe.model),
+    )
+    model = VaswaniForConditionalGeneration(config)
+    if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
+        # On a CPU, the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
+        model.set_attn_implementation("eager")
+        capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        if not capabilities.get("avx512_bf16", True):
+            logger.warning(
+                "training.mixed_precision is bf16, but this CPU has no instructions for bfloat16 and is many times "
+                "slower with it than with float32: use training.mixed_precision no."
+            )
+    model.generation_config.update(
+        num_beams=evaluation.num_beams,
+        # transformers does not save settings that a single beam has no use for.
+        length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
+        early_stopping=evaluation.early_stopping if evaluation.num_beams > 1 else None,
+        finish_candidates=evaluation.finish_candidates,
+        length_penalty_type=evaluation.length_penalty_type,
+        max_length_offset=evaluation.max_length_offset,
+        max_length=evaluation.max_length,
+    )
+    logger.info(
+        f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"
+    )
+    return model
+
+
+def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     """
-    Model, optimizer and schedule, as they are at the start or as a checkpoint has them.
+    Builds model, optimizer and schedule, as at the start of a run or as in a checkpoint. All processes call it
+    together.
 
     Args:
         run ([`Run`]): recipe, processes, tokenizer and text.
-        checkpoint (`Path`, *optional*): to go on from.
+        checkpoint (`Path`, *optional*): checkpoint to resume from.
 
     Returns:
-        [`Trainee`].
+        [`TrainState`].
 
     Raises:
-        ValueError: the checkpoint is damaged, or of another text.
+        ValueError: the checkpoint is damaged, or was written with other text or another launch.
     """
     recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
-    bare = build_model(run)
+    model = build_model(run)
     if training.gradient_checkpointing:
-        # Its name before and since transformers 5.23.
+        # Renamed in transformers 5.23.
         enable = "activation_checkpointing_enable"
-        getattr(bare, enable if hasattr(bare, enable) else "gradient_checkpointing_enable")()
+        getattr(model, enable if hasattr(model, enable) else "gradient_checkpointing_enable")()
     if accelerator.process_index > 0:
         set_seed(recipe.seed, device_specific=True)
-    # A process that has a share of the weights cannot translate by itself.
-    whole = copy.deepcopy(bare).to(accelerator.device) if accelerator.is_fsdp2 else None
-    shard_what_is_tied(accelerator, bare)
+    # A process that has only its shard of the weights cannot translate on its own.
+    unsharded = copy.deepcopy(model).to(accelerator.device) if accelerator.is_fsdp2 else None
+    shard_tied_weights(accelerator, model)
     optimizer = build_optimizer(
-        bare.parameters(),
+        model.parameters(),
         training.adam_beta1,
         training.adam_beta2,
         training.adam_epsilon,
         training.weight_decay,
         training.peak_learning_rate or 1.0,
-        _matrices_of_layers(bare) if training.optimizer == "muon" else (),
+        _matrices_of_layers(model) if training.optimizer == "muon" else (),
     )
     schedule = build_schedule(
         optimizer,
@@ -114,20 +173,20 @@ def build_trainee(run: Run, checkpoint: Path | None) -> Trainee:
         training.max_steps,
         training.learning_rate_factor,
     )
-    model, optimizer, schedule = accelerator.prepare(bare, optimizer, schedule)
+    wrapped, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     ema = None
     if training.ema_decay is not None:
-        ema = AveragedModel(bare, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
-    trainee = Trainee(bare, model, whole, ema, optimizer, schedule, 0, run.updates.start)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
+    state = TrainState(model, wrapped, unsharded, ema, optimizer, schedule, 0, run.updates.start)
     noted = None
     if checkpoint is not None:
         progress = on_main_process(accelerator, read_progress, checkpoint)
-        _load_checkpoint(run, trainee, checkpoint, progress)
-        noted = progress["validations"]
-    on_main_process(accelerator, forget_after, run.folder, trainee.step, training, noted)
+        _load_checkpoint(run, state, checkpoint, progress)
+        noted = progress.validations
+    on_main_process(accelerator, forget_after, run.folder, state.step, training, noted)
     if checkpoint is not None:
-        on_main_process(accelerator, _tidy, run)
-    return trainee
+        on_main_process(accelerator, _remove_old_checkpoints, run)
+    return state
 
 
 def _matrices_of_layers(model: VaswaniForConditionalGeneration) -> Iterator[torch.nn.Parameter]:
@@ -135,67 +194,68 @@ def _matrices_of_layers(model: VaswaniForConditionalGeneration) -> Iterator[torc
         yield from (parameter for parameter in stack.parameters() if parameter.dim() == 2)
 
 
-def save_checkpoint(run: Run, trainee: Trainee) -> None:
+# ---- Saving and loading ------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(run: Run, state: TrainState) -> None:
     """
-    Writes one folder with the state of model, optimizer, schedule and random numbers, and the position in the data. It
-    is also a folder that `from_pretrained` loads. All processes call it together.
+    Writes a checkpoint: model, optimizer, schedule, random numbers and position in the data, in a folder that
+    `from_pretrained` loads as well. All processes call it together.
 
     Args:
-        run ([`Run`]), trainee ([`Trainee`]): what is saved.
+        run ([`Run`]), state ([`TrainState`]): what to save.
 
     Raises:
-        OSError: the disk is full, or cannot be written; nothing of the folder is left then.
+        OSError: the checkpoint cannot be written; nothing of it is left then.
     """
-    accelerator, folder = run.accelerator, checkpoint_folder(run.folder, trainee.step)
+    accelerator, folder = run.accelerator, checkpoint_folder(run.folder, state.step)
     with atomic_folder(folder, accelerator.is_main_process) as temporary:
         accelerator.wait_for_everyone()
         accelerator.save_state(str(temporary))
-        # Shards are there to go on from; what is averaged and loaded are whole weights.
-        weights = whole_weights(trainee.model) if accelerator.is_fsdp2 else None
+        # Shards are only for resuming; averaging and loading need full weights.
+        weights = full_weights(state.wrapped) if accelerator.is_fsdp2 else None
         if accelerator.is_main_process:
             if weights is not None:
                 save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
-            if trainee.ema is not None:
-                save_file(whole_weights(trainee.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
-            trainee.bare.config.save_pretrained(temporary)
-            trainee.bare.generation_config.save_pretrained(temporary)
+            if state.ema is not None:
+                save_file(full_weights(state.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
+            state.model.config.save_pretrained(temporary)
+            state.model.generation_config.save_pretrained(temporary)
             run.tokenizer.save_pretrained(temporary)
-        # The digests are of what all processes have written.
+        # The record has the digests of the files of all processes.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            (temporary / PROGRESS).write_text(json.dumps(_record(run, trainee, temporary)), encoding="utf-8")
-    on_main_process(accelerator, _tidy, run)
-    # Nobody goes on to read a folder that the first process has not renamed yet.
+            write_progress(temporary, _progress(run, state, temporary))
+    on_main_process(accelerator, _remove_old_checkpoints, run)
+    # No process may read the folder before the main process has renamed it.
     accelerator.wait_for_everyone()
 
 
-def _record(run: Run, trainee: Trainee, folder: Path) -> dict[str, Any]:
-    """All that `read_progress` reads, with the digests of what the checkpoint has so far, which is everything else."""
-    files, state = checkpoint_digests(folder)
-    return sealed(
-        {
-            "step": trainee.step,
-            "position": trainee.position,
-            "data": run.fingerprint,
-            "launch": _launch(run),
-            "nonfinite": trainee.nonfinite,
-            "seconds": round(trainee.seconds, 1),
-            "files": files,
-            "state": state,
-            "recipe": unchangeable(run.recipe),
-            "validations": read_validations(run.folder),
-        }
+def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
+    """Makes the record of a checkpoint, after all its other files have been written."""
+    files, others = checkpoint_digests(folder)
+    return Progress(
+        step=state.step,
+        position=state.position,
+        data=run.fingerprint,
+        launch=_launch(run),
+        nonfinite=state.nonfinite,
+        seconds=round(state.seconds, 1),
+        files=files,
+        state=others,
+        recipe=unchangeable(run.recipe),
+        validations=read_validations(run.folder),
     )
 
 
-def _tidy(run: Run) -> None:
+def _remove_old_checkpoints(run: Run) -> None:
     training = run.recipe.training
     best = max(training.keep_best, training.average_best or 0)
     remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
 
 
 def _launch(run: Run) -> dict[str, Any]:
-    """What a checkpoint cannot be loaded without, and the recipe does not say."""
+    """Returns what a checkpoint depends on that is not in the recipe."""
     accelerator = run.accelerator
     return {
         "processes": accelerator.num_processes,
@@ -204,34 +264,40 @@ def _launch(run: Run) -> dict[str, Any]:
     }
 
 
-def _load_checkpoint(run: Run, trainee: Trainee, checkpoint: Path, progress: dict[str, Any]) -> None:
-    """Everything as it was, and the position in the data, which must be the data of then."""
+def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
+    """Raises a `ValueError` if a checkpoint was written with other text or with another launch."""
     data, launch = run.fingerprint, _launch(run)
-    if progress["data"] != data:
-        different = [key for key in data if progress["data"].get(key) != data[key]] or list(progress["data"])
-        then, now = ({key: text.get(key) for key in different} for text in (progress["data"], data))
+    if progress.data != data:
+        different = [key for key in data if progress.data.get(key) != data[key]] or list(progress.data)
+        then, now = ({key: text.get(key) for key in different} for text in (progress.data, data))
         raise ValueError(
-            f"The training text, or that of the validation, is not that of {checkpoint}: then it had {then}, and now "
-            f"{now}. Give it the text of then, or name another --run_dir."
+            f"The training or validation text is not that of {checkpoint}: then it had {then}, and now {now}. Restore "
+            "the former text, or name another --run_dir."
         )
-    if progress["launch"] != launch:
-        different = [key for key in launch if progress["launch"].get(key) != launch[key]]
-        old, new = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress["launch"], launch))
+    if progress.launch != launch:
+        different = [key for key in launch if progress.launch.get(key) != launch[key]]
+        before, here = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
         raise ValueError(
-            f"{checkpoint} was written with {old}, and now it is {new}: its files, random numbers and position in "
-            "the data are of no use here. Start it as it was started then, or name another --run_dir."
+            f"{checkpoint} was written with {before}, but this launch has {here}. A checkpoint can only be "
+            "resumed with the same number of processes, precision and sharding: launch it as before, or name another "
+            "--run_dir."
         )
+
+
+def _load_checkpoint(run: Run, state: TrainState, checkpoint: Path, progress: Progress) -> None:
+    """Restores the state of a training from a checkpoint, on the same text and with the same launch."""
+    _check_progress(run, checkpoint, progress)
     try:
-        # Accelerate goes on without a word where the random numbers cannot be read, so they are looked at here.
+        # Accelerate silently continues if it cannot read the random numbers, so they are read here first.
         load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
         run.accelerator.load_state(str(checkpoint))
-    # Without digests, as an earlier version wrote it, a damaged pickle may raise anything.
+    # In a checkpoint of an earlier version, which has no digests, a damaged pickle may raise anything.
     except Exception as error:
         raise ValueError(
-            f"{checkpoint} could not be loaded: {error}. If it was damaged, delete it to go on from the one before."
+            f"{checkpoint} could not be loaded: {error}. If it is damaged, delete it to resume from the one before."
         ) from error
-    if trainee.ema is not None:
-        trainee.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
-        trainee.ema.n_averaged.fill_(progress["step"])
-    trainee.step, trainee.position, trainee.nonfinite = (progress[key] for key in ("step", "position", "nonfinite"))
-    trainee.seconds_before = progress["seconds"]
+    if state.ema is not None:
+        state.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
+        state.ema.n_averaged.fill_(progress.step)
+    state.step, state.position, state.nonfinite = progress.step, progress.position, progress.nonfinite
+    state.seconds_before = progress.seconds

@@ -11,7 +11,7 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..metrics import METRICS, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..run_folder import read_validations, write_validations
+from ..run_folder import Validation, read_validations, write_validations
 from ..translation.batches import translate_corpus
 from .preparation import Run
 
@@ -132,7 +132,6 @@ def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> Non
     values = {f"validation_{metric}": scored[metric] for metric in METRICS}
     run.accelerator.log({"validation_loss": loss, **values}, step=step)
     if run.accelerator.is_main_process:
-        # JSON has no word for what is not finite.
-        line = {"step": step, "loss": loss if math.isfinite(loss) else None, **scored}
-        lines = [*read_validations(run.folder), line]
-        write_validations(run.folder, lines, run.recipe.training.best_by)
+        # JSON has no infinity.
+        validation = Validation(step, loss if math.isfinite(loss) else None, **scored)
+        write_validations(run.folder, [*read_validations(run.folder), validation], run.recipe.training.best_by)

@@ -1,4 +1,4 @@
-"""Folders of fairseq models with random weights, made of transformers' FSMT, and codes as subword-nmt learns them."""
+"""Builds folders of fairseq models with random weights, from transformers' FSMT, and learns byte-pair codes."""
 
 import math
 import random
@@ -16,7 +16,7 @@ from ..networks import random_batch
 PAD, EOS, UNK = 1, 2, 3
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 SIZES = {"d_model": 12, "d_ff": 20, "heads": 3, "encoder_layers": 2, "decoder_layers": 1}
-# Widths that divide nothing, unequal depths; then what is tied: "all", "decoder" or "none".
+# Odd widths and unequal depths, tied matrices ("all", "decoder" or "none"), activation, scaled embeddings.
 SHAPES = [
     (SIZES, "all", "relu", True),
     ({"d_model": 18, "d_ff": 11, "heads": 2, "encoder_layers": 1, "decoder_layers": 3}, "decoder", "gelu", False),
@@ -26,7 +26,7 @@ RULES = {"max_new_tokens": 30, "min_new_tokens": 1, "suppress_tokens": [PAD], "f
 
 
 def randomize(module: nn.Module, seed: int) -> None:
-    """Draws every weight anew, biases and norms too."""
+    """Fills every weight with random numbers, including biases and norms."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -38,7 +38,7 @@ def randomize(module: nn.Module, seed: int) -> None:
 
 
 def random_fsmt(source: int, target: int, shape: dict, tied: str, activation: str, scale: bool, seed: int = 0):
-    """transformers' copy of fairseq's network."""
+    """Builds transformers' copy of fairseq's network."""
     config = FSMTConfig(
         src_vocab_size=source,
         tgt_vocab_size=target,
@@ -59,7 +59,7 @@ def random_fsmt(source: int, target: int, shape: dict, tied: str, activation: st
     with torch.no_grad():
         for table in (encoder.embed_tokens, decoder.embed_tokens):
             table.weight[PAD] = 0
-        # The end is one symbol of many: louder, it comes often enough for translations of many lengths.
+        # Larger weights make </s> frequent enough for translations of many lengths.
         for table in (decoder.embed_tokens, decoder.output_projection):
             table.weight[EOS] *= 2
         if tied != "none":
@@ -70,7 +70,7 @@ def random_fsmt(source: int, target: int, shape: dict, tied: str, activation: st
 
 
 def fairseq_state(model: nn.Module, output: str = "output_projection.weight") -> dict[str, torch.Tensor]:
-    """The weights by fairseq's names, with the buffers that it saves among them; `output` is the last one's."""
+    """Returns weights and buffers by fairseq's names; `output` is the name of the output matrix."""
     state = {}
     for name, weight in model.state_dict().items():
         name = name.removeprefix("model.")
@@ -82,7 +82,7 @@ def fairseq_state(model: nn.Module, output: str = "output_projection.weight") ->
 
 
 def merged(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As older versions keep them: the projections of an attention as one, and the norms by numbers."""
+    """Converts weights to the layout of older versions: fused projections and numbered norms."""
     norms = {"encoder": ["self_attn", "final"], "decoder": ["self_attn", "encoder_attn", "final"]}
     found = {}
     for name, weight in state.items():
@@ -97,7 +97,7 @@ def merged(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def args_of(shape: dict = SIZES, **more) -> dict:
-    """The settings that fairseq stores, as far as they matter, and some of those that do not."""
+    """Returns settings as fairseq stores them, with some that do not matter."""
     settings = {"arch": "transformer", "source_lang": "en", "target_lang": "de", "lr": [0.0005], "task": "translation"}
     for side in ("encoder", "decoder"):
         settings |= {f"{side}_embed_dim": shape["d_model"], f"{side}_ffn_embed_dim": shape["d_ff"]}
@@ -118,7 +118,7 @@ def word_list(count: int, seed: int = 0) -> list[str]:
 def write_folder(
     folder: Path, state: dict, args: dict | Namespace, source: list[str], target: list[str], cfg: bool = False
 ) -> Path:
-    """A folder as fairseq leaves it; `source` and `target` are the dictionaries without the special symbols."""
+    """Writes a folder as fairseq does; `source` and `target` are dictionaries without special symbols."""
     for language, symbols in (("en", source), ("de", target)):
         lines = [f"{symbol} {1000 - i}\n" for i, symbol in enumerate(symbols)]
         (folder / f"dict.{language}.txt").write_text("".join(lines), encoding="utf-8")
@@ -130,7 +130,7 @@ def write_folder(
 
 
 def simple_folder(folder: Path, words: int = 29, shape: dict = SIZES, **more) -> tuple[Path, nn.Module]:
-    """A small model with one dictionary and no codes."""
+    """Writes a small model with a joint dictionary and no codes."""
     model = random_fsmt(words + 4, words + 4, shape, "all", "relu", True)
     symbols = word_list(words)
     return write_folder(folder, fairseq_state(model), Namespace(**args_of(shape, **more)), symbols, symbols), model
@@ -160,7 +160,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def learn_codes(text: list[str], merges: int) -> list[tuple[str, str]]:
-    """The most frequent pairs, one after the other, as subword-nmt learns them."""
+    """Learns byte-pair codes as subword-nmt does: repeatedly merges the most frequent pair."""
     words = [(*word[:-1], word[-1] + "</w>") for line in text for word in line.split()]
     codes: list[tuple[str, str]] = []
     while len(codes) < merges:
@@ -184,7 +184,7 @@ def merge(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def apply_codes(line: str, codes: list[tuple[str, str]]) -> list[str]:
-    """What subword-nmt's apply-bpe makes of a line."""
+    """Splits a line as subword-nmt's apply-bpe does."""
     found = []
     for text in line.split():
         word = (*text[:-1], text[-1] + "</w>")
@@ -200,7 +200,7 @@ LONG_WORDS = [
 
 
 def codes_folder(folder: Path, known: list[str], form: str = "subword-nmt") -> tuple[Path, list, list[str], nn.Module]:
-    """A model with a dictionary of what its codes make of some text, and less."""
+    """Writes a model with codes, whose dictionary has only the pieces of some text."""
     codes = learn_codes(known, 40)
     end = {"subword-nmt": "", "fastBPE": " 77"}[form]
     lines = ["#version: 0.2"] * (form == "subword-nmt") + [f"{a} {b}{end}" for a, b in codes]

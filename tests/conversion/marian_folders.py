@@ -1,4 +1,4 @@
-"""Folders of Marian models with random weights, as transformers (OPUS-MT) and as Marian itself write them."""
+"""Builds folders of Marian models with random weights, in the formats of transformers (OPUS-MT) and Marian itself."""
 
 import json
 import random
@@ -21,7 +21,7 @@ GERMAN = "ein der rote alte kleine Hund Katze Häuser Straße Mädchen läuft si
 SIZES = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "scale_embedding": True}
 SIZES |= {f"{side}_attention_heads": 3 for side in ("encoder", "decoder")}
 SIZES |= {f"{side}_ffn_dim": 50 for side in ("encoder", "decoder")}
-# Letters of one side and of none, accents apart, ligatures, runs of unknown ones, white space of all kinds.
+# Letters of either side or neither, combining accents, ligatures, runs of unknown letters, all kinds of white space.
 TEXTS = [
     *(
         "the red dog runs.",
@@ -80,7 +80,7 @@ def pieces(spm: bytes) -> list[str]:
 
 
 def numbered(tokens: list[str], seed: int = 3) -> dict[str, int]:
-    """As OPUS-MT's: the end first, padding last, all else in an order of its own."""
+    """Numbers tokens as OPUS-MT does: </s> first, padding last, all others in random order."""
     shuffled = sorted(set(tokens))
     random.Random(seed).shuffle(shuffled)
     return {token: i for i, token in enumerate([EOS, UNK, *shuffled, PAD])}
@@ -95,7 +95,7 @@ def marian_folder(
     generation: dict[str, object] | None = None,
     **fields: object,
 ) -> MarianMTModel:
-    """A folder as OPUS-MT's, with random weights everywhere."""
+    """Writes a folder in the format of OPUS-MT, and returns its model with random weights."""
     for side, spm in spms.items():
         (folder / f"{side}.spm").write_bytes(spm)
     source = [piece for piece in pieces(spms["source"]) if piece not in left_out]
@@ -105,7 +105,7 @@ def marian_folder(
     target = vocab
     if separate:
         tokens = [*numbered(pieces(spms["target"]) + [f"<extra_{i}>" for i in range(40)], seed=4)][:-1]
-        # Padding is where the source has it, as transformers' decoder wants it.
+        # transformers' decoder requires the same id for padding on both sides.
         tokens.insert(vocab[PAD], PAD)
         target = {token: i for i, token in enumerate(tokens)}
         (folder / "target_vocab.json").write_text(json.dumps(target))
@@ -116,10 +116,10 @@ def marian_folder(
     model = MarianMTModel(MarianConfig(vocab_size=len(vocab), **(SIZES | ids | fields))).eval()
     randomize(model, seed)
     with torch.no_grad():
-        # The end often enough for translations of many lengths.
+        # Larger weights make </s> frequent enough for translations of many lengths.
         model.lm_head.weight[0] *= 1.5
         for matrix in {model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight}:
-            # Large enough for sources to matter beside their positions.
+            # Large enough for sources to matter in addition to their positions.
             matrix *= 1.0 if model.config.scale_embedding else model.config.d_model**0.5
             matrix[vocab[PAD]] = 0
     rules = {
@@ -150,7 +150,7 @@ def largest_difference(ours: VaswaniForConditionalGeneration, foreign, valid: li
 
 
 def their_translations(folder: Path, texts: list[str]) -> list[str]:
-    """By transformers alone."""
+    """Translates with transformers alone."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), MarianMTModel.from_pretrained(folder).eval()
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     return tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
@@ -179,7 +179,7 @@ MATRICES = {"all": ("Wemb",), "target": ("encoder_Wemb", "decoder_Wemb"), "none"
 
 
 def npz_weights(options: dict[str, object], tied: str, sizes: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Random weights by Marian's names."""
+    """Returns random weights by Marian's names."""
     draw = np.random.default_rng(5)
     d_model, d_ff = options["dim-emb"], options["transformer-dim-ffn"]
     weights = {}
@@ -222,11 +222,11 @@ def write_npz(folder: Path, options: dict[str, object], weights: dict[str, np.nd
 
 
 def npz_folder(folder: Path, spms: dict[str, bytes], tied: str = "all", separate: bool = False, **changes: object):
-    """A folder as Marian's, its weights by name, and its source and target vocabulary."""
+    """Writes a folder in Marian's own format; returns its options, weights, source and target vocabulary."""
     options = OPTIONS | changes
     for side, spm in spms.items():
         (folder / f"{side}.spm").write_bytes(spm)
-    # Words that YAML takes for something else.
+    # Words that YAML interprets as other values.
     odd = ["true", "1.5", "null", "~", "<<", "#x", "'", '"', "?", ":", "-"]
     both = [*pieces(spms["source"]), *([] if separate else pieces(spms["target"])), *odd]
     vocabs = [numbered(both)] + [numbered(pieces(spms["target"]), seed=4)] * separate

@@ -1,4 +1,4 @@
-"""hf-vaswani convert: from one format to another, both sides compared; a model that Marian learned on real text."""
+"""hf-vaswani convert: every pair of formats, damaged inputs, and a Marian model trained on real text."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def difference(said: str) -> float:
 # ---- One verb ----------------------------------------------------------------------------------------------------
 
 
-def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> None:
+def test_a_model_converts_to_ctranslate2_and_onnx(tiny_run, tmp_path, capsys) -> None:
     model = tiny_run / "model"
     for kind in ("ctranslate2", "onnx"):
         code, said, err = convert(capsys, model, tmp_path / kind, "--to", kind, "--sentence", "one two three")
@@ -56,7 +56,7 @@ def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> Non
     assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
 
 
-def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:
+def test_marian_converts_in_both_directions_and_to_ctranslate2(spms, tmp_path, capsys) -> None:
     source = tmp_path / "opus"
     source.mkdir()
     marian_folder(source, spms)
@@ -67,7 +67,7 @@ def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:
     code, said, err = convert(capsys, tmp_path / "vaswani", tmp_path / "back", "--to", "marian")
     assert code == 0 and difference(said) < 1e-5, err
     assert isinstance(MarianMTModel.from_pretrained(tmp_path / "back"), MarianMTModel)
-    # What was written is read again.
+    # The written folder can be read again.
     code, said, err = convert(capsys, tmp_path / "back", tmp_path / "again", "--to", "vaswani")
     assert code == 0 and difference(said) < 1e-5 and "differs" not in said, err
     first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("vaswani", "again"))
@@ -76,7 +76,7 @@ def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-def test_fairseq_comes_in(tmp_path, capsys) -> None:
+def test_fairseq_converts(tmp_path, capsys) -> None:
     (tmp_path / "fairseq").mkdir()
     simple_folder(tmp_path / "fairseq")
     code, said, err = convert(capsys, tmp_path / "fairseq", tmp_path / "ours", "--to", "vaswani")
@@ -84,7 +84,7 @@ def test_fairseq_comes_in(tmp_path, capsys) -> None:
     assert VaswaniForConditionalGeneration.from_pretrained(tmp_path / "ours").config.position_offset == 2
 
 
-def test_what_exists_is_not_replaced_without_force(tiny_run, tmp_path, capsys) -> None:
+def test_an_existing_folder_is_only_replaced_with_force(tiny_run, tmp_path, capsys) -> None:
     destination = tmp_path / "there"
     destination.mkdir()
     (destination / "mine").write_text("mine")
@@ -95,7 +95,7 @@ def test_what_exists_is_not_replaced_without_force(tiny_run, tmp_path, capsys) -
     assert (destination / "model.bin").is_file() and not (destination / "mine").exists()
 
 
-def test_a_folder_that_has_no_name_is_not_replaced(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+def test_the_destination_must_name_a_new_folder(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     for name in (".", "..", "/", "../in/.."):
@@ -122,7 +122,7 @@ def test_a_failure_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
+def test_an_unknown_format_lists_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     for source, words in (
         (tmp_path, "is unknown; looked for: a config.json with the model_type vaswani"),
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+def test_likely_mistakes_have_messages_of_their_own(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     for kind in ("ctranslate2", "onnx"):
         assert convert(capsys, tiny_run / "model", tmp_path / kind, "--to", kind)[0] == 0
     monkeypatch.chdir(tmp_path)
@@ -225,7 +225,7 @@ def with_nan_in_pickle(path: Path) -> None:
         ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "contains no pieces to merge"),
     ],
 )
-def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
+def test_damaged_files_are_rejected_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
     folder = tmp_path / "model"
     if kind == "ours":
         shutil.copytree(request.getfixturevalue("tiny_run") / "model", folder)
@@ -245,14 +245,14 @@ def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
-def test_half_precision_goes_out_as_float32(tiny_run, tmp_path, capsys, to) -> None:
+def test_half_precision_is_written_as_float32(tiny_run, tmp_path, capsys, to) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "half")
     VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").half().save_pretrained(tmp_path / "half")
     code, said, err = convert(capsys, tmp_path / "half", tmp_path / "out", "--to", to)
     assert code == 0 and difference(said) < 1e-5, err
 
 
-def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path, capsys) -> None:
+def test_weights_that_do_not_match_the_config_are_rejected(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     for layers, kind in ((2, "12 missing (first: model.encoder.layers.1"), (0, None)):
@@ -266,7 +266,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path
     assert code == 2 and "1 unexpected (first: more)" in err and not (tmp_path / "out").exists()
 
 
-def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run, capsys) -> None:
+def test_a_sentence_that_is_too_long_is_named_as_the_cause(tmp_path, tiny_run, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     with_value(tmp_path / "model" / "config.json", max_position_embeddings=10, position_encoding="learned")
     model = VaswaniForConditionalGeneration(AutoConfig.from_pretrained(tmp_path / "model"))
@@ -274,7 +274,7 @@ def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run
     arguments = ["--to", "ctranslate2", "--sentence", "one two three four five six seven"]
     code, _, err = convert(capsys, tmp_path / "model", tmp_path / "new" / "out", *arguments)
     assert code == 2 and "The sentence of " in err and " tokens cannot be translated: " in err, err
-    # Nor is the folder left that was made on the way.
+    # The parent folder is removed too.
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -289,7 +289,7 @@ def test_a_signal_leaves_nothing(tiny_run, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# The signal comes when the graphs are written, and before they get their name.
+# Sends the signal while the temporary folder is being written.
 STOPPED = """
 import os, signal, sys
 from hf_vaswani.conversion import onnx
@@ -338,7 +338,7 @@ def test_a_file_or_a_link_is_not_replaced(tiny_run, tmp_path, capsys) -> None:
     assert (tmp_path / "file").read_text() == "mine" and (tmp_path / "link").is_symlink()
 
 
-def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_path, capsys) -> None:
+def test_errors_of_the_source_do_not_name_the_destination(spms, tmp_path, capsys) -> None:
     source = tmp_path / "opus"
     source.mkdir()
     marian_folder(source, spms)
@@ -355,7 +355,7 @@ def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_
     assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
 
 
-def test_rules_of_the_search_are_given_or_named(tiny_run, tmp_path, capsys) -> None:
+def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
     with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
@@ -384,7 +384,7 @@ def test_rules_of_the_search_are_given_or_named(tiny_run, tmp_path, capsys) -> N
     ids=str,
 )
 def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words) -> None:
-    """A model that says one word for ever: how long its translations are is all by rule."""
+    """With a model that repeats one word forever, only the limits decide the length of a translation."""
     model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     word = AutoTokenizer.from_pretrained(tmp_path / "model")("drei")["input_ids"][0]
@@ -405,7 +405,7 @@ def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, w
         assert "Vaswani: d" in said
 
 
-def test_the_generation_configs_start_is_the_one_that_counts(tiny_run, tmp_path, capsys) -> None:
+def test_the_start_token_of_the_generation_config_counts(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     start = AutoTokenizer.from_pretrained(tmp_path / "model").unk_token_id
     with_value(tmp_path / "model" / "generation_config.json", decoder_start_token_id=start)
@@ -416,7 +416,20 @@ def test_the_generation_configs_start_is_the_one_that_counts(tiny_run, tmp_path,
     assert engine["decoder_start_token"] == "<unk>"
 
 
-def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
+def test_a_model_is_loaded_once(tiny_run, tmp_path, monkeypatch, to) -> None:
+    loaded, from_pretrained = [], VaswaniForConditionalGeneration.from_pretrained
+
+    def counted(folder: Path, *arguments: object, **options: object) -> VaswaniForConditionalGeneration:
+        loaded.append(Path(folder))
+        return from_pretrained(folder, *arguments, **options)
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", counted)
+    conversion.convert(tiny_run / "model", tmp_path / to, to)
+    assert loaded == [tiny_run / "model"]
+
+
+def test_different_logits_are_an_error(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     save = to_ctranslate2.save
 
     def wrong(*arguments: object) -> Foreign:
@@ -430,7 +443,7 @@ def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys,
     assert not (tmp_path / "out").exists()
 
 
-def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None:
+def test_the_mask_of_the_comparison_covers_all_padding(tiny_run) -> None:
     model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
     ids, mask, decoder_ids = conversion.random_batch(model)
     assert ((ids == model.config.pad_token_id) == (mask == 0)).all() and not mask.all()
@@ -443,7 +456,7 @@ def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None
 
 @pytest.fixture(scope="session")
 def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
-    """A small Marian of transformers that was trained on Multi30k for two minutes, once, and kept for other runs."""
+    """A small MarianMTModel, trained on Multi30k for two minutes and cached for later runs."""
     folder = Path(request.config.cache.mkdir("learned_marian"))
     if (folder / "model.safetensors").is_file():
         return folder
@@ -467,7 +480,7 @@ def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
         model = MarianMTModel(config).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
         encoded = [tokenizer(side)["input_ids"] for side in texts]
-        # Of like length, so that little of a batch is padding.
+        # Sorted by length for batches with little padding.
         order = sorted(range(len(encoded[0])), key=lambda i: (len(encoded[1][i]), len(encoded[0][i])))
         places = torch.randperm(len(order) // 64)
         for place in places:
@@ -508,7 +521,9 @@ def beams(model: torch.nn.Module, tokenizer: object, texts: list[str]) -> list[s
 
 
 @pytest.mark.real_data
-def test_a_learned_marian_translates_the_same_both_ways(learned_marian, ours_of_marian, test_text, tmp_path) -> None:
+def test_a_trained_marian_translates_the_same_in_both_directions(
+    learned_marian, ours_of_marian, test_text, tmp_path
+) -> None:
     sentences, _ = test_text
     expected = beams(
         MarianMTModel.from_pretrained(learned_marian).eval(), AutoTokenizer.from_pretrained(learned_marian), sentences
@@ -527,7 +542,7 @@ def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text
     model = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
     tokenizer = AutoTokenizer.from_pretrained(ours_of_marian)
     expected = translate_corpus(model, tokenizer, sentences, num_beams=4, early_stopping="never")
-    # So young a model sometimes never ends, and at the longest length only ours puts a </s>.
+    # After so little training, some translations never end; at the maximum length, only ours has a </s>.
     ended = [i for i, text in enumerate(expected) if len(tokenizer(text)["input_ids"]) < 55]
     assert len(ended) > 180
     bleu = score(expected, references)["bleu"]

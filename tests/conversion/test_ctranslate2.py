@@ -57,7 +57,7 @@ def random_sentences(count: int = 60) -> list[str]:
 
 
 def ids_for(config: VaswaniConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns a batch of which the targets contain any tokens, even special ones and rows without a token."""
+    """Returns a batch whose targets contain all ids, including special tokens and rows without a token."""
     return random_batch(range(3, 46), range(config.vocab_size), start=config.decoder_start_token_id)
 
 
@@ -109,7 +109,7 @@ def test_greedy_translations_are_ours(converted) -> None:
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.4])
-def test_the_written_folder_is_all_it_takes_to_find_our_beams(converted, length_penalty) -> None:
+def test_the_folder_alone_translates_as_our_beam_search(converted, length_penalty) -> None:
     """As in the docstring of the module."""
     model, folder, theirs, _ = converted
     sentences = random_sentences()
@@ -177,7 +177,7 @@ def test_quantized_files_are_smaller(tmp_path) -> None:
     assert sizes[0] > 1.9 * sizes[1] and sizes[0] > sizes[2]
 
 
-def test_half_precision_of_our_own_is_read(tmp_path) -> None:
+def test_half_precision_models_are_converted(tmp_path) -> None:
     model = save_random(tmp_path / "ours")
     model.bfloat16().save_pretrained(tmp_path / "ours")
     model.float()
@@ -202,7 +202,7 @@ def test_half_precision_of_our_own_is_read(tmp_path) -> None:
     ],
     ids=["suppressed", "at least", "two ends"],
 )
-def test_the_generation_configs_rules_are_kept(rules, notes, tmp_path) -> None:
+def test_settings_of_the_generation_config_are_followed(rules, notes, tmp_path) -> None:
     """Settings that models converted from Marian and fairseq have."""
     sentences = random_sentences()
     model = save_random(tmp_path / "ours", **MODELS["pre"])
@@ -219,13 +219,13 @@ def test_the_generation_configs_rules_are_kept(rules, notes, tmp_path) -> None:
         assert note in " ".join(foreign.notes)
 
 
-def test_notes_say_what_to_give_for_our_search(tmp_path) -> None:
+def test_notes_recommend_settings(tmp_path) -> None:
     model = save_random(tmp_path / "ours")
     assert any("beam_size=1" in note for note in convert(tmp_path / "ours", tmp_path / "greedy").notes)
     model.generation_config.num_beams = 4
     model.save_pretrained(tmp_path / "ours")
     notes = " ".join(convert(tmp_path / "ours", tmp_path / "gnmt").notes)
-    # The paper's 0.6: at 20 tokens, ((5 + length) / 6)^0.6 and length^0.48 have the same logarithmic derivative.
+    # alpha = 0.6: at 20 tokens, ((5 + length) / 6)^0.6 and length^0.48 have the same logarithmic derivative.
     assert "((5 + length) / 6)^0.6" in notes and "beam_size=4, length_penalty=0.48, patience=2" in notes
     model.generation_config.update(length_penalty_type="power", length_penalty=1.5, early_stopping=True)
     model.save_pretrained(tmp_path / "ours")
@@ -245,7 +245,7 @@ def test_the_converter_of_ctranslate2_writes_the_same(tmp_path) -> None:
     assert {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json"} <= set(saved)
 
 
-def test_what_the_engine_cannot_do_is_refused_before_anything_is_written(tmp_path) -> None:
+def test_unsupported_models_are_rejected_before_anything_is_written(tmp_path) -> None:
     save_random(tmp_path / "mish", activation_function="mish")
     with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only .*relu"):
         convert(tmp_path / "mish", tmp_path / "theirs")
@@ -259,7 +259,7 @@ def test_what_the_engine_cannot_do_is_refused_before_anything_is_written(tmp_pat
     assert not (tmp_path / "theirs").exists()
 
 
-def test_logits_of_another_start_are_refused(converted) -> None:
+def test_logits_need_the_start_token_of_the_model(converted) -> None:
     model, _, _, foreign = converted
     ids, mask, targets = ids_for(model.config)
     targets[3, 0] = 9

@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq, built from transformers' FSMT and torch's stacks, come in with the same logits and text."""
+"""fairseq checkpoints, built from transformers' FSMT and torch's stacks, convert to the same logits and text."""
 
 import math
 import re
@@ -38,8 +38,8 @@ from .unsafe_pickle import MakesFolder
 
 @pytest.mark.parametrize(("shape", "tied", "activation", "scale"), SHAPES)
 @pytest.mark.parametrize("old", [False, True], ids=["args", "cfg"])
-def test_it_computes_what_fsmt_computes(tmp_path, shape, tied, activation, scale, old) -> None:
-    """With the names of either time, and settings in either place."""
+def test_logits_equal_those_of_fsmt(tmp_path, shape, tied, activation, scale, old) -> None:
+    """With old and new names of weights, and with settings in "args" and "cfg"."""
     fsmt = random_fsmt(41, 41, shape, tied, activation, scale)
     shares = {"share_all_embeddings": tied == "all", "share_decoder_input_output_embed": tied == "decoder"}
     settings = Namespace(**args_of(shape, activation_fn=activation, no_scale_embedding=not scale, **shares))
@@ -66,7 +66,7 @@ def test_it_computes_what_fsmt_computes(tmp_path, shape, tied, activation, scale
         expected = logits_of(fsmt, batch)
         assert_close(logits_of(came.model, batch), expected)
         assert_close(came.foreign.logits(*batch), expected)
-    # It matters where positions begin, or the above would say little.
+    # Equality means something only if the position offset matters.
     config.position_offset = 0
     shifted = VaswaniForConditionalGeneration(config).eval()
     shifted.load_state_dict(came.model.state_dict())
@@ -85,7 +85,7 @@ def test_translations_are_the_same_greedily_and_with_beams(tmp_path, tied) -> No
     assert batch["input_ids"].max() < 61
     assert {name: getattr(came.model.generation_config, name) for name in RULES} == RULES | {"max_new_tokens": 201}
     came.model.generation_config.max_new_tokens = 30
-    # A network that learned nothing repeats itself for ever.
+    # An untrained network repeats itself.
     varied = {"no_repeat_ngram_size": 2}
     for settings in ({"num_beams": 1, "early_stopping": False}, {"num_beams": 5, "early_stopping": True}):
         own = settings if settings["num_beams"] == 1 else {}
@@ -99,7 +99,7 @@ def test_translations_are_the_same_greedily_and_with_beams(tmp_path, tied) -> No
 
 
 class TorchStacks(nn.Module):
-    """torch's pre-norm stacks between fairseq's embeddings, letter by letter; positions are sinusoids, or learned."""
+    """torch's pre-norm stacks with fairseq's embeddings and sinusoidal or learned positions, written out."""
 
     def __init__(self, words: int, positions: int = 0) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class TorchStacks(nn.Module):
         self.encoder = nn.TransformerEncoder(layers[0], 2, nn.LayerNorm(12), enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(layers[1], 3, nn.LayerNorm(12))
         self.tokens = nn.Embedding(words, 12)
-        # fairseq's table has rows for what comes before the first position.
+        # fairseq's table has rows before the first position.
         self.tables = nn.ModuleList([nn.Embedding(positions + 2, 12) for _ in range(2 if positions else 0)])
 
     def embed(self, side: int, ids: torch.Tensor) -> torch.Tensor:
@@ -200,7 +200,7 @@ def test_the_nested_settings_of_newer_versions_and_half_precision(tmp_path) -> N
         load(tmp_path)
 
 
-def test_an_architecture_says_what_the_settings_do_not(tmp_path) -> None:
+def test_architectures_have_defaults(tmp_path) -> None:
     shape = SIZES | {"d_model": 16, "heads": 16}
     model = random_fsmt(33, 33, shape, "all", "relu", True)
     symbols = word_list(29)
@@ -218,7 +218,7 @@ def test_an_architecture_says_what_the_settings_do_not(tmp_path) -> None:
         load(write_folder(tmp_path, fairseq_state(model), settings, symbols, symbols))
 
 
-def test_it_is_the_same_after_saving(tmp_path) -> None:
+def test_a_saved_model_is_the_same(tmp_path) -> None:
     folder, *_ = codes_folder(tmp_path, sentences(LONG_WORDS, 30))
     came = load(folder / "checkpoint_best.pt")
     came.model.save_pretrained(tmp_path / "saved")
@@ -233,7 +233,7 @@ def test_it_is_the_same_after_saving(tmp_path) -> None:
 # ---- What is refused
 
 
-def test_what_is_fairseqs(tmp_path) -> None:
+def test_fairseq_paths_are_recognized(tmp_path) -> None:
     folder, _ = simple_folder(tmp_path)
     assert recognize(folder) and recognize(folder / "checkpoint_best.pt")
     assert not recognize(folder / "dict.en.txt") and not recognize(folder / "nothing.pt")
@@ -245,7 +245,7 @@ def test_what_is_fairseqs(tmp_path) -> None:
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, zipped, inside) -> None:
+def test_a_file_that_would_run_code_is_rejected_without_running_it(tmp_path, zipped, inside) -> None:
     folder, _ = simple_folder(tmp_path)
     file, trace = folder / "checkpoint_best.pt", tmp_path / "trace"
     args = Namespace(**args_of(), criterion=MakesFolder(trace)) if inside else MakesFolder(trace)
@@ -259,7 +259,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, zipped, in
     assert trace.exists()
 
 
-def test_the_two_lines_that_it_prints_make_a_file_that_loads(tmp_path, monkeypatch) -> None:
+def test_the_printed_line_writes_a_file_that_loads(tmp_path, monkeypatch) -> None:
     folder, model = simple_folder(tmp_path)
     args = Namespace(**args_of(), ddp_backend=Path("something/that/is/no/plain/value"))
     write_folder(folder, fairseq_state(model), args, word_list(29), word_list(29))
@@ -274,7 +274,7 @@ def test_the_two_lines_that_it_prints_make_a_file_that_loads(tmp_path, monkeypat
 
 @pytest.mark.parametrize("kept", [0, 1, 150, 5000, -1])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_file_that_is_cut_is_refused(tmp_path, kept, zipped) -> None:
+def test_a_truncated_file_is_rejected(tmp_path, kept, zipped) -> None:
     folder, _ = simple_folder(tmp_path)
     file = folder / "checkpoint_best.pt"
     if not zipped:
@@ -284,7 +284,7 @@ def test_a_file_that_is_cut_is_refused(tmp_path, kept, zipped) -> None:
         load(folder)
 
 
-def test_other_files_are_refused(tmp_path) -> None:
+def test_other_files_are_rejected(tmp_path) -> None:
     folder, _ = simple_folder(tmp_path)
     file = folder / "checkpoint_best.pt"
     for content, words in (
@@ -330,13 +330,13 @@ def test_other_files_are_refused(tmp_path) -> None:
         ),
     ],
 )
-def test_what_ours_cannot_be_is_named(tmp_path, settings, words) -> None:
+def test_unsupported_settings_are_named(tmp_path, settings, words) -> None:
     with pytest.raises(ValueError) as error:
         load(simple_folder(tmp_path, **settings)[0])
     assert all(word in str(error.value) for word in [*words, "checkpoint_best.pt"]), str(error.value)
 
 
-def test_weights_without_a_place_or_of_another_shape_are_named(tmp_path) -> None:
+def test_unexpected_missing_and_misshapen_weights_are_named(tmp_path) -> None:
     folder, model = simple_folder(tmp_path)
     state, symbols = fairseq_state(model), word_list(29)
     for change, words in (

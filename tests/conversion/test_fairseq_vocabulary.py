@@ -1,4 +1,4 @@
-"""One tokenizer has the ids that fairseq's dictionaries and codes give, and the text that fairseq reads."""
+"""The tokenizer produces the ids of fairseq's dictionaries and codes, and decodes them to the same text."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from .fairseq_folders import (
 )
 
 
-def test_dictionaries_of_their_own_become_one_vocabulary(tmp_path) -> None:
+def test_separate_dictionaries_are_joined(tmp_path) -> None:
     source, target = word_list(60, seed=1), word_list(40, seed=2)
     assert 2 < len(set(source) & set(target)) < 40
     fsmt = random_fsmt(64, 44, SHAPES[1][0], "decoder", "relu", True, seed=2)
@@ -42,7 +42,7 @@ def test_dictionaries_of_their_own_become_one_vocabulary(tmp_path) -> None:
     union = list(dict.fromkeys(SPECIAL + source + target))
     assert came.tokenizer.convert_ids_to_tokens(range(len(union))) == union
     assert came.model.config.vocab_size == len(union)
-    # Ids of a side in the union; and of the union in a side, where unknown symbols are <unk>.
+    # For each id of the union, the id of each side; <unk> if the side does not have the symbol.
     theirs = [
         torch.tensor([(SPECIAL + side).index(s) if s in SPECIAL + side else UNK for s in union])
         for side in (source, target)
@@ -74,7 +74,7 @@ def test_dictionaries_of_their_own_become_one_vocabulary(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("form", ["subword-nmt", "fastBPE"])
-def test_codes_make_the_ids_that_they_make_for_fairseq(tmp_path, form) -> None:
+def test_codes_produce_the_ids_of_fairseq(tmp_path, form) -> None:
     known = sentences(LONG_WORDS, 30)
     folder, codes, symbols, fsmt = codes_folder(tmp_path, known, form)
     came = load(folder)
@@ -89,14 +89,14 @@ def test_codes_make_the_ids_that_they_make_for_fairseq(tmp_path, form) -> None:
         pieces = apply_codes(line, codes)
         expected = [ids_of.get(piece, UNK) for piece in pieces] + [EOS]
         found = tokenizer(line)["input_ids"]
-        # What the dictionary lacks and the codes make has an id of its own here, which is read as <unk>.
+        # Pieces of the codes that are not in the dictionary have ids of their own, which are read as <unk>.
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
             assert ours == theirs or (ours >= len(symbols) and theirs == UNK), line
         several += sum(piece.endswith("@@") for piece in pieces)
         unknown += expected.count(UNK)
         beyond += sum(i >= len(symbols) for i in found)
-        # And the model makes no difference between them.
+        # The model treats them as <unk>.
         if max(found) >= len(symbols) and compared < 5:
             compared += 1
             batch = (torch.tensor([found]), torch.ones(1, len(found)).long(), torch.tensor([[EOS, 5]]))
@@ -110,8 +110,8 @@ def test_codes_make_the_ids_that_they_make_for_fairseq(tmp_path, form) -> None:
     assert all(tokenizer(line)["input_ids"] == [ids_of[p] for p in apply_codes(line, codes)] + [EOS] for line in known)
 
 
-def test_symbols_that_a_dictionary_spells_in_two_ways_are_one(tmp_path) -> None:
-    """`a@@` may be a word that somebody wrote, and the beginning of one."""
+def test_a_symbol_may_also_be_a_literal_word(tmp_path) -> None:
+    """`a@@` may be a literal word, or the beginning of one."""
     (tmp_path / "code").write_text("#version: 0.2\n@ @</w>\na @@</w>\n", encoding="utf-8")
     symbols = ["a@@", "b", "@@"]
     model = random_fsmt(7, 7, SIZES, "all", "relu", True)
@@ -124,7 +124,7 @@ def test_symbols_that_a_dictionary_spells_in_two_ways_are_one(tmp_path) -> None:
     assert_close(found[..., :7], expected)
 
 
-def test_translations_are_words_again(tmp_path) -> None:
+def test_pieces_are_decoded_to_words(tmp_path) -> None:
     came = load(codes_folder(tmp_path, sentences(LONG_WORDS, 30))[0])
     ids = came.tokenizer("abaäßab dddbac")["input_ids"]
     assert came.tokenizer.decode([EOS, *ids, PAD], skip_special_tokens=True) == "abaäßab dddbac"
@@ -134,7 +134,7 @@ def test_translations_are_words_again(tmp_path) -> None:
     assert any("Moses" in note for note in came.foreign.notes)
 
 
-def test_without_codes_words_are_what_spaces_separate(tmp_path) -> None:
+def test_without_codes_text_is_split_at_spaces(tmp_path) -> None:
     symbols = ["lo@@", "w", "low", "Wör@@", "ter", "."]
     model = random_fsmt(10, 10, SIZES, "all", "relu", True)
     came = load(write_folder(tmp_path, fairseq_state(model), args_of(), symbols, symbols))
@@ -159,12 +159,12 @@ def train_sentencepiece(file: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_sentencepiece_makes_the_ids_that_it_makes_for_fairseq(tmp_path, joint) -> None:
+def test_sentencepiece_produces_the_ids_of_fairseq(tmp_path, joint) -> None:
     spm = pytest.importorskip("sentencepiece")
     train_sentencepiece(tmp_path / "sentencepiece.bpe.model", "unigram")
     cut = spm.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
     known = sentences(LONG_WORDS, 30)
-    # Not all that it can cut words into, and something that it cannot.
+    # Some of its pieces are missing, and one symbol is not a piece.
     pieces = dict.fromkeys(piece for line in known for piece in cut.encode(line, out_type=str))
     source = [*list(pieces)[:-5], "zz"]
     target = source if joint else word_list(20)
@@ -180,7 +180,7 @@ def test_sentencepiece_makes_the_ids_that_it_makes_for_fairseq(tmp_path, joint) 
         batch = (torch.tensor([found]), torch.ones(1, len(found)).long(), torch.tensor([[EOS, UNK]]))
         theirs = logits_of(fsmt, (torch.tensor([expected]), *batch[1:]))
         ours = logits_of(came.model, batch)
-        # The target's ids are others, and those that it never writes are far below them.
+        # Target ids differ, and ids that are never generated have much lower logits.
         assert_close(ours.sort(descending=True).values[..., : len(target) + 4], theirs.sort(descending=True).values)
         assert_close(came.foreign.logits(*batch), ours)
         if UNK not in expected:
@@ -189,7 +189,7 @@ def test_sentencepiece_makes_the_ids_that_it_makes_for_fairseq(tmp_path, joint) 
     assert not any("Moses" in note for note in came.foreign.notes)
 
 
-def test_sentencepiece_of_another_kind_is_refused(tmp_path) -> None:
+def test_sentencepiece_models_of_other_types_are_rejected(tmp_path) -> None:
     folder, _ = simple_folder(tmp_path)
     train_sentencepiece(folder / "sentencepiece.bpe.model", "bpe")
     with pytest.raises(ValueError, match=r"sentencepiece\.bpe\.model has the model_type bpe"):
@@ -199,7 +199,7 @@ def test_sentencepiece_of_another_kind_is_refused(tmp_path) -> None:
 # ---- Damaged files -----------------------------------------------------------------------------------------------
 
 
-def test_dictionaries_that_do_not_fit_are_refused(tmp_path) -> None:
+def test_damaged_and_missing_dictionaries_are_rejected(tmp_path) -> None:
     folder, model = simple_folder(tmp_path)
     english, german = folder / "dict.en.txt", folder / "dict.de.txt"
     text = english.read_text("utf-8")
@@ -238,19 +238,19 @@ def test_dictionaries_that_do_not_fit_are_refused(tmp_path) -> None:
         ("a b 3\na b c\n", "line 2"),
     ],
 )
-def test_codes_of_other_kinds_are_refused(tmp_path, text, words) -> None:
+def test_codes_in_other_formats_are_rejected(tmp_path, text, words) -> None:
     (tmp_path / "code").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=words):
         read_codes(tmp_path / "code")
 
 
-def test_of_equal_codes_the_first_counts(tmp_path) -> None:
+def test_the_first_of_equal_codes_counts(tmp_path) -> None:
     (tmp_path / "code").write_text("a b 9\nb c 8\na b 7\n\n", encoding="utf-8")
     assert read_codes(tmp_path / "code") == [("a", "b"), ("b", "c")]
 
 
 def test_symbols_of_a_dictionary_follow_the_special_ones(tmp_path) -> None:
-    """Some of Unicode's other line ends may be part of a symbol."""
+    """Other line separators of Unicode are part of a symbol."""
     (tmp_path / "dict.en.txt").write_bytes("low 9\nlo@@ 8\r\na\u2028b 7\n\u00a0 3".encode())
     assert read_dictionary(tmp_path / "dict.en.txt") == [*SPECIAL, "low", "lo@@", "a\u2028b", "\u00a0"]
 

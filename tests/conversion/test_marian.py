@@ -1,4 +1,4 @@
-"""transformers' Marian models come in and ours go out, with the same logits, ids and translations."""
+"""MarianMTModel converts in both directions with the same logits, ids and translations."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("fields", SHAPES)
-def test_a_marian_comes_in_with_the_same_logits_and_translations(fields, spms, tmp_path) -> None:
+def test_logits_and_translations_are_those_of_marian(fields, spms, tmp_path) -> None:
     marian_folder(tmp_path, spms, **fields)
     converted = load(tmp_path)
     assert converted.model.config.vocab_size == len(converted.tokenizer)
@@ -51,21 +51,21 @@ def test_a_marian_comes_in_with_the_same_logits_and_translations(fields, spms, t
 @pytest.mark.parametrize(
     "generation", [{"length_penalty": 0.6, "early_stopping": True}, {"num_beams": 1}, {"max_length": 9}]
 )
-def test_the_settings_of_the_search_come_along(generation, spms, tmp_path) -> None:
+def test_settings_of_the_search_are_converted(generation, spms, tmp_path) -> None:
     marian_folder(tmp_path, spms, activation_function="swish", generation=generation)
     converted = load(tmp_path)
     texts = sentences(ENGLISH, 5, count=20)
     assert our_translations(converted.model, converted.tokenizer, texts) == their_translations(tmp_path, texts)
 
 
-def test_half_precision_comes_in_as_float32(spms, tmp_path) -> None:
+def test_half_precision_is_read_as_float32(spms, tmp_path) -> None:
     marian_folder(tmp_path, spms).half().save_pretrained(tmp_path)
     converted = load(tmp_path)
     assert {weight.dtype for weight in converted.model.parameters()} == {torch.float32}
     assert largest_difference(converted.model, converted.foreign) <= 1e-5
 
 
-def test_what_came_in_is_saved_and_loaded_again(spms, tmp_path) -> None:
+def test_a_saved_model_translates_the_same(spms, tmp_path) -> None:
     (tmp_path / "marian").mkdir()
     marian_folder(tmp_path / "marian", spms, activation_function="swish")
     converted = load(tmp_path / "marian")
@@ -80,7 +80,7 @@ def test_what_came_in_is_saved_and_loaded_again(spms, tmp_path) -> None:
 # ---- Out ---------------------------------------------------------------------------------------------------------
 
 
-def test_there_and_back_again_are_equal_weights(spms, tmp_path) -> None:
+def test_a_round_trip_gives_equal_weights(spms, tmp_path) -> None:
     marian = marian_folder(tmp_path, spms, activation_function="swish")
     converted = load(tmp_path)
     save(Loaded(converted.model, converted.tokenizer, tmp_path), tmp_path / "back")
@@ -118,7 +118,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("fields", OURS)
-def test_ours_goes_out_with_the_same_logits_and_translations(fields, tokenizer, tmp_path) -> None:
+def test_a_written_marian_has_our_logits_and_translations(fields, tokenizer, tmp_path) -> None:
     model = our_model(tokenizer, **fields)
     rules = {"length_penalty_type": "power", "finish_candidates": "top", "max_length_offset": None, "max_length": 20}
     rules |= {"num_beams": 4, "no_repeat_ngram_size": 1, "min_length": 4}
@@ -133,7 +133,7 @@ def test_ours_goes_out_with_the_same_logits_and_translations(fields, tokenizer, 
     assert any("tokenizer.json" in note for note in foreign.notes)
 
 
-def test_what_marians_search_has_not_is_noted(tokenizer, tmp_path) -> None:
+def test_ignored_settings_are_noted(tokenizer, tmp_path) -> None:
     foreign = save(Loaded(our_model(tokenizer), tokenizer, tmp_path), tmp_path)
     for part in ("length_penalty_type='gnmt'", "finish_candidates='all'", "max_length_offset=50", "to 512 tokens"):
         assert any(part in note for note in foreign.notes), part
@@ -151,7 +151,7 @@ def test_what_marians_search_has_not_is_noted(tokenizer, tmp_path) -> None:
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps 1e-06, but Marian supports only 1e-05: train the model with"),
     ],
 )
-def test_what_marian_has_not_is_refused(fields, message, tokenizer, tmp_path) -> None:
+def test_unsupported_models_are_rejected(fields, message, tokenizer, tmp_path) -> None:
     model = our_model(tokenizer, **fields)
     with pytest.raises(ValueError, match=message):
         save(Loaded(model, tokenizer, tmp_path), tmp_path / "out")
@@ -166,7 +166,7 @@ def changed(path: Path, **fields: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_wrong_folders_are_refused_in_one_sentence(spms, tmp_path) -> None:
+def test_damaged_folders_are_rejected_in_one_sentence(spms, tmp_path) -> None:
     folder = tmp_path / "marian"
 
     def refused(*parts: str) -> None:
@@ -222,7 +222,7 @@ def test_wrong_folders_are_refused_in_one_sentence(spms, tmp_path) -> None:
     refused("config.json is not JSON")
 
 
-def test_old_weights_are_read_and_other_pickles_are_not(spms, tmp_path) -> None:
+def test_pickled_weights_are_read_but_other_pickles_are_not(spms, tmp_path) -> None:
     marian = marian_folder(tmp_path, spms)
     (tmp_path / "model.safetensors").unlink()
     torch.save(marian.state_dict(), tmp_path / "pytorch_model.bin")

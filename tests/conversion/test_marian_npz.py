@@ -1,4 +1,4 @@
-"""Marian's own files come in with the logits of Marian's network and the translations of CTranslate2."""
+"""Marian's own files convert to the logits of Marian's network and the translations of CTranslate2."""
 
 import random
 
@@ -25,7 +25,7 @@ from .unsafe_pickle import MakesFolder
 
 
 def marian_logits(options: dict[str, object], weights: dict[str, np.ndarray], source: list[int], target: list[int]):
-    """Marian's transformer for one sentence, in float64: `(1 + target, target vocabulary)`."""
+    """Computes Marian's logits of one sentence in float64, of shape `(1 + target, target vocabulary)`."""
     w = {name: weight.astype(np.float64) for name, weight in weights.items()}
     d_model, heads = options["dim-emb"], options["transformer-heads"]
     before, behind = options["transformer-preprocess"] == "n", options["transformer-postprocess"] == "dan"
@@ -97,7 +97,7 @@ NPZ = [
 
 
 @pytest.mark.parametrize("changes", NPZ)
-def test_marians_own_files_come_in_with_marians_logits(changes, spms, tmp_path) -> None:
+def test_logits_are_those_of_marian(changes, spms, tmp_path) -> None:
     options, weights, source, target = npz_folder(tmp_path, spms, **changes)
     assert recognize(tmp_path)
     assert recognize(tmp_path / "model.npz")
@@ -112,7 +112,7 @@ def test_marians_own_files_come_in_with_marians_logits(changes, spms, tmp_path) 
     assert ids == expected_ids
     translation = [random.Random(6).randrange(2, len(target)) for _ in range(7)]
     expected = marian_logits(options, weights, expected_ids, translation)
-    # A target's id is behind the source's where it has a list of its own.
+    # Ids of a separate target vocabulary follow those of the source.
     names = sorted(target, key=target.get)
     rest = {name: i for i, name in enumerate(name for name in names if name not in (EOS, UNK))}
     ours = [
@@ -128,12 +128,12 @@ def test_marians_own_files_come_in_with_marians_logits(changes, spms, tmp_path) 
     assert (logits[:, others] < -1e8).all()
 
 
-def test_marians_own_files_translate_as_in_ctranslate2(spms, tmp_path) -> None:
+def test_translations_are_those_of_ctranslate2(spms, tmp_path) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2")
     from ctranslate2.converters import MarianConverter
 
     options, weights, _, _ = npz_folder(tmp_path, spms)
-    # Without them CTranslate2 takes sinusoids that are a little other than Marian's.
+    # By default, CTranslate2 computes sinusoids that differ slightly from Marian's.
     half = options["dim-emb"] // 2
     angles = np.arange(100)[:, None] / 10000 ** (np.arange(half) / (half - 1))
     table = np.concatenate((np.sin(angles), np.cos(angles)), axis=1).astype(np.float32)
@@ -154,7 +154,7 @@ def test_marians_own_files_translate_as_in_ctranslate2(spms, tmp_path) -> None:
     assert converted.tokenizer.batch_decode(ours, skip_special_tokens=True) == expected
 
 
-def test_vocabularies_of_marians_own_can_be_spm_files(spms, tmp_path) -> None:
+def test_vocabularies_can_be_spm_files(spms, tmp_path) -> None:
     (tmp_path / "vocab.spm").write_bytes(spms["source"])
     size = len(pieces(spms["source"])) + 2
     write_npz(tmp_path, OPTIONS, npz_weights(OPTIONS, "all", (size, size)))
@@ -195,14 +195,14 @@ def test_decoder_yml_sets_the_search(spms, tmp_path) -> None:
         ({"transformer-dim-ffn": 41}, "40.*41"),
     ],
 )
-def test_options_that_ours_has_not_are_refused(changes, message, spms, tmp_path) -> None:
+def test_unsupported_options_are_rejected(changes, message, spms, tmp_path) -> None:
     _, weights, _, _ = npz_folder(tmp_path, spms)
     write_npz(tmp_path, OPTIONS | changes, weights)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 
 
-def test_wrong_files_of_marians_own_are_refused(spms, tmp_path) -> None:
+def test_damaged_files_are_rejected(spms, tmp_path) -> None:
     options, weights, vocab, _ = npz_folder(tmp_path, spms)
     file, list_ = tmp_path / "model.npz", tmp_path / "vocab0.yml"
     content, ids = file.read_bytes(), list_.read_text("utf-8")

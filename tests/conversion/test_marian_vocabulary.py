@@ -1,4 +1,4 @@
-"""One fast tokenizer has the ids and the text of Marian's SentencePiece models and vocabularies."""
+"""The fast tokenizer produces the ids of Marian's SentencePiece models and vocabularies, and decodes to its text."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def test_only_pieces_of_the_source_are_used_for_it(spms, tmp_path) -> None:
     of_source = {theirs.encoder[piece] for piece in pieces(spms["source"])} | {0, theirs.encoder[UNK]}
     texts = ["".join(c for c in text if c in letters | {" "}) for text in sentences(GERMAN, 9, 100)]
     assert {id_ for text in texts for id_ in ours(text)["input_ids"]} <= of_source
-    # They could be cut into pieces of the target.
+    # The target's model would split them into pieces of its own.
     assert {id_ for text in texts for id_ in theirs(text_target=text)["input_ids"]} - of_source
 
 
@@ -84,7 +84,7 @@ def test_source_text_has_marians_ids_with_other_settings(settings, spms, tmp_pat
         assert ours(text)["input_ids"] == theirs(text)["input_ids"], text
 
 
-def test_letters_that_only_symbols_have_are_named(spms, tmp_path) -> None:
+def test_letters_that_occur_only_in_user_defined_pieces_are_noted(spms, tmp_path) -> None:
     marian_folder(tmp_path, spms)
     assert not any("user-defined" in note for note in load(tmp_path).foreign.notes)
     marian_folder(tmp_path, {**spms, "source": train_spm(sentences(ENGLISH, 1), user_defined_symbols=["XaY", "Z"])})
@@ -93,7 +93,7 @@ def test_letters_that_only_symbols_have_are_named(spms, tmp_path) -> None:
 
 
 @pytest.mark.real_data
-def test_real_text_has_marians_ids_and_is_found_again(multi30k, tmp_path) -> None:
+def test_real_text_has_marians_ids_and_decodes_to_itself(multi30k, tmp_path) -> None:
     text = {side: (multi30k / f"train.{side}").read_text("utf-8").splitlines()[:6000] for side in ("en", "de")}
     spms = {"source": train_spm(text["en"][:3000], vocab_size=2000)}
     marian_folder(tmp_path, spms | {"target": train_spm(text["de"][:3000], vocab_size=2000)})
@@ -162,7 +162,7 @@ def test_joined_vocabularies_share_special_tokens(spms, tmp_path) -> None:
     assert vocabulary.source_rows.tolist() == [0, 1, 2, 3, 4, *[1] * without_id, -1]
     assert vocabulary.target_rows.tolist() == [0, 1, -1, -1, -1, *[-1] * without_id, 2]
     assert vocabulary.is_target.tolist() == [True, True, *[False] * (3 + without_id), True]
-    # A piece with the same name in the target is another token.
+    # The same piece of the target is another token.
     assert vocabulary.tokens[2] == known[0] and vocabulary.tokens[-1] == f"{known[0]}  "
 
 

@@ -49,7 +49,7 @@ def converted(request, tmp_path_factory):
     with redirect_stdout(io.StringIO()) as said:
         loaded = Loaded(*load_translator(folder / "ours", torch.float32), folder / "ours")
         foreign = save(loaded, folder / "onnx")
-    # Without care, the exporters report their progress.
+    # The exporters' own reports are suppressed.
     assert said.getvalue() == ""
     return model, folder / "onnx", foreign
 
@@ -67,7 +67,7 @@ def test_logits_are_ours_for_any_sizes(converted, shape) -> None:
 
 
 @pytest.mark.parametrize("parts", [(1, 1, 1, 1, 1), (3, 1, 1), (2, 3)], ids=str)
-def test_tokens_at_a_time_give_the_same_as_all_at_once(converted, parts) -> None:
+def test_decoding_with_the_cache_equals_decoding_at_once(converted, parts) -> None:
     model, folder, _ = converted
     ids, mask, targets = ids_of_shape(4, 6, 5)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
@@ -106,7 +106,7 @@ def test_greedy_translations_are_ours(converted) -> None:
     ],
     ids=["suppressed", "at least", "two ends"],
 )
-def test_the_generation_configs_rules_are_kept(converted, rules) -> None:
+def test_settings_of_the_generation_config_are_followed(converted, rules) -> None:
     """Settings that models converted from Marian and fairseq have."""
     model, folder, _ = converted
     translator, sentences = OnnxTranslator(folder), random_sentences(40)
@@ -121,7 +121,7 @@ def test_the_generation_configs_rules_are_kept(converted, rules) -> None:
     assert sum(a == b for a, b in zip(expected, translator.translate(sentences), strict=True)) >= 39
 
 
-def test_the_folder_has_all_that_is_needed_and_nothing_of_this_machine(converted) -> None:
+def test_the_folder_is_complete_and_contains_no_paths_of_this_machine(converted) -> None:
     model, folder, _ = converted
     graphs = {f"{name}.onnx{end}" for name in ("encoder", "decoder") for end in ("", ".data")}
     texts = {f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")}
@@ -136,7 +136,7 @@ def test_the_folder_has_all_that_is_needed_and_nothing_of_this_machine(converted
         assert b".py" not in content and str(Path(__file__).parent.parent).encode() not in content
 
 
-def test_free_axes_have_names(converted) -> None:
+def test_dynamic_axes_have_names(converted) -> None:
     model, folder, _ = converted
     config, translator = model.config, OnnxTranslator(folder)
     sides = {side: getattr(translator, side) for side in ("encoder", "decoder")}

@@ -1,4 +1,4 @@
-"""Settings of a search, for engines that are not transformers."""
+"""Settings of a search, for engines with a search of their own."""
 
 import pytest
 from transformers import GenerationConfig
@@ -50,7 +50,7 @@ def config(**settings: object) -> GenerationConfig:
     ids=str,
 )
 def test_the_limit_of_a_translation(settings, fixed, limit) -> None:
-    """For a source of 10 tokens; and never beyond a table of positions."""
+    """For a source of 10 tokens, and never beyond the table of positions."""
     generation_config = config(**settings)
     assert fixed_limit(generation_config) == fixed
     assert max_new_tokens_for(generation_config, 10) == limit
@@ -70,7 +70,7 @@ def test_the_generation_config_overrides_the_start_token() -> None:
     assert start_token_id(config(decoder_start_token_id=0), VaswaniConfig(decoder_start_token_id=1)) == 0
 
 
-def test_every_setting_is_told_where_it_is_ignored_and_only_there() -> None:
+def test_each_engine_reports_the_settings_that_it_ignores() -> None:
     assert ON.keys() == SETTINGS.keys()
     for engine in ("Marian", "CTranslate2", "OnnxTranslator"):
         assert ignored_settings(config(), engine) == []

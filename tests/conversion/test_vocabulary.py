@@ -30,7 +30,7 @@ def test_ids_outside_the_target_are_never_generated() -> None:
 
 
 def test_a_source_symbol_may_have_the_row_of_an_unknown_one() -> None:
-    """As in fairseq, where its logit is that of <unk>, much lowered."""
+    """As in fairseq, where its logit is that of <unk> minus a constant."""
     vocabulary = replace(JOINT, target_rows=torch.tensor([0, 0, 0, 2, 1]), never=-64.0)
     assert vocabulary.logits(torch.tensor([5.0, 6.0, 7.0])).tolist() == [-59.0, -59.0, 5.0, 7.0, 6.0]
     assert vocabulary.target_matrix(MATRIX)[:, 0].tolist() == [1, 1, 1, 3, 2]

@@ -96,4 +96,4 @@ def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> Non
     write_pairs(tmp_path, count=60)
     longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
-    assert "The training text, or that of the validation, is not that of" in capsys.readouterr().err
+    assert "The training or validation text is not that of" in capsys.readouterr().err

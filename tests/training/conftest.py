@@ -1,0 +1,48 @@
+"""What `accelerate launch` makes of a configuration file, without starting it."""
+
+import os
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from ..conftest import ROOT
+
+FILES = {path.stem: path for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
+
+
+@dataclass
+class Launched:
+    """What would have been started: arguments of torchrun (or a command), and the environment of the processes."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    command: list[str] | None = None
+    torchrun: object = None
+
+
+@pytest.fixture
+def launch():
+    """Accelerate's launcher up to the point where it starts processes."""
+    import torch.distributed.run
+    from accelerate.commands import launch as launcher
+
+    def run(name: str, *arguments: str) -> Launched:
+        seen = Launched()
+
+        def start_command(command, env):
+            seen.command, seen.environment = command, env
+            return SimpleNamespace(wait=lambda: 0, returncode=0)
+
+        def start_torchrun(args):
+            seen.torchrun, seen.environment = args, dict(os.environ)
+
+        parser = launcher.launch_command_parser()
+        command = ["--config_file", str(FILES[name]), *arguments, "train.py", "configs/my.yaml", "--seed=2"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launcher.subprocess, "Popen", start_command)
+            patch.setattr(torch.distributed.run, "run", start_torchrun)
+            launcher.launch_command(parser.parse_args(command))
+        assert seen.environment
+        return seen
+
+    return run

@@ -1,0 +1,82 @@
+"""Validation: the loss recomputed pair by pair, the search of each split, one line for each validation."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vaswani.cli import main
+
+from ..conftest import tiny_recipe
+
+
+def train(folder: Path, run: Path, **training: object) -> int:
+    return main(["train", *tiny_recipe(folder, **training), "--run_dir", str(run)])
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
+
+
+def test_validation_loss_is_the_mean_over_the_targets_tokens(tiny_run) -> None:
+    """Recomputed pair by pair, without batches and padding."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model")
+    # The validation was made with the last checkpoint, not with the average.
+    model.load_state_dict(weights(tiny_run / "checkpoint-12"), strict=False)
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run / "tokenizer")
+    recipe = (tiny_run / "recipe.yaml").read_text()
+    folder = Path(recipe.split("en: ")[1].split("\n")[0]).parent
+    lines = [(folder / f"text.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
+    total, tokens = 0.0, 0
+    for source, target in zip(*lines, strict=True):
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            total += model(**tokenizer(source, return_tensors="pt"), labels=labels).loss.item() * labels.numel()
+        tokens += labels.numel()
+    (validation,) = [json.loads(line) for line in (tiny_run / "validations.jsonl").read_text().splitlines()]
+    assert validation["loss"] == pytest.approx(total / tokens, rel=1e-4)
+
+
+def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
+    run = tmp_path / "run"
+    assert train(tiny_run.parent, run, validate_every=2) == 0
+    ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_validations_are_one_line_each_also_after_a_stop(tmp_path) -> None:
+    run = tmp_path / "run"
+    assert train(tmp_path, run, max_steps=8, validate_every=4) == 0
+    # As if it had been killed after it validated update 12, and before it saved it.
+    with open(run / "validations.jsonl", "a") as file:
+        file.write(json.dumps({"step": 12, "loss": 1.0, "bleu": 99.0, "best": True}) + "\n")
+    assert train(tmp_path, run, max_steps=12, validate_every=4) == 0
+    lines = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert lines[-1]["bleu"] < 99
+
+
+def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, monkeypatch) -> None:
+    from hf_vaswani.training import validation
+
+    seen, translate = [], validation.translate_corpus
+
+    def spy(*args, **kwargs):
+        seen.append({key: kwargs.get(key) for key in ("num_beams", "length_penalty", "early_stopping")})
+        return translate(*args, **kwargs)
+
+    monkeypatch.setattr(validation, "translate_corpus", spy)
+    assert train(tiny_run.parent, tmp_path / "run", max_steps=1) == 0
+    beam = {"num_beams": 2, "length_penalty": 0.8, "early_stopping": None}
+    greedy = {"num_beams": 1, "length_penalty": None, "early_stopping": None}
+    assert seen == [greedy, beam]
+    # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
+    search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=true"]
+    arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), *search, "--run_dir", str(tmp_path / "greedy")]
+    assert main(["train", *arguments]) == 0
+    assert seen[2:] == [beam | {"early_stopping": True}, greedy]
