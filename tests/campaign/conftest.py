@@ -14,7 +14,7 @@ from .judge import SEED, Campaign
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[Campaign]:
-    """What a test counts its attacks with; those that broke the rule end it in red, all of them together."""
+    """Counts the attacks of a test, which fails at the end with all that broke the rule."""
     made = Campaign()
     yield made
     counts = {"attacks": made.attacks, "broken": len(made.broken), "seconds": round(made.seconds)}
@@ -58,7 +58,7 @@ def _title(nodeid: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as far as the machine tells it."""
+    """Returns the name of the processor, if the machine reports it."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", info.read_text() if info.is_file() else "", re.MULTILINE)
     return names[0] if names else platform.processor() or platform.machine()

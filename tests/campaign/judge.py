@@ -1,7 +1,7 @@
-"""Runs what is attacked in children with a time limit, and judges how they end.
+"""Runs commands under attack in child processes with a time limit, and judges how they end.
 
-The rule: a right result, or one sentence with a non-zero exit code; never a traceback, a hang, a half-written file, or
-silently other weights.
+The rule: a correct result, or a one-line error with a non-zero exit code; never a traceback, a hang, a partially
+written file, or silently different weights.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Everything is imported once, and each child is forked from there: a start takes a tenth of a second instead of five.
+# Children are forked from a server that has imported everything: they start in 0.1 seconds instead of 5.
 FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "hf_vaswani.cli",
@@ -30,19 +30,19 @@ PRELOADED = [
 ]
 PRELOADED += ["tests.campaign.verbs", "tests.campaign.warm"]
 
-# A full campaign is asked for by its seed; without one, a small one with the seed 1 is a part of the tests.
+# Setting a seed runs the full campaign. By default a small campaign with seed 1 is part of the tests.
 SEED = int(os.environ.get("CAMPAIGN_SEED") or 1)
 FULL = bool(os.environ.get("CAMPAIGN_SEED"))
 
-# Seconds after which a command hangs: none takes a tenth of this on a free machine.
+# Seconds after which a command counts as hung, more than ten times what any takes on an idle machine.
 LIMIT = 60
-# Letters of a sentence, folders of the tests included.
+# Maximum characters of an error message, which may contain the folders of the tests.
 LONGEST_SENTENCE = 1500
 
 
 @dataclass(frozen=True)
 class End:
-    """How a child ended; `code` is `None` where it had to be ended, and negative after a signal."""
+    """Outcome of a child process; `code` is `None` if it hung, and negative after a signal."""
 
     code: int | None
     out: str
@@ -50,12 +50,12 @@ class End:
 
     @property
     def sentence(self) -> str:
-        """The last line of standard error."""
+        """Last line of standard error."""
         return (self.err.replace("\r", "\n").strip().splitlines() or [""])[-1]
 
 
 class Child:
-    """A function in a process group of its own, with nothing on standard input and its outputs in files."""
+    """Runs a function in its own process group, with empty standard input and its outputs in files."""
 
     def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,13 +65,13 @@ class Child:
         self.process.start()
 
     def kill(self) -> None:
-        """Ends the whole group at once."""
+        """Kills the whole process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)
         self.process.kill()
 
     def end(self, limit: float = LIMIT) -> End:
-        """Waits for it, `limit` seconds at most; none of its own children outlives it."""
+        """Waits at most `limit` seconds, and then kills the process group."""
         self.process.join(limit)
         hung = self.process.is_alive()
         self.kill()
@@ -85,25 +85,25 @@ def _in_child(outputs: tuple[Path, Path], function: Callable[..., Any], argument
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    # As in a process that a person starts: this one would let its own children begin in a server of forks, too.
+    # The default of a process that a user starts; here it would be the fork server.
     multiprocessing.set_start_method("fork", force=True)
-    # Says where it hung.
+    # Shows where it hangs.
     faulthandler.dump_traceback_later(LIMIT - 5, file=2)
     sys.exit(function(*arguments))
 
 
 def run(folder: Path, function: Callable[..., Any], *arguments: Any) -> End:
-    """Runs a function in a child; see [`Child`]."""
+    """Runs a function in a child process; see [`Child`]."""
     return Child(folder, function, *arguments).end()
 
 
 def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
     """
-    Judges an end, but for the result of one that ended well.
+    Judges the outcome of a command, except for the result of a successful one.
 
     Args:
-        end ([`End`]): of a command.
-        codes (`Iterable[int]`, *optional*): the exit codes that a refusal may have.
+        end ([`End`]): outcome of a command.
+        codes (`Iterable[int]`, *optional*): exit codes allowed for an error.
 
     Returns:
         `str`: how it broke the rule, or `None`.
@@ -127,7 +127,7 @@ def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:
 
 @dataclass
 class Campaign:
-    """The attacks of one test: drawn by the seed, bounded in number and time, and counted."""
+    """Attacks of one test: drawn by the seed, limited in number and time, and counted."""
 
     attacks: int = 0
     broken: list[str] = field(default_factory=list)
@@ -138,20 +138,20 @@ class Campaign:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     def drawn(
         self, attacks: Sequence[T], few: int, seconds: float, by: Callable[[T], Hashable] = lambda _: None
     ) -> Iterator[T]:
         """
-        Yields attacks in an order drawn by the seed, until enough of them were made.
+        Yields attacks in an order drawn by the seed, up to a limit.
 
         Args:
-            attacks (`Sequence`): each one is made at most once.
-            few (`int`): attacks of a small campaign.
-            seconds (`float`): a full campaign begins no attack after this many, a small one after a tenth of it.
-            by (`Callable`, *optional*): the group of an attack; the groups take turns.
+            attacks (`Sequence`): each is yielded at most once.
+            few (`int`): number of attacks in a small campaign.
+            seconds (`float`): time limit of a full campaign; a small one has a tenth of it.
+            by (`Callable`, *optional*): returns the group of an attack; groups take turns.
         """
         until = time.monotonic() + (seconds if FULL else seconds / 10)
         shuffled = self.random.sample(attacks, len(attacks))
@@ -169,7 +169,7 @@ class Campaign:
                 yield attack
 
     def note(self, attack: str, how: str | None) -> bool:
-        """Keeps an attack that broke the rule, if one did; tells whether it did."""
+        """Records an attack if it broke the rule; returns whether it did."""
         if how is not None:
             self.broken.append(f"{attack}: {how}")
         return how is not None

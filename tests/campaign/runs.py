@@ -1,4 +1,4 @@
-"""Small runs to attack, and all that counts of how one ends."""
+"""Small training runs to attack, and the comparison of their results."""
 
 import contextlib
 import hashlib
@@ -20,20 +20,20 @@ KINDS: dict[str, dict[str, object]] = {
     "stream": {},
     "two processes": {"ema_decay": 0.9},
 }
-# Three checkpoints, the first of which goes, two validations, an average of two.
+# Three checkpoints, of which the first is deleted, two validations, and an average of two.
 STEPS = {"max_steps": 6, "save_every": 2, "keep_last": 2, "average_last": 2, "validate_every": 4, "log_every": 1}
 
 
 def recipe(folder: Path, kind: str) -> list[str]:
-    """The command line of a kind's recipe, but for `--run_dir`; its text lies in `folder`."""
+    """Returns the command line of a kind of training, without `--run_dir`; writes its text to `folder`."""
     arguments = ["train", *tiny_recipe(folder, **STEPS, **KINDS[kind])]
     return [*arguments, "--data.streaming=true", "--data.stream_window=50"] if kind == "stream" else arguments
 
 
 def train(arguments: list[str], folder: Path, fault: Fault | None = None, processes: int = 1) -> End:
     """
-    The end of a training in `folder`: of several processes that of the first, which has the fault. When it is killed,
-    the others are killed with it; when it ends otherwise, they have to end as well.
+    Trains in `folder`, and returns the outcome of the first process, which has the fault. If it is killed, the others
+    are killed with it; otherwise they must end as well.
     """
     command = [*arguments, "--run_dir", str(folder)]
     beside = folder.parent / f"{folder.name}-outputs"
@@ -63,31 +63,31 @@ def train(arguments: list[str], folder: Path, fault: Fault | None = None, proces
 
 
 def sha(path: Path) -> str | None:
-    """Digest of a file, `None` where there is none."""
+    """Returns the SHA-256 of a file, or `None` if it does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """The result of a run: weights and the other files of the model, translations, scores."""
+    """Reads the result of a run: digests of the model files, translations, scores."""
     found: dict[str, Any] = {
         path.name: sha(path) for path in (folder / "model").glob("*") if path.suffix not in (".md", ".png")
     }
     found["test_translations.txt"] = sha(folder / "test_translations.txt")
     with contextlib.suppress(OSError, ValueError):
-        # The digest is of all of it, of what it took and of the folder's name as well.
+        # The digest also depends on the duration and on the name of the folder.
         told = json.loads((folder / "test.json").read_text("utf-8")) | {"seconds": 0, "model": "", "digest": ""}
         found["test.json"] = told
     return found
 
 
 def traces(folder: Path) -> dict[str, Any]:
-    """What else a run leaves: its logs, and the names of all files."""
+    """Reads the logs of a run and the names of all its files."""
     found: dict[str, Any] = {name: (folder / name).read_text() for name in ("training.jsonl", "validations.jsonl")}
     return found | {"names": sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))}
 
 
 def difference(one: dict[str, Any], two: dict[str, Any]) -> str | None:
-    """What differs in two of these, as a sentence."""
+    """Describes how two results differ, or returns `None`."""
     different = [name for name in sorted(one | two) if one.get(name) != two.get(name)]
     if different == ["names"]:
         different = sorted(set(one["names"]) ^ set(two["names"]))
@@ -95,7 +95,7 @@ def difference(one: dict[str, Any], two: dict[str, Any]) -> str | None:
 
 
 def half_written(folder: Path) -> str | None:
-    """What a refused or finished command must not leave behind."""
+    """Lists leftovers that no command may leave behind, or returns `None`."""
     left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name.endswith((".writing", ".old"))]
     left += [path.name for path in folder.glob("checkpoint-*") if not (path / "progress.json").is_file()]
     return f"left {', '.join(sorted(left)[:5])}" if left else None

@@ -1,7 +1,7 @@
-"""Every file of a run truncated, with one bit flipped, emptied or deleted: right weights all the same, or a sentence.
+"""Files of a run truncated, emptied, deleted or with one bit flipped: the weights are still right, or it is an error.
 
-Nothing in a model's folder alone tells that a bit of a weight was another one once, and a folder may lack its
-`generation_config.json`; `translate` is spared these two. What belongs to a run has digests, and is spared nothing.
+A model folder alone cannot show that a bit of a weight was flipped, and `generation_config.json` is optional, so
+`translate` is not tested with these two. The files of a run have digests, and are tested with every kind of damage.
 """
 
 import shutil
@@ -21,7 +21,7 @@ Attack = tuple[str, str]
 
 
 def damage(path: Path, way: str, campaign: Campaign) -> str:
-    """Damages a file, and says where."""
+    """Damages a file, and describes the damage."""
     content, random = path.read_bytes(), campaign.random
     if way == "deleted":
         path.unlink()
@@ -49,7 +49,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 @pytest.fixture(scope="module", params=["plain", "moving average"] if FULL else ["moving average"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Path]:
-    """The command line of a run; the finished run; the same run, killed after two of its three checkpoints."""
+    """The command line of a run, the finished run, and the same run killed after two of its three checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
     arguments, whole, half = recipe(folder, request.param), folder / "whole", folder / "half"
     assert train(arguments, whole, Fault("kill", whole, log=folder / "log")).code == 0
@@ -67,7 +67,7 @@ def test_the_same_command_ends_with_the_same_weights(campaign, tmp_path, runs, s
         folder = copied(before, tmp_path / "run")
         attack = f"{state} run, {name}: {damage(folder / name, way, campaign)}"
         end = train(arguments, folder)
-        # A checkpoint whose record the attack itself has deleted is the owner's, who may have a copy of it.
+        # Without its record a checkpoint is not touched by the run, because the user may have a copy: remove it here.
         if name.endswith("/progress.json") and way == "deleted":
             shutil.rmtree((folder / name).parent, ignore_errors=True)
         how = broken_by(end) or half_written(folder)
@@ -96,7 +96,7 @@ def test_an_average_is_right_or_none(campaign, tmp_path, runs) -> None:
 
 
 def _equal(one: Path, two: Path) -> bool:
-    """Whether two models have the same weights; the order in their files may be another."""
+    """Returns whether two models have the same weights, in any order in their files."""
     first, second = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
     return all((first[name] == second[name]).all() for name in first.keys() & second.keys())
 

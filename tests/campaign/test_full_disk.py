@@ -1,4 +1,4 @@
-"""On a disk that is full from the n-th write on, a command says so, leaves nothing half-written, and goes on later.
+"""On a disk that is full from the n-th write on, a command reports it, leaves no partial files, and can be repeated.
 
 Two disks are tried: one on which the n-th file cannot be begun, and one on which files end in the middle.
 """
@@ -13,7 +13,7 @@ from .verbs import Fault, verb, verb_with_small_files
 
 
 def refusal(end: End, named: Path) -> str | None:
-    """How an end broke the rule, a good end left aside: the sentence has to name the file or its folder."""
+    """Judges an outcome; an error must also name the file or its folder."""
     how = broken_by(end)
     if how is None and end.code == 2 and str(named) not in end.sentence:
         return f"names no file: {end.sentence}"
@@ -22,8 +22,8 @@ def refusal(end: End, named: Path) -> str | None:
 
 @pytest.fixture
 def finished(tmp_path) -> tuple[list[str], Path, list[str]]:
-    """The command line of a run, its folder, and its attempts to write."""
-    # The layers of another epsilon cannot be Marian's.
+    """The command line of a run, its folder, and its write accesses."""
+    # Marian has a fixed epsilon.
     arguments = [*recipe(tmp_path, "moving average"), "--model.layer_norm_eps=1e-5"]
     whole = tmp_path / "whole"
     assert train(arguments, whole, Fault("full", whole, log=tmp_path / "log")).code == 0
@@ -31,7 +31,7 @@ def finished(tmp_path) -> tuple[list[str], Path, list[str]]:
 
 
 def sizes(folder: Path, campaign: Campaign, count: int) -> list[int]:
-    """Numbers of bytes that some files of a folder have more of."""
+    """Draws file size limits that some files of a folder exceed."""
     found = sorted({path.stat().st_size for path in folder.rglob("*") if path.is_file()})
     return [campaign.random.randrange(1, campaign.random.choice(found)) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Every request to the Hub failing in every way: what is there is the old state or the new one, and who asks is told.
+"""Requests to the Hub failing in every way: the Hub has the old state or the new one, and the user gets an error.
 
 The requests are those of an undisturbed push and of an undisturbed download, each failing once and for good.
 """
@@ -36,19 +36,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def old_state(run_dir: Path) -> dict[str, bytes]:
-    """What an earlier push has left: another model of the same kind, with code that is not of this one."""
+    """Returns the files of an earlier push: another model of the same kind, with other code."""
     config = json.loads((run_dir / "model" / "config.json").read_text()) | {"d_ff": 48}
     return {"config.json": json.dumps(config).encode(), "model.safetensors": b"old", "older_vaswani.py": b"old"}
 
 
 def call(hub: HubServer, folder: Path, *arguments: str) -> End:
-    """A command with that Hub, and with a cache that is empty."""
+    """Runs a command with this Hub and an empty cache."""
     shutil.rmtree(folder / "home", ignore_errors=True)
     return run(folder / "out", on_the_hub, list(arguments), hub.environment(folder / "home", TOKEN))
 
 
 def requests(hub: HubServer) -> list[tuple[str, str]]:
-    """The requests of a log, the commits' own digests shortened to what is the same in another Hub."""
+    """Returns the requests in a log, without the commit ids, which differ between Hubs."""
     commits = [commit for repository in hub.repositories.values() for commit in repository.commits]
     found = []
     for method, path, _ in hub.log:
@@ -99,7 +99,7 @@ def test_a_download_that_fails_is_a_sentence_or_the_right_model(campaign, tmp_pa
         right = call(hub, tmp_path, *command)
         asked = requests(hub)
     assert right.code == 0, right.err
-    # Who is told that there is no generation_config.json has no reason to doubt it: a model need not have one.
+    # A missing generation_config.json is no error, because it is optional.
     attacks = [each for each in attacks_on(asked) if not (each[1] == "404" and "generation_config" in each[0][1])]
     for request, way, times in campaign.drawn(attacks, 3, 60, by=lambda attack: attack[0]):
         attack = f"translate, {' '.join(request)}: {way}, {'once' if times else 'for good'}"

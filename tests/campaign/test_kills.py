@@ -1,8 +1,7 @@
-"""Killed or asked to stop at any access to its folder, a run ends with the same bits when the command is repeated.
+"""A run that is killed or stopped at any access to its folder ends with the same bits when the command is repeated.
 
-What a killed process leaves is what lies on the disk, so that there are as many places to be killed at as there are
-accesses to the disk: all of them are listed by an undisturbed run, from the recipe's first byte to the card's last,
-and drawn so that every part of the run has its turn.
+A killed process leaves only what is on the disk, so the distinct places to kill it are its accesses to the disk. An
+undisturbed run lists all of them, from the recipe to the card, and they are drawn from every part of the run in turn.
 """
 
 import re
@@ -18,9 +17,9 @@ CODES = {"term": 128 + signal.SIGTERM, "interrupt": 128 + signal.SIGINT}
 
 
 def stage(access: str) -> str:
-    """The part of a run: `open /.checkpoint-4.writing/config.json` -> `.checkpoint-4.writing`."""
+    """Returns the part of a run: `open /.checkpoint-4.writing/config.json` -> `.checkpoint-4.writing`."""
     found = re.search(r" /([^/]+)", access)
-    # In a tree that is removed, files have no folder.
+    # In a tree that is being removed, files have no folder.
     return found[1] if found else "removal"
 
 
@@ -44,7 +43,7 @@ def test_killed_at_any_access_it_ends_alike(campaign, tmp_path, kind) -> None:
         if how != "kill" and campaign.note(attack, broken_by(end, [CODES[how]])):
             continue
         if campaign.random.random() < 0.3:
-            # Once more, while it finds out what happened.
+            # A second fault, during recovery.
             again = 1 + campaign.random.randrange(40)
             attack += f", kill at access {again} of the next start"
             train(arguments, folder, Fault("kill", folder, again), processes)

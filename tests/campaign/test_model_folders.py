@@ -1,4 +1,4 @@
-"""Models with other values, or other tensors, in their files: translated with, or refused in one sentence."""
+"""Models with other values or tensors in their files translate, or are refused with a one-line error."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ HEADERS = ["missing tensor", "extra tensor", "renamed tensor", "other shape", "o
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model, and beside it a text."""
+    """A trained model and a text."""
     folder = tmp_path_factory.mktemp("run")
     assert train(recipe(folder, "plain"), folder / "run").code == 0
     (folder / "text").write_text("one two\n\nthree\n")
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where the values of some JSON stand; of long lists the first ones."""
+    """Lists the places of the values in JSON; only the first ones of long lists."""
     found = [path]
     if isinstance(content, dict):
         found += [place for key in list(content)[:40] for place in places(content[key], (*path, key))]
@@ -40,7 +40,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def changed(content: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """A copy of some JSON with another value at a place; without a value, there is nothing at that place."""
+    """Copies JSON with another value at a place, or without that place if no value is given."""
     if not place:
         return value
     copy = content.copy()
@@ -79,13 +79,13 @@ def test_other_values_are_translated_with_or_refused(campaign, tmp_path, model, 
 
 
 def with_other_tensors(content: bytes, what: str, number: int) -> bytes:
-    """A safetensors file with a change to its `number`-th tensor."""
+    """Changes the `number`-th tensor of a safetensors file."""
     size = struct.unpack("<Q", content[:8])[0]
     header, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
     name = sorted(set(header) - {"__metadata__"})[number % (len(header) - 1)]
     entry = header[name]
     if what == "missing tensor":
-        # Its bytes stay under the name of one that nobody knows.
+        # The data stays, under an unknown name.
         header["model.unknown"] = header.pop(name)
     elif what == "extra tensor":
         end = len(data)

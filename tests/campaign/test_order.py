@@ -1,4 +1,4 @@
-"""Vocabularies and the order of the training text, whatever hypothesis gives them: nothing lost, nothing twice."""
+"""Vocabularies and the order of the training text, for inputs by hypothesis: nothing is lost or repeated."""
 
 import json
 import unicodedata
@@ -67,10 +67,10 @@ def test_an_epoch_has_every_pair_once_and_processes_share_it(campaign) -> None:
         assert all(len(batch) * longest[batch].max() <= budget for batch in batches)
         shares = [sampler.updates() for sampler in samplers]
         assert len({tuple(map(len, share)) for share in shares}) == 1, "processes that wait for each other for ever"
-        # Turn by turn they have what one has alone.
+        # In turns, the processes have the batches of a single one.
         dealt = [batch for parts in zip(*shares, strict=True) for turn in zip(*parts, strict=True) for batch in turn]
         assert [batch.tolist() for batch in dealt if len(batch)] == [batch.tolist() for batch in batches]
-        # A position in the middle leaves the rest.
+        # A position in the middle continues with the rest.
         done = len(shares[0]) // 2
         samplers[0].set_position(epoch, done)
         rest = [batch.tolist() for update in shares[0][done:] for batch in update]

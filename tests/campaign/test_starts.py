@@ -1,4 +1,4 @@
-"""Real programs stopped by the clock, from before their first import to after their last file."""
+"""Programs stopped after a given time, from before their first import to after their last file."""
 
 import os
 import signal
@@ -12,12 +12,12 @@ from .runs import difference, half_written, recipe, result, traces, train
 
 PROGRAMS = {"train.py": [sys.executable, str(ROOT / "train.py")]}
 PROGRAMS["python -m"] = [sys.executable, "-m", "hf_vaswani.cli", "train"]
-# Tenths of a second; before the first one, Python itself begins.
+# Tenths of a second; within the first one, Python itself starts.
 MOMENTS = range(2, 120)
 
 
 def test_stopped_at_any_moment_there_is_no_traceback(campaign, tmp_path) -> None:
-    """While it imports, it may end without a word: nothing has happened yet."""
+    """During its imports, a program may end without a message, because it has not done anything."""
     arguments, whole = recipe(tmp_path, "plain"), tmp_path / "whole"
     assert train(arguments, whole).code == 0
     right = result(whole) | traces(whole)

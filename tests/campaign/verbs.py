@@ -1,4 +1,4 @@
-"""What children do: the package's verbs, with a fault of their own making if one is asked for."""
+"""The verbs of the package, run in child processes with optional faults."""
 
 import errno
 import importlib
@@ -14,9 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-# What a program does with files, as Python reports it before it happens.
+# Audit events of Python for file accesses.
 FILE_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link"}
-# The writers that Python does not report; the second number is where the file stands among the arguments.
+# Writers without audit events; the number is the position of the path among their arguments.
 WRITERS = {("safetensors.torch", "serialize_file"): 1, ("torch", "save"): 1}
 READERS = {("safetensors.torch", "safe_open"): 0}
 
@@ -26,8 +26,8 @@ class Fault:
     """
     A fault at the `at`-th access to files below `root`, counted from 1.
 
-    `kill`, `term` and `interrupt` send a signal there. `full` lets this and all later attempts to write fail, as on a
-    full disk. `log` names a file that gets a line for each access; without an `at`, nothing else happens.
+    `kill`, `term` and `interrupt` send a signal. `full` makes this and all later writes fail, as on a full disk. `log`
+    is a file that gets a line for each access; without `at`, nothing else happens.
     """
 
     kind: Literal["kill", "term", "interrupt", "full"]
@@ -43,7 +43,7 @@ class _Armed:
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
         self.count = 0
-        # Only what writes can be refused for want of room.
+        # Only writes fail on a full disk.
         self.only_writes = fault.kind == "full"
         self.log = open(fault.log, "w", encoding="utf-8", buffering=1) if fault.log else None  # noqa: SIM115
         for places in (WRITERS, READERS):
@@ -55,7 +55,7 @@ class _Armed:
     def audit(self, event: str, details: tuple[Any, ...]) -> None:
         if event not in FILE_EVENTS or self.count < 0:
             return
-        # Within a tree that is removed, files are named without their folder.
+        # Within a tree that is being removed, files are named without their folder.
         in_tree = event in ("os.remove", "os.rmdir") and details[-1] != -1
         if not in_tree and not str(details[0]).startswith(str(self.fault.root)):
             return
@@ -66,7 +66,7 @@ class _Armed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(details[0]))
 
     def reached(self, event: str, path: str) -> bool:
-        """Counts an access; does what is to be done there, and tells whether it is to fail."""
+        """Counts an access, sends the signal if it is due, and returns whether the access must fail."""
         self.count += 1
         if self.log is not None:
             self.log.write(f"{event} {path.removeprefix(str(self.fault.root))}\n")
@@ -86,7 +86,7 @@ class _Armed:
             if not path.startswith(str(self.fault.root)) or (self.only_writes and not writes):
                 return function(*arguments, **settings)
             if self.reached(name, path):
-                # Fails in the writer's own words, in the middle of the file.
+                # Fails with the error of the writer, in the middle of the file.
                 unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
                 try:
@@ -104,7 +104,7 @@ class _Armed:
 
 
 def verb(arguments: list[str], fault: Fault | None = None, environment: dict[str, str] | None = None) -> int:
-    """The command line, in this process."""
+    """Runs the command line in this process."""
     os.environ.update(environment or {})
     from hf_vaswani.cli import main
 
@@ -114,14 +114,14 @@ def verb(arguments: list[str], fault: Fault | None = None, environment: dict[str
 
 
 def verb_with_small_files(arguments: list[str], most: int) -> int:
-    """The command line, where no file can have more than `most` bytes: a write fails in the middle."""
-    # Its own outputs are no such files.
+    """Runs the command line with a limit of `most` bytes per file, at which writes fail."""
+    # Standard output and error are not limited.
     pumps = [subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=number) for number in (1, 2)]
     for number, pump in enumerate(pumps, start=1):
         assert pump.stdin is not None
         os.dup2(pump.stdin.fileno(), number)
         pump.stdin.close()
-    # Python looks once whether they are files or pipes.
+    # Python checks only once whether they are files or pipes.
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
@@ -134,7 +134,7 @@ def verb_with_small_files(arguments: list[str], most: int) -> int:
 
 
 def on_the_hub(arguments: list[str], settings: dict[str, str]) -> int:
-    """The command line, with the Hub of `HubServer.environment`, whose client was imported long ago."""
+    """Runs the command line with the Hub of `HubServer.environment`; its client is imported already."""
     import huggingface_hub.constants
     from huggingface_hub.utils import _http
 
@@ -145,6 +145,6 @@ def on_the_hub(arguments: list[str], settings: dict[str, str]) -> int:
     constants |= {"HF_HUB_ETAG_TIMEOUT": 2, "HF_HUB_DOWNLOAD_TIMEOUT": 2}
     for name, value in constants.items():
         setattr(huggingface_hub.constants, name, value)
-    # Between two tries it waits for seconds, and nothing changes meanwhile.
+    # Waiting between retries would change nothing.
     _http.time = SimpleNamespace(sleep=lambda _: None, time=time.time)
     return verb(arguments)

@@ -1,4 +1,4 @@
-"""What is done once, before children are forked."""
+"""Work done once, before children are forked."""
 
 import functools
 
@@ -6,7 +6,7 @@ from docstring_parser.attrdoc import AttributeDocstrings
 
 from hf_vaswani.recipe import load_recipe
 
-# A recipe is read with the docstrings of its sections, which are looked for in their source each time: half a second.
+# Reading a recipe parses the docstrings of its sections, which takes half a second.
 _read = AttributeDocstrings.get_attr_docs
 _once = functools.cache(lambda component: _read(AttributeDocstrings(), component))
 AttributeDocstrings.get_attr_docs = lambda _, component: _once(component)
