@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from ..files import read_lines
-from .marian_vocabulary import fast_tokenizer, join, read_spm
+from .marian_vocabulary import join, read_spm, sentencepiece_tokenizer
 from .vocabulary import Vocabulary
 
 CODES = ("bpecodes", "code")
@@ -18,7 +18,7 @@ SENTENCEPIECE = "sentencepiece.bpe.model"
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS, UNK = range(4)
 CONTINUES, ENDS = "@@", "</w>"
-# Output bias of ids that are never generated. Their embeddings are those of <unk>, so that each has exp(-64) times the
+# Output bias of ids that are never generated. Their embeddings are those of <unk>, so each has exp(-64) times the
 # probability of <unk>, which disappears in a float32 sum.
 NEVER = -64.0
 
@@ -146,7 +146,17 @@ def sentencepiece(
     """
     spm = read_spm(file)
     joint = join(ids_of(source), None if target == source else ids_of(target), spm, SPECIAL_SYMBOLS, "<unk>")
-    tokenizer = fast_tokenizer(joint, spm, pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", split_special_tokens=True)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=sentencepiece_tokenizer(joint, spm, "</s>", "<unk>"),
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        # The name of a special token inside a text is plain text.
+        split_special_tokens=True,
+    )
     source_rows, target_rows = (rows.masked_fill(rows < 0, UNK) for rows in (joint.source_rows, joint.target_rows))
     return replace(joint, source_rows=source_rows, target_rows=target_rows, never=NEVER), tokenizer
 

@@ -81,25 +81,37 @@ def join(
 
 
 def fast_tokenizer(
-    vocabulary: Vocabulary,
-    spm: Any,
-    pad: str,
-    eos: str,
-    unk: str,
-    bos: str | None = None,
-    model_max_length: int | None = None,
-    split_special_tokens: bool = False,
+    vocabulary: Vocabulary, spm: Any, pad: str, eos: str, unk: str, model_max_length: int
 ) -> PreTrainedTokenizerFast:
     """
-    Builds the tokenizer of a vocabulary: it splits source text as SentencePiece does, appends the end token, and
-    decodes the ids of both sides.
+    Builds the tokenizer of a Marian model.
 
     Args:
         vocabulary ([`Vocabulary`]): the ids.
         spm (`ModelProto`): pieces of the source.
-        pad (`str`), eos (`str`), unk (`str`), bos (`str`, *optional*): special tokens of the vocabulary.
-        model_max_length (`int`, *optional*): maximum number of tokens in a source.
-        split_special_tokens (`bool`): True to read the name of a special token inside a text as plain text.
+        pad (`str`), eos (`str`), unk (`str`): special tokens of the vocabulary.
+        model_max_length (`int`): maximum number of tokens in a source.
+    """
+    return PreTrainedTokenizerFast(
+        tokenizer_object=sentencepiece_tokenizer(vocabulary, spm, eos, unk),
+        pad_token=pad,
+        eos_token=eos,
+        unk_token=unk,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=model_max_length,
+    )
+
+
+def sentencepiece_tokenizer(vocabulary: Vocabulary, spm: Any, eos: str, unk: str) -> Tokenizer:
+    """
+    Builds a tokenizer that splits source text as SentencePiece does, appends the end token, and decodes the ids of
+    both sides.
+
+    Args:
+        vocabulary ([`Vocabulary`]): the ids.
+        spm (`ModelProto`): pieces of the source.
+        eos (`str`), unk (`str`): special tokens of the vocabulary.
     """
     scores = _scores(spm)
     entries = [(token, scores.get(token, 0.0)) for token in vocabulary.tokens]
@@ -120,17 +132,7 @@ def fast_tokenizer(
     )
     codes = [token for token in vocabulary.tokens if LANGUAGE_CODE.fullmatch(token)]
     tokenizer.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=pad,
-        eos_token=eos,
-        unk_token=unk,
-        bos_token=bos,
-        padding_side="right",
-        clean_up_tokenization_spaces=False,
-        model_max_length=model_max_length,
-        split_special_tokens=split_special_tokens,
-    )
+    return tokenizer
 
 
 def _scores(spm: Any) -> dict[str, float]:

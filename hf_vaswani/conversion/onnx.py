@@ -6,10 +6,11 @@ number of sentences and tokens. [`OnnxTranslator`] runs them, and shows how to s
 
 import copy
 import io
+import logging
 import re
 import shutil
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -285,8 +286,7 @@ def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, d
         name: torch.export.Dim(name) for name in sorted({size for free in axes.values() for size in free.values()})
     }
     dynamic_shapes = {name: {axis: sizes[size] for axis, size in free.items()} for name, free in axes.items()}
-    # The exporters report versions and progress.
-    with quiet(), redirect_stdout(io.StringIO()):
+    with _silent():
         program = OnnxExporter().export(graph, inputs, config=OnnxConfig(dynamic_shapes=dynamic_shapes)).program
     # Each node names the source files that it comes from, with paths of this machine: most of the graph's size.
     for node in program.graph.all_nodes():
@@ -304,3 +304,15 @@ def _name_axes(graph: Any, axes: dict[str, dict[int, str]]) -> None:
             if not isinstance(size, int) and size.value is not None:
                 # A size may be a sum, as in "past + target".
                 value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silences the exporters, which print, warn and log versions and progress."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with quiet(), redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(disabled)

@@ -27,7 +27,7 @@ class Foreign:
         logits (`Logits`, *optional*): computes its logits for Vaswani ids.
         translate (`Translate`, *optional*): translates greedily.
         notes (`list[str]`): known differences from the Vaswani model, one sentence each.
-        is_rounded (`bool`): True if its weights have a lower precision, so that logits are only close.
+        is_rounded (`bool`): True if its weights have a lower precision: its logits are only close.
     """
 
     name: str
