@@ -26,10 +26,10 @@ test-portable-default: .venv/installed  ## the first part of it: without any of 
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default $(PORTABLE)
 
 test-extras: .venv/installed  ## install each extra alone in a fresh environment, and use it
-	$(PYTEST) -m extras tests/test_extras.py
+	$(BIN)/pytest -m extras tests/test_extras.py
 
 docs: .venv/installed  ## build the manual into build/docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0

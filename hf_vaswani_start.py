@@ -1,6 +1,8 @@
 """
-Starts the command line. Two settings must stand before torch is imported, which takes seconds and which any module of
-the package does; so this module is beside the package, and imports nothing but the standard library.
+The entry point of `hf-vaswani` and `train.py`.
+
+Two settings must be made before torch is imported, which takes seconds and which every module of the package does.
+This module is therefore outside the package, and imports only the standard library.
 """
 
 import os
@@ -12,14 +14,14 @@ from types import FrameType
 
 def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     """
-    Runs one verb.
+    Runs one verb of the command line.
 
     Args:
-        argv (`Sequence[str]`, *optional*): the command line without the program's name; by default the process's own.
+        argv (`Sequence[str]`, *optional*): the command line without the program's name; by default `sys.argv[1:]`.
         program (`str`): the program's name in help and errors.
 
     Returns:
-        `int`: the exit code, as that of `hf_vaswani.cli.main`.
+        `int`: the exit code of `hf_vaswani.cli.main`.
     """
     before_imports()
     from hf_vaswani import cli
@@ -32,23 +34,23 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
 
 
 def before_imports() -> None:
-    """Threads that wait are to sleep, and Ctrl-C ends the imports without a word."""
-    # By default they spin, and a second busy program on the machine then makes training several times slower. OpenMP
-    # reads this when torch is loaded.
+    """Makes waiting threads sleep, and makes Ctrl-C end the imports silently."""
+    # By default, OpenMP's waiting threads spin, which makes training several times slower beside another busy program.
+    # The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A KeyboardInterrupt would show wherever it is, and some modules take it for an error of their own.
+    # A KeyboardInterrupt would print a traceback, and some modules turn it into an error of their own.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
 
 def after_imports() -> None:
-    """From here on Ctrl-C is a KeyboardInterrupt again."""
+    """Makes Ctrl-C a KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    # Nothing has been written yet that could be half.
+    # Nothing has been written yet, so no file can be incomplete.
     os._exit(128 + number)
 
 

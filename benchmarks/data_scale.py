@@ -1,9 +1,9 @@
-"""Does the data scale? Pairs per second and private memory of the way from text to batches, for more and more pairs.
+"""Does data loading scale? Pairs per second and private memory from text to batches, for growing numbers of pairs.
 
-Multi30k is repeated until there are enough pairs, or the built-in corpus where Multi30k is not given. Every row of the
-table that `python benchmarks/data_scale.py [FOLDER_OF_MULTI30K]` prints is measured in processes of its own. Private
-memory is what they alone hold: the memory-mapped files, which the system may drop at any time, are left out, and what
-forked processes share is counted once.
+Multi30k, or the built-in corpus if no folder is given, is repeated until there are enough pairs. Each row of the table
+that `python benchmarks/data_scale.py [MULTI30K_FOLDER]` prints is measured in fresh processes. Private memory is
+anonymous memory: it excludes memory-mapped files, which the system may drop at any time, and counts pages shared by
+forked processes once.
 """
 
 import json
@@ -41,7 +41,7 @@ def write_corpus(multi30k: Path | None, folder: Path, count: int) -> dict[str, s
 
 
 def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str) -> None:
-    """The way from text to batches, in this process; a line of JSON says what each part of it took."""
+    """Goes from text to batches in this process, and prints a line of JSON with the cost of each phase."""
     import datasets
 
     from hf_vaswani.data.sources import build_updates, make_tokenizer, read_sources
@@ -87,20 +87,20 @@ def measure(files: dict[str, str], streaming: bool, processes: int, run_dir: str
 
 
 def private_memory(process: psutil.Process) -> int:
-    """Bytes of anonymous memory of a process and its children; a page that n of them share counts 1/n in each."""
+    """Bytes of anonymous memory of a process and its children; a page shared by n of them counts 1/n in each."""
     total = 0
     for one in (process, *process.children(recursive=True)):
         try:
             lines = Path(f"/proc/{one.pid}/smaps_rollup").read_text().splitlines()
             total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss_Anon"))
         except OSError:
-            # It has ended meanwhile.
+            # The process has ended.
             continue
     return total
 
 
 def watch(files: dict[str, str], streaming: bool, processes: int, folder: Path) -> dict[str, dict[str, float]]:
-    """Runs [`measure`] in a process of its own; returns what its phases took, and the most memory that each had."""
+    """Runs [`measure`] in a new process, and returns the cost and the peak memory of each phase."""
     arguments = json.dumps([files, streaming, processes, str(folder / "run")])
     environment = os.environ | {"HF_DATASETS_CACHE": tempfile.mkdtemp(dir=folder), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, __file__, ARGUMENT, arguments]
@@ -133,14 +133,14 @@ def watch(files: dict[str, str], streaming: bool, processes: int, folder: Path) 
 
 
 def main() -> None:
-    """Prints a row for each number of pairs, processes, and way of reading."""
+    """Prints a row for each way of reading, number of processes and number of pairs."""
     if sys.argv[1:2] == [ARGUMENT]:
         measure(*json.loads(sys.argv[2]))
         return
     multi30k = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     print(
-        "| way | pairs | processes | reading, pairs/s | tokenising, pairs/s | private memory: reading, vocabulary, "
-        "tokenising (MB) | an epoch of batches (MB) | batches, target tokens/s | padding |"
+        "| source | pairs | processes | reading, pairs/s | tokenizing, pairs/s | private memory: reading, vocabulary, "
+        "tokenizing (MB) | an epoch of batches (MB) | batches, target tokens/s | padding |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for streaming in (False, True):

@@ -1,18 +1,18 @@
-"""How fast does it translate? Ours beside `MarianMTModel.generate` and CTranslate2, all with the same weights.
+"""How fast does it translate? Compared with `MarianMTModel.generate` and CTranslate2, all with the same weights.
 
     python benchmarks/decode_speed.py MODEL_FOLDER SOURCE.txt [--threads 1] [--rounds 3]
     python benchmarks/decode_speed.py {tiny,256,base} [--threads 1] [--rounds 3]
 
-Each engine lives in processes of its own. With `--threads 2`, CTranslate2 has two workers of one thread, and the
-others are two processes of one thread each, which take sentences in turns. All engines take turns with the same
-sentences, sorted by length, in batches of as many sentences, by the same rules (the log-probability divided by the
-length; a translation ends after 60 tokens). Reading and writing text is no part of it. The table has sentences and
-tokens a second (medians of the rounds), by how much ours is faster than each other engine (taken within a round: the
-median, the least and the largest), and how many translations of those others are the same as ours.
+Each engine runs in its own processes. With `--threads 2`, CTranslate2 has two single-threaded workers, and each of the
+others is two single-threaded processes that share the sentences. In each round the engines take turns on the same
+sentences, sorted by length, with the same batch size and search settings (log-probability divided by length, at most
+60 tokens). Reading and writing text is not timed. The table has sentences and tokens per second (median of the
+rounds), our speedup over each other engine (computed within each round: median, minimum and maximum), and the number
+of translations that equal ours.
 
-`tiny`, `256` and `base` (the paper's, 37 000 entries) are models with their first weights, which read random ids and
-never end: they make 20 tokens a sentence. CTranslate2 (`pip install ctranslate2`) is left out where it is not
-installed.
+`tiny`, `256` and `base` (the paper's base model, vocabulary of 37 000) are untrained models that read random ids and
+never generate an end: they generate 20 tokens per sentence. CTranslate2 (`pip install ctranslate2`) is skipped if it
+is not installed.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from hf_vaswani.conversion.marian import to_marian
 from hf_vaswani.translation.quantization import to_int8
 
 LONGEST = 60
-# Sentences of a turn, by batch.
+# Sentences of a round, by batch size.
 SENTENCES = {1: 48, 32: 256, 128: 256}
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -64,11 +64,11 @@ OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
 ENGINES = ("ours", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
 
 
-# ---- The same weights for everybody ------------------------------------------------------------------------------
+# ---- The same weights for all engines ----------------------------------------------------------------------------
 
 
 def save_for_ctranslate2(model: VaswaniForConditionalGeneration, folder: Path, quantization: str) -> None:
-    """The same in CTranslate2's format, with the ids as the tokens' names."""
+    """Writes the model in CTranslate2's format, with ids as token names."""
     from hf_vaswani.conversion.ctranslate2 import VaswaniLoader
 
     loader = VaswaniLoader()
@@ -93,7 +93,7 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         sentences = [[*torch.randint(4, model.config.vocab_size, (length,)).tolist(), 2] for length in lengths]
     else:
         if source is None:
-            raise SystemExit("Which text is to be translated? Give it behind the model.")
+            raise SystemExit("A trained model needs a text to translate: give it after the model.")
         model = VaswaniForConditionalGeneration.from_pretrained(model_name).eval()
         lines = source.read_text(encoding="utf-8").splitlines()[: max(SENTENCES.values())]
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
@@ -106,11 +106,11 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
     return sentences
 
 
-# ---- One engine, in its own process ------------------------------------------------------------------------------
+# ---- One engine in its own process -------------------------------------------------------------------------------
 
 
 class InTransformers:
-    """`generate()` of either model."""
+    """`generate()` of ours or of Marian."""
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
@@ -121,7 +121,7 @@ class InTransformers:
             self.model = to_int8(self.model)
 
     def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
-        """Ids of sentences -> those of their translations."""
+        """Translates sentences, given and returned as ids."""
         pad, eos = self.model.config.pad_token_id, self.model.config.eos_token_id
         found = []
         for start in range(0, len(sentences), batch):
@@ -138,7 +138,7 @@ class InTransformers:
 
 
 class InCTranslate2:
-    """`translate_batch`, with a worker a thread."""
+    """`translate_batch`, with one worker per thread."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import ctranslate2
@@ -149,7 +149,7 @@ class InCTranslate2:
         )
 
     def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
-        """Ids of sentences -> those of their translations."""
+        """Translates sentences, given and returned as ids."""
         results = self.translator.translate_batch(
             [[str(id_) for id_ in row] for row in sentences],
             max_batch_size=batch,
@@ -161,7 +161,7 @@ class InCTranslate2:
 
 
 def serve(folder: Path, threads: int) -> None:
-    """Reads one task a line, and answers each with one line."""
+    """Reads one task per line, and answers each with one line."""
     engine = InCTranslate2(folder, threads) if folder.name.startswith("CTranslate2") else InTransformers(folder)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -179,7 +179,7 @@ def serve(folder: Path, threads: int) -> None:
 
 
 class Engine:
-    """A process that serves; or several, which take sentences in turns."""
+    """One or several serving processes; several share the sentences."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.processes = [
@@ -194,7 +194,7 @@ class Engine:
         ]
 
     def ask(self, sentences: list[list[int]], **task: Any) -> dict[str, Any]:
-        """One task, one answer."""
+        """Sends one task, and returns its answer."""
         count = len(self.processes)
         for number, process in enumerate(self.processes):
             assert process.stdin
@@ -206,22 +206,22 @@ class Engine:
             assert process.stdout
             line = process.stdout.readline()
             if not line:
-                raise SystemExit("An engine has ended; its words are above.")
+                raise SystemExit("An engine ended early; its error is above.")
             answer = json.loads(line)
             found[number::count] = answer["found"]
             seconds, grown = max(seconds, answer["seconds"]), grown + answer["grown"]
         return {"found": found, "seconds": seconds, "grown": grown}
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the processes."""
         for process in self.processes:
             process.communicate()
 
 
 def row_of(rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
     """
-    Of some rounds: for each engine sentences and tokens a second, for the other engines by how much ours is faster and
-    how many of their translations are the same as ours.
+    The cells of a row: sentences and tokens per second of each engine, then our speedup over each other engine and the
+    number of equal translations.
     """
     found = {name: answer["found"] for name, answer in rounds[0].items()}
     count = len(found["ours"])
@@ -238,9 +238,9 @@ def row_of(rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
 
 
 def compare(folder: Path, names: list[str], sentences: list[list[int]], arguments: argparse.Namespace) -> None:
-    """Prints the table, a row for each batch and beam."""
+    """Prints the table, with a row for each batch size and beam size."""
     engines = {name: Engine(folder / name, arguments.threads) for name in names}
-    titles = ["batch", "beam", *names, *(f"than {name}" for name in names[1:]), "equal translations"]
+    titles = ["batch", "beam", *names, *(f"vs. {name}" for name in names[1:]), "equal translations"]
     print(f"\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     longest = 20 if arguments.model in SIZES else LONGEST
     for batch in arguments.batches:
@@ -256,7 +256,7 @@ def compare(folder: Path, names: list[str], sentences: list[list[int]], argument
         engine.stop()
     if arguments.memory:
         some = sorted(sentences[:128], key=len)
-        print("\nMemory that a process grows by, for one batch of 128 with a beam of 4 (MB):\n")
+        print("\nMemory growth of a process for one batch of 128 with beam size 4 (MB):\n")
         for name in names:
             engine = Engine(folder / name, 1)
             engine.ask(some[:1], batch=1, beams=1, longest=2)
@@ -266,16 +266,20 @@ def compare(folder: Path, names: list[str], sentences: list[list[int]], argument
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help=f"folder of a trained model, or one of {', '.join(SIZES)}")
-    parser.add_argument("source", nargs="?", type=Path, help="text to translate, one sentence a line")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 128], choices=list(SENTENCES))
-    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
-    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("source", nargs="?", type=Path, help="text to translate, one sentence per line")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each engine; default: 1")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds; default: 3")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[1, 32, 128], choices=list(SENTENCES), help="batch sizes"
+    )
+    parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="beam sizes; default: 1 4")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES, help="engines to compare")
+    parser.add_argument(
+        "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure memory growth"
+    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     disable_progress_bar()

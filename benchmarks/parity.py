@@ -1,8 +1,8 @@
-"""Is it the same network? Ours beside torch's stacks and transformers' Marian, with their random weights in it.
+"""Is it the same network? Compared with torch's stacks and transformers' Marian, with the same random weights.
 
-A reference is filled with random numbers, [`copy_weights`] carries them over, both read the same sentences, and the
-largest difference between their outputs is a row of the table that `python benchmarks/parity.py` prints. The beam
-search of Marian is compared by the sentences that it finds.
+A reference gets random weights, [`copy_weights`] copies them to our model, both read the same sentences, and the
+largest difference between their outputs is a row of the table that `python benchmarks/parity.py` prints. For Marian,
+the translations found by beam search are compared too.
 """
 
 import math
@@ -18,7 +18,7 @@ from transformers.modeling_outputs import Seq2SeqModelOutput
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
 
-# Widths that divide nothing, stacks of unequal depth, and the paper's base model; then (sentences, source, target).
+# Unusual widths, stacks of unequal depth, and the paper's base model, each with its (sentences, source, target).
 TORCH_NETWORKS: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
     ({"d_model": 20, "d_ff": 37, "num_heads": 5, "encoder_layers": 3, "decoder_layers": 2}, (3, 7, 5)),
     (
@@ -38,7 +38,7 @@ MARIAN_SHAPE = (5, 11, 7)
 BEAM_SENTENCES = 50
 IMPLEMENTATIONS = ("eager", "sdpa")
 
-# A reference's names to ours, applied in this order.
+# Patterns in a reference's parameter names and our names for them, applied in this order.
 TORCH_NAMES = {
     r"^source_embedding": "encoder.embed_tokens",
     r"^target_embedding": "decoder.embed_tokens",
@@ -61,11 +61,11 @@ MARIAN_NAMES = {
 
 class TorchTransformer(nn.Module):
     """
-    `torch.nn.TransformerEncoder` and `TransformerDecoder` on embeddings of their own.
+    `torch.nn.TransformerEncoder` and `TransformerDecoder`, each with its own embeddings.
 
     Args:
-        config ([`VaswaniConfig`]): sizes, activation and norm position. Post-norm stacks have no norm on top, as in
-            the paper: `torch.nn.Transformer` would add one.
+        config ([`VaswaniConfig`]): sizes, activation and norm position. As in the paper, post-norm stacks have no
+            final norm; `torch.nn.Transformer` would add one.
     """
 
     def __init__(self, config: VaswaniConfig) -> None:
@@ -91,15 +91,15 @@ class TorchTransformer(nn.Module):
         decoder_input_ids: torch.Tensor,
         decoder_attention_mask: torch.Tensor,
     ) -> Seq2SeqModelOutput:
-        """Arguments and result of [`VaswaniModel.forward`]."""
-        # torch's masks say what is hidden, not what is seen.
+        """Takes and returns the same as [`VaswaniModel.forward`]."""
+        # torch's masks are True for hidden positions, not for visible ones.
         source_padding, target_padding = attention_mask == 0, decoder_attention_mask == 0
         encoded = self.encoder(
             embed(self.source_embedding, input_ids, attention_mask), src_key_padding_mask=source_padding
         )
         target = decoder_input_ids.shape[1]
         future = torch.ones(target, target, dtype=torch.bool).triu(1)
-        # Padding in front sees nothing, which torch answers with NaN; and NaN spreads. So padding may see itself.
+        # Left padding sees nothing, which makes torch return NaN, and NaN spreads: let padding see itself.
         hidden = (future | target_padding[:, None]) & ~torch.eye(target, dtype=torch.bool)  # [batch, target, target]
         decoded = self.decoder(
             embed(self.target_embedding, decoder_input_ids, decoder_attention_mask),
@@ -112,12 +112,12 @@ class TorchTransformer(nn.Module):
 
 def embed(embedding: nn.Embedding, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
-    Embedding * sqrt(d_model) + PE (Sections 3.4 and 3.5), letter by letter and in float64.
+    Computes embedding * sqrt(d_model) + PE (Sections 3.4 and 3.5) as the paper writes it, in float64.
 
     Args:
-        embedding (`nn.Embedding`): the matrix.
+        embedding (`nn.Embedding`): the embedding matrix.
         ids (`torch.LongTensor` of shape `(batch, length)`): tokens.
-        mask (`torch.LongTensor` of shape `(batch, length)`): 1 for tokens, which are counted from 0; 0 for padding.
+        mask (`torch.LongTensor` of shape `(batch, length)`): 1 for tokens, 0 for padding. Positions count tokens.
 
     Returns:
         `torch.FloatTensor` of shape `(batch, length, d_model)`.
@@ -133,10 +133,10 @@ def embed(embedding: nn.Embedding, ids: torch.Tensor, mask: torch.Tensor) -> tor
 
 @torch.no_grad()
 def randomize(module: nn.Module, seed: int) -> None:
-    """Draws every weight anew: matrices that keep lengths, biases around 0, the weights of norms around 1."""
+    """Draws every weight at random: matrices that preserve norms, biases around 0, weights of norms around 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in module.state_dict(keep_vars=True).items():
-        # Marian's table of sinusoids is a parameter that is not trained; its output bias is a buffer.
+        # Marian's sinusoid table is a frozen parameter, and its output bias is a buffer.
         if weight.requires_grad or not isinstance(weight, nn.Parameter):
             noise = torch.randn(weight.shape, generator=generator)
             if weight.dim() > 1:
@@ -147,40 +147,40 @@ def randomize(module: nn.Module, seed: int) -> None:
 
 def copy_weights(reference: nn.Module, ours: nn.Module) -> None:
     """
-    Loads a reference's weights into a model of ours. Each weight of both sides takes part.
+    Loads a reference's weights into one of our models. Every weight of both models must have a partner.
 
     Args:
-        reference ([`TorchTransformer`] or [`MarianMTModel`]): the weights.
-        ours ([`VaswaniModel`] or [`VaswaniForConditionalGeneration`]): of the same sizes.
+        reference ([`TorchTransformer`] or [`MarianMTModel`]): model to copy from.
+        ours ([`VaswaniModel`] or [`VaswaniForConditionalGeneration`]): model to copy to, of the same sizes.
 
     Raises:
-        ValueError: two different weights have one name here.
-        RuntimeError: a weight of either side has no partner, or one of another shape.
+        ValueError: two different weights of the reference map to the same name.
+        RuntimeError: a weight of either model has no partner, or one of another shape.
     """
     names = MARIAN_NAMES if isinstance(reference, MarianMTModel) else TORCH_NAMES
     expected, weights = ours.state_dict(), {}
     for name, weight in reference.state_dict().items():
-        # Ours has no table of sinusoids: it computes them, and the outputs show whether they are the same.
+        # Ours computes the sinusoids; the outputs show whether they are the same.
         if "embed_positions" in name:
             continue
         for pattern, replacement in names.items():
             name = re.sub(pattern, replacement, name)
         parts = {name: weight[0] if name == "lm_head.bias" else weight}
-        # torch keeps the projections to queries, keys and values as one matrix.
+        # torch keeps the query, key and value projections in one matrix.
         if "in_proj_" in name:
             thirds = zip("qkv", weight.chunk(3), strict=True)
             parts = {name.replace("in_proj_", f"{letter}_proj."): third for letter, third in thirds}
         for name, part in parts.items():
-            # torch's attention has biases even where the paper's has none: then they must be zero.
+            # torch's attention has biases where the paper has none: they must be zero.
             if name.endswith("_proj.bias") and name not in expected and not part.any():
                 continue
             if not torch.equal(weights.setdefault(name, part), part):
-                raise ValueError(f"Two different weights of the reference are {name} here.")
+                raise ValueError(f"Two different weights of the reference map to {name}.")
     ours.load_state_dict(weights, strict=True)
 
 
 def torch_pair(seed: int = 0, **fields: Any) -> tuple[TorchTransformer, VaswaniModel]:
-    """torch's stacks with random weights, and ours with the same; `fields` are those of [`VaswaniConfig`]."""
+    """Makes torch's stacks and our model with the same random weights; `fields` are those of [`VaswaniConfig`]."""
     config = VaswaniConfig(vocab_size=50, share_embeddings=False, **fields)
     reference, ours = TorchTransformer(config).eval(), VaswaniModel(config).eval()
     randomize(reference, seed)
@@ -194,8 +194,8 @@ def torch_pair(seed: int = 0, **fields: Any) -> tuple[TorchTransformer, VaswaniM
 
 def marian_pair(seed: int = 2, **fields: Any) -> tuple[MarianMTModel, VaswaniForConditionalGeneration]:
     """
-    A Marian with random weights, and ours with the same; `fields` are those of [`MarianConfig`]. Not with every `seed`
-    do the translations of such a network vary and come to an end.
+    Makes a Marian and our model with the same random weights; `fields` are those of [`MarianConfig`]. Only some seeds
+    give a network whose translations vary and end.
     """
     sizes = {"vocab_size": 61, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3, "pad_token_id": 60}
     for side in ("encoder", "decoder"):
@@ -224,7 +224,7 @@ def marian_pair(seed: int = 2, **fields: Any) -> tuple[MarianMTModel, VaswaniFor
     reference, ours = MarianMTModel(theirs).eval(), VaswaniForConditionalGeneration(config).eval()
     randomize(reference, seed)
     with torch.no_grad():
-        # The end is one token of many: louder, it comes often enough for translations of many lengths.
+        # A larger weight makes the end token frequent enough for translations of many lengths.
         reference.lm_head.weight[theirs.eos_token_id] *= 1.5
     copy_weights(reference, ours)
     return reference, ours
@@ -234,12 +234,12 @@ def random_batch(
     config: VaswaniConfig | MarianConfig, rows: int, source: int, target: int, padding: str = "right"
 ) -> dict[str, torch.Tensor]:
     """
-    Sentences without sense, each one token shorter than the one before it.
+    Makes random sentences, each one token shorter than the one before it.
 
     Args:
         config ([`VaswaniConfig`] or [`MarianConfig`]): vocabulary and padding token.
         rows (`int`), source (`int`), target (`int`): number of sentences, longest source, longest target, in tokens.
-        padding (`str`): `"right"`, `"left"`, or `"none"`: then all are equally long.
+        padding (`str`): `"right"`, `"left"`, or `"none"` for sentences of equal length.
 
     Returns:
         `input_ids` and `attention_mask` of shape `(rows, source)`, `decoder_input_ids` and `decoder_attention_mask`
@@ -267,23 +267,24 @@ def max_difference(
     implementation: str,
 ) -> float:
     """
-    The largest absolute difference off padding, of the encoders' states and of the decoders' states or logits.
+    Returns the largest absolute difference between encoder states and between decoder states or logits, outside of
+    padding.
 
     Args:
-        reference ([`TorchTransformer`] or [`MarianMTModel`]), ours: a pair with the same weights.
-        batch: as [`random_batch`] makes it.
-        implementation (`str`): `"eager"` or `"sdpa"`, for every model of transformers'.
+        reference ([`TorchTransformer`] or [`MarianMTModel`]), ours: models with the same weights.
+        batch (`dict[str, torch.Tensor]`): inputs, as from [`random_batch`].
+        implementation (`str`): attention implementation of transformers' models, `"eager"` or `"sdpa"`.
     """
     expected, actual = (use(model, implementation)(**batch) for model in (reference, ours))
     source, target = batch["attention_mask"].bool(), batch["decoder_attention_mask"].bool()
     encoders = (actual.encoder_last_hidden_state - expected.encoder_last_hidden_state)[source]
     decoders = (actual[0] - expected[0])[target]
-    # One maximum over both: torch's, unlike Python's, does not pass over NaN.
+    # One maximum over both: unlike Python's max, torch's propagates NaN.
     return torch.cat([encoders.flatten(), decoders.flatten()]).abs().max().item()
 
 
 def use(model: nn.Module, implementation: str) -> nn.Module:
-    """The model, with this implementation of attention where it has a choice."""
+    """Sets the attention implementation of a model that has a choice, and returns the model."""
     if isinstance(model, PreTrainedModel):
         model.set_attn_implementation(implementation)
     return model
@@ -293,24 +294,24 @@ def beam_search(
     model: MarianMTModel | VaswaniForConditionalGeneration, implementation: str, **settings: Any
 ) -> list[list[int]]:
     """
-    What a model finds for the same [`BEAM_SENTENCES`] sentences, by rules that are stated and not its own.
+    Translates the same [`BEAM_SENTENCES`] sentences with fixed search settings instead of the model's own.
 
     Args:
         model ([`MarianMTModel`] or [`VaswaniForConditionalGeneration`]): one of a [`marian_pair`].
         implementation (`str`): `"eager"` or `"sdpa"`.
-        settings: of `generate`, in place of those below.
+        settings: settings of `generate` that override those below.
 
     Returns:
-        The ids of each sentence, without the start symbol and without padding.
+        `list[list[int]]`: ids of each translation, without padding.
     """
     pad, eos = model.config.pad_token_id, model.config.eos_token_id
     batch = random_batch(model.config, rows=BEAM_SENTENCES, source=12, target=1)
     rules = {"num_beams": 4, "max_new_tokens": 24, "length_penalty": 1.0, "early_stopping": False}
-    # OPUS-MT's: no padding within a translation, and an end even at the limit.
+    # As in OPUS-MT: no padding within a translation, and an end token even at the length limit.
     rules |= {"bad_words_ids": [[pad]], "forced_eos_token_id": eos}
-    # A network that learned nothing repeats itself for ever; no token twice, and it has something to say.
+    # An untrained network repeats itself forever; without repeated tokens its translations vary.
     rules["no_repeat_ngram_size"] = 1
-    # The paper's search is not transformers', which Marian has; a model that knows both takes the latter.
+    # Our default search is the paper's; Marian has only transformers', so both use that one.
     transformers_rules = {"length_penalty_type": "power", "finish_candidates": "top"}
     rules |= {name: rule for name, rule in transformers_rules.items() if hasattr(model.generation_config, name)}
     found = use(model, implementation).generate(
@@ -320,8 +321,8 @@ def beam_search(
 
 
 def describe(config: VaswaniConfig) -> str:
-    """What distinguishes one network of the table from another."""
-    # Source, target and pre-softmax: one matrix for all, one for the last two, or none in common.
+    """Describes a network of the table in a few words."""
+    # Source, target and output share one matrix, or only the last two do, or none.
     matrices = 3 if not config.tie_word_embeddings else 1 if config.share_embeddings else 2
     words = [
         f"{config.norm_position}-norm",
@@ -338,7 +339,7 @@ def describe(config: VaswaniConfig) -> str:
 
 
 def pairs() -> Iterator[tuple[nn.Module, VaswaniModel | VaswaniForConditionalGeneration, tuple[int, int, int]]]:
-    """Every reference of the table, ours with its weights, and the shape that the two are compared on."""
+    """Yields each reference of the table, our model with its weights, and the shape of the inputs."""
     for fields, shape in TORCH_NETWORKS:
         for norm_position in ("post", "pre"):
             yield *torch_pair(norm_position=norm_position, **fields), shape
@@ -347,12 +348,12 @@ def pairs() -> Iterator[tuple[nn.Module, VaswaniModel | VaswaniForConditionalGen
 
 
 def table() -> Iterator[list[str]]:
-    """The rows of the table, the heading first."""
+    """Yields the rows of the table, the heading first."""
     yield ["reference", "network", "sentences, source -> target", "padding", *IMPLEMENTATIONS]
     for reference, ours, shape in pairs():
         marian = isinstance(reference, MarianMTModel)
         name, network = "Marian" if marian else "torch.nn", describe(ours.config)
-        # With padding on the left Marian counts columns, and ours counts tokens.
+        # With left padding, Marian's positions count columns, and ours count tokens.
         for padding in ("none", "right") if marian else ("none", "right", "left"):
             batch = random_batch(ours.config, *shape, padding)
             found = [max_difference(reference, ours, batch, implementation) for implementation in IMPLEMENTATIONS]

@@ -1,20 +1,19 @@
-"""How fast does it train, and in how much memory? Ours beside what a user of transformers or of torch would write.
+"""How fast does it train, and in how much memory? Compared with what users of transformers or torch would write.
 
-Each contender is a network of the same sizes, with the same Adam, label smoothing and precision (float32 on a CPU, but
-for `tiny-bf16`):
+All contenders have the same sizes, Adam, label smoothing and precision (float32 on a CPU, except `tiny-bf16`):
 
 - **ours**: [`VaswaniForConditionalGeneration`] with `loss_only`, in a plain loop.
 - **Marian**: `MarianMTModel` in a plain loop on the same batches; the loss is torch's `cross_entropy` of its logits.
-- **torch.nn**: stacks of `torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` likewise.
-- **Trainer**: `Seq2SeqTrainer` with Marian and `DataCollatorForSeq2Seq` on shuffled sentences, so many a batch that it
-  has as many target tokens as ours has on average.
+- **torch.nn**: `torch.nn.TransformerEncoderLayer` and `TransformerDecoderLayer` stacks in the same loop.
+- **Trainer**: `Seq2SeqTrainer` with Marian and `DataCollatorForSeq2Seq` on shuffled sentences, with a batch size that
+  gives as many target tokens per batch as ours on average.
 
-They take turns, round after round, and a ratio is one of two times of the same round. glibc hands memory back to the
-kernel when it is freed, and gets it page by page again. Each contender runs with glibc's own limits ("default"), and
-with limits that keep blocks of less than 4 MiB, and those alone ("kept"). Larger ones would be kept for blocks that
-do not fit in, and a peak would grow by half. Peak memory is that of a process of its own.
+The contenders take turns, and each ratio compares two times of the same round. glibc returns freed memory to the
+kernel and later gets it back page by page. Each contender runs with glibc's default limits ("default"), and with
+limits that keep freed blocks of less than 4 MiB ("kept"). Keeping larger blocks too would raise peak memory by half,
+because other blocks do not fit into them. Peak memory is measured in a separate process.
 
-On a GPU the same runs in bfloat16, with the base model at 25 000 tokens a side.
+On a GPU everything runs in bfloat16, with the base model at 25 000 tokens per side.
 """
 
 import argparse
@@ -68,7 +67,7 @@ EPSILON_LS = 0.1
 
 @dataclass
 class Setting:
-    """A row of sizes: the model's, the batch's, and how many updates make a turn."""
+    """Sizes of the model and of a batch, and the number of updates in a turn."""
 
     sizes: dict[str, Any]
     tokens: int
@@ -82,10 +81,10 @@ TINY |= {"encoder_layers": 4, "decoder_layers": 4}
 WIDE = {"d_model": 256, "d_ff": 1024, "num_heads": 4, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.1}
 SETTINGS = {
     "tiny": Setting(TINY, tokens=4096, updates=3),
-    # As `configs/multi30k_en_de.yaml` has it. On a GPU the row above is the same.
+    # The precision of `configs/multi30k_en_de.yaml`. On a GPU this equals the setting above.
     "tiny-bf16": Setting(TINY, tokens=4096, updates=3, precision=torch.bfloat16),
     "256": Setting(WIDE | {"vocab_size": 8_000}, tokens=4096, updates=2),
-    # Nobody has WMT at hand: sentences of its lengths, of random ids.
+    # Random ids in sentences as long as WMT's, which few have at hand.
     "base": Setting({"vocab_size": 37_000}, 25_000 if DEVICE.type == "cuda" else 2_000, updates=1, synthetic=True),
 }
 
@@ -94,7 +93,7 @@ SETTINGS = {
 
 
 def read_pairs(setting: Setting, source: Path | None, target: Path | None) -> tuple[Dataset, PreTrainedTokenizerBase]:
-    """Encoded pairs, and a tokenizer that has the padding token in the same place."""
+    """Returns encoded pairs, and a tokenizer with the same padding token."""
     if source and target:
         sides = [path.read_text(encoding="utf-8").splitlines() for path in (source, target)]
     else:
@@ -113,7 +112,7 @@ def read_pairs(setting: Setting, source: Path | None, target: Path | None) -> tu
 
 
 class Batches:
-    """Our batches of some pairs, and what they are made of."""
+    """Token-budget batches of encoded pairs, with their padding and size."""
 
     def __init__(self, encoded: Dataset, tokens: int) -> None:
         self.rows: list[dict[str, Any]] = encoded.to_list()
@@ -126,7 +125,7 @@ class Batches:
         self.target_tokens = self.lengths[np.concatenate(batches), 1].sum() / len(batches)
 
     def of_round(self, number: int, count: int) -> list[Batch]:
-        """The next `count` batches."""
+        """Returns the `count` batches of a round."""
         batches = self.sampler.batches()
         chosen = [batches[i % len(batches)] for i in range(number * count, (number + 1) * count)]
         made = [self.collator([self.rows[i] for i in batch]) for batch in chosen]
@@ -134,7 +133,7 @@ class Batches:
 
 
 def loader_rate(encoded: Dataset, tokens: int) -> float:
-    """Target tokens a second that our loader makes by itself, over an epoch, in this process."""
+    """Measures the target tokens per second of our loader alone, over an epoch in this process."""
     lengths = pair_lengths(encoded)
     sampler = TokenBudgetBatchSampler(lengths, BatchOrder(tokens))
     loader = DataLoader(EncodedPairs(encoded), batch_sampler=sampler, collate_fn=PairCollator(0))
@@ -148,7 +147,7 @@ def loader_rate(encoded: Dataset, tokens: int) -> float:
 
 
 class TorchTransformer(nn.Module):
-    """torch's stacks, with a matrix that is both embeddings and output; post-norm, without a norm on top."""
+    """torch's stacks, post-norm without a final norm, with one matrix for both embeddings and the output."""
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__()
@@ -165,7 +164,7 @@ class TorchTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.start = config.decoder_start_token_id
         self.register_buffer("table", sinusoids(torch.arange(512), config.d_model), persistent=False)
-        # torch drops attention weights and inner activations too, at the same rate; the paper does not.
+        # torch also drops attention weights and inner activations, at the same rate; the paper does not.
         for module in self.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
@@ -173,12 +172,12 @@ class TorchTransformer(nn.Module):
                 module.dropout.p = 0.0
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """`(batch, length)` -> `(batch, length, d_model)`."""
+        """Embeds ids of shape `(batch, length)` to `(batch, length, d_model)`."""
         embeddings = self.source_embedding(ids) * self.table.shape[1] ** 0.5
         return self.dropout(embeddings + self.table[: ids.shape[1]])
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The logits of shape `(batch, target, vocab_size)`."""
+        """Returns logits of shape `(batch, target, vocab_size)`."""
         hidden = attention_mask == 0
         encoded = self.encoder(self.embed(input_ids), src_key_padding_mask=hidden)
         future = nn.Transformer.generate_square_subsequent_mask(labels.shape[1], device=labels.device)
@@ -193,18 +192,18 @@ class TorchTransformer(nn.Module):
 
 
 def shifted(labels: torch.Tensor, start: int) -> torch.Tensor:
-    """The decoder's input."""
+    """Shifts labels right to make the decoder's input."""
     right = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], dim=1)
     return right.masked_fill(right == -100, 0)
 
 
 def our_config(setting: Setting, **fields: Any) -> VaswaniConfig:
-    """The sizes, with the ids of our tokenizers."""
+    """Makes a config of these sizes, with the token ids of our tokenizers."""
     return VaswaniConfig(**setting.sizes | fields, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 
 
 def build(name: str, config: VaswaniConfig) -> nn.Module:
-    """A contender's network, on the device and in training."""
+    """Builds a contender's network on the device, in training mode."""
     torch.manual_seed(1)
     if name == "ours":
         model: nn.Module = VaswaniForConditionalGeneration(config)
@@ -235,7 +234,7 @@ def build(name: str, config: VaswaniConfig) -> nn.Module:
 
 
 def loss_of(name: str, model: nn.Module, batch: Batch, precision: torch.dtype = PRECISION) -> torch.Tensor:
-    """The smoothed loss of a batch, per target token."""
+    """Computes the smoothed loss of a batch, per target token."""
     labels = batch["labels"]
     tokens = (labels != -100).sum()
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
@@ -246,7 +245,7 @@ def loss_of(name: str, model: nn.Module, batch: Batch, precision: torch.dtype = 
         else:
             ids = shifted(labels, model.config.decoder_start_token_id)
             logits = model(batch["input_ids"], batch["attention_mask"], decoder_input_ids=ids, use_cache=False).logits
-    # Ours shares epsilon among the other tokens, torch's among all.
+    # Ours spreads epsilon over the other tokens, torch's over all.
     vocab_size = logits.shape[2]
     smoothing = EPSILON_LS * vocab_size / (vocab_size - 1)
     flat = logits.float().view(-1, vocab_size)
@@ -255,17 +254,17 @@ def loss_of(name: str, model: nn.Module, batch: Batch, precision: torch.dtype = 
 
 
 class Loop:
-    """A plain loop: forward, backward, Adam."""
+    """A plain training loop: forward, backward, Adam."""
 
     def __init__(self, name: str, config: VaswaniConfig, precision: torch.dtype) -> None:
         self.name, self.model, self.precision = name, build(name, config), precision
         if name == "ours" and DEVICE.type == "cpu" and precision == torch.bfloat16:
-            # As our training does there.
+            # As in our own training.
             self.model.set_attn_implementation("eager")
         self.optimizer = build_optimizer(self.model.parameters(), learning_rate=1e-4)
 
     def turn(self, batches: list[Batch], number: int) -> float:
-        """Target tokens a second."""
+        """Trains on the batches, and returns target tokens per second."""
         start = now()
         for batch in batches:
             loss_of(self.name, self.model, batch, self.precision).backward()
@@ -275,7 +274,7 @@ class Loop:
 
 
 class TrainerLoop(TrainerCallback):
-    """`Seq2SeqTrainer` as its documentation has it. Its first update of a turn is not counted: it starts up."""
+    """`Seq2SeqTrainer` as its documentation uses it. The first update of a turn is not timed: it includes start-up."""
 
     def __init__(
         self, config: VaswaniConfig, batches: Batches, tokenizer: PreTrainedTokenizerBase, precision: torch.dtype
@@ -308,16 +307,16 @@ class TrainerLoop(TrainerCallback):
         self.trainer.remove_callback(PrinterCallback)
 
     def counted(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Notes the target tokens that are no padding."""
+        """Counts the target tokens, without padding."""
         self.tokens.append(int((batch["labels"] != -100).sum()))
         return batch
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Notes the time."""
+        """Records the time."""
         self.times.append(now())
 
     def turn(self, batches: list[Batch], number: int) -> float:
-        """Target tokens a second, of as many updates as there are batches."""
+        """Trains for as many updates as there are batches, and returns target tokens per second."""
         self.times, self.tokens = [], []
         self.arguments.max_steps, self.arguments.data_seed = len(batches) + 1, number
         self.trainer.train()
@@ -325,14 +324,14 @@ class TrainerLoop(TrainerCallback):
 
 
 def now() -> float:
-    """The time at which everything so far is done."""
+    """Returns the time once all queued work is done."""
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def set_malloc(keep: bool) -> None:
-    """glibc's limits: as our training sets them, or as its own rule has them once large blocks were freed."""
+    """Sets glibc's limits as our training does, or as glibc adapts them after large blocks were freed."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.malloc_trim(0)
@@ -347,12 +346,12 @@ def set_malloc(keep: bool) -> None:
 
 
 def losses(setting: Setting, batch: Batch) -> Iterator[tuple[str, float, float]]:
-    """Without dropout: a reference, its loss, and that of ours with the weights of the reference."""
+    """Yields each reference, its loss without dropout, and the loss of ours with the same weights."""
     for name, layout in (("Marian", "concatenated"), ("torch.nn", "interleaved")):
         config = our_config(setting, dropout=0.0, sinusoid_layout=layout, layer_norm_eps=1e-5, lm_head_bias=True)
         reference, ours = build(name, config), build("ours", config)
         copy_weights(reference, ours if name == "Marian" else ours.model)
-        # A fresh bias is zero, and the model that is timed has none.
+        # The bias is zero, and the timed model has none.
         ours.lm_head.bias = None
         with torch.no_grad():
             yield name, loss_of(name, reference, batch).item(), loss_of("ours", ours, batch).item()
@@ -362,11 +361,11 @@ def losses(setting: Setting, batch: Batch) -> Iterator[tuple[str, float, float]]
 
 
 def products(config: VaswaniConfig, batch: Batch) -> list[tuple[int, int, int, int]]:
-    """The linear layers as (how many, positions, inputs, outputs)."""
+    """Lists the linear layers as (count, positions, inputs, outputs)."""
     source, target = batch["input_ids"].numel(), batch["labels"].numel()
     d_model, d_ff, layers = config.d_model, config.d_ff, (config.encoder_layers, config.decoder_layers)
     return [
-        # Self-attention of the encoder, and the keys and values of the source; self-attention and the rest.
+        # Encoder self-attention with cross-attention keys and values, then the decoder's other projections.
         (4 * layers[0] + 2 * layers[1], source, d_model, d_model),
         (6 * layers[1], target, d_model, d_model),
         (layers[0], source, d_model, d_ff),
@@ -378,16 +377,16 @@ def products(config: VaswaniConfig, batch: Batch) -> list[tuple[int, int, int, i
 
 
 def operations(config: VaswaniConfig, batch: Batch) -> float:
-    """Floating-point operations of the matrix products of an update, those within attention among them."""
+    """Counts the floating-point operations of the matrix products of an update, including attention."""
     linear = sum(count * 2 * rows * inputs * outputs for count, rows, inputs, outputs in products(config, batch))
     rows, source, target = *batch["input_ids"].shape, batch["labels"].shape[1]
     pairs = config.encoder_layers * source**2 + config.decoder_layers * (target**2 + target * source)
-    # Each product is there once forward and twice backward.
+    # Each product runs once forward and twice backward.
     return 3.0 * (linear + 2 * 2 * rows * pairs * config.d_model)
 
 
 class MatrixRate:
-    """The products of the linear layers of an update and nothing else, into memory that is already there."""
+    """The matrix products of an update's linear layers alone, into preallocated memory."""
 
     def __init__(self, config: VaswaniConfig, batch: Batch, precision: torch.dtype) -> None:
         make = {"device": DEVICE, "dtype": precision}
@@ -399,7 +398,7 @@ class MatrixRate:
             self.parts.append((count, states, gradient, weight, results))
 
     def measure(self) -> float:
-        """Operations a second."""
+        """Measures operations per second."""
         seconds = total = 0.0
         for count, states, gradient, weight, results in self.parts:
             start = now()
@@ -415,14 +414,14 @@ class MatrixRate:
 
 
 def peak_memory(arguments: argparse.Namespace, setting: Setting, name: str, keep: bool) -> float:
-    """GiB of a process that makes two updates."""
+    """Returns the peak memory in GiB of a process that runs two updates."""
     command = [sys.executable, __file__, "--model", arguments.model, "--peak", name, "--keep", str(int(keep))]
     command += ["--peak-tokens", str(arguments.peak_tokens or setting.tokens)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def print_peak(setting: Setting, name: str, keep: bool, tokens: int) -> None:
-    """What that process does: two updates of that many tokens a side, in sentences of 25."""
+    """Runs two updates with this many tokens per side in sentences of 25, and prints the peak memory in GiB."""
     config, generator = our_config(setting), torch.Generator().manual_seed(1)
     ids = torch.randint(4, config.vocab_size, (2, tokens // 25, 25), generator=generator).to(DEVICE)
     if keep:
@@ -435,24 +434,24 @@ def print_peak(setting: Setting, name: str, keep: bool, tokens: int) -> None:
 
 
 def spread(values: Iterable[float], form: str = "{:.2f}") -> str:
-    """The median, and in brackets the least and the largest."""
+    """Formats the median, with minimum and maximum in brackets."""
     values = list(values)
     middle, least, most = (form.format(f(values)) for f in (statistics.median, min, max))
     return f"{middle} ({least} to {most})"
 
 
 def compare(arguments: argparse.Namespace, name: str, setting: Setting) -> None:
-    """Prints the part of the report on one setting."""
+    """Prints the report of one setting."""
     encoded, tokenizer = read_pairs(setting, arguments.source, arguments.target)
     batches, config = Batches(encoded, setting.tokens), our_config(setting)
     first = batches.of_round(0, 1)[0]
     sizes = ", ".join(f"{key} {value}" for key, value in setting.sizes.items())
     print(f"\n### {name}: {sizes}, {setting.precision}\n")
     print(
-        f"Budget {setting.tokens} tokens a side, padding {batches.padding:.1%} of all positions. Loss without dropout:"
+        f"Budget {setting.tokens} tokens per side, padding {batches.padding:.1%} of positions. Loss without dropout:"
     )
     for reference, theirs, ours in losses(setting, first):
-        print(f"- {theirs:.6f} {reference}, {ours:.6f} ours with its weights (difference {abs(theirs - ours):.1e})")
+        print(f"- {theirs:.6f} {reference}, {ours:.6f} ours, same weights (difference {abs(theirs - ours):.1e})")
 
     turns: dict[tuple[str, str], Callable[[list[Batch], int], float]] = {}
     loops = {loop: Loop(loop, config, setting.precision) for loop in ("ours", "Marian", "torch.nn")}
@@ -470,7 +469,7 @@ def compare(arguments: argparse.Namespace, name: str, setting: Setting) -> None:
         for key in order:
             set_malloc(key[1] == "kept")
             rates[key].append(turns[key](turn, number))
-            # Close to its turn: the machine is not as fast all the time.
+            # Measured right after the turn, because the machine's speed varies.
             matrix_rates.append(matrices.measure())
             shares[key].append(work * rates[key][-1] / tokens / matrix_rates[-1])
 
@@ -484,7 +483,7 @@ def compare(arguments: argparse.Namespace, name: str, setting: Setting) -> None:
     print(
         f"\nMatrix products alone: {spread((rate / 1e9 for rate in matrix_rates[len(turns) :]), '{:.0f}')} GFLOP/s.\n"
     )
-    print("| | freed memory | target tokens/s | ours is faster by | of the matrix rate | peak GiB |")
+    print("| | freed memory | target tokens/s | our speedup | share of matrix rate | peak GiB |")
     print("|---" * 6 + "|")
     for key, found in rates.items():
         ratio = spread(mine / its for mine, its in zip(ours, found[1:], strict=True))
@@ -492,24 +491,25 @@ def compare(arguments: argparse.Namespace, name: str, setting: Setting) -> None:
         print(f"| {key[0]} | {key[1]} | {spread(found[1:], '{:,.0f}')} | {ratio} | {share} | {peaks[key]} |")
     if not setting.synthetic:
         rate = loader_rate(encoded, setting.tokens)
-        print(
-            f"\nOur loader by itself: {rate:,.0f} target tokens/s, {rate / statistics.median(ours):.0f} times as many."
-        )
+        times = rate / statistics.median(ours)
+        print(f"\nOur loader alone: {rate:,.0f} target tokens/s, {times:.0f} times the training rate.")
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Runs the command line."""
     disable_progress_bars()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=[*SETTINGS, "all"], default="all")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender that count")
-    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure peaks as well")
-    parser.add_argument("--peak-tokens", type=int, help="tokens a side of the updates whose peak is measured")
+    parser.add_argument("--model", choices=[*SETTINGS, "all"], default="all", help="setting; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="timed turns of each contender; default: 5")
     parser.add_argument(
-        "--source", type=Path, help="text, one sentence a line; by default Multi30k, or what is built in"
+        "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure peak memory"
     )
-    parser.add_argument("--target", type=Path, help="its translations")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--peak-tokens", type=int, help="tokens per side for the peak memory; default: the budget")
+    parser.add_argument(
+        "--source", type=Path, help="source sentences, one per line; default: Multi30k or the built-in corpus"
+    )
+    parser.add_argument("--target", type=Path, help="their translations, one per line")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads; default: torch's")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--keep", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

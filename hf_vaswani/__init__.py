@@ -1,14 +1,14 @@
-"""The Transformer of "Attention Is All You Need" as a Hugging Face plug-in: importing it registers everything.
+"""The Transformer of "Attention Is All You Need" as a Hugging Face plug-in.
 
-With `HF_VASWANI_TRANSLATION_TASK=0` in the environment (or `off`, `no`, `false`) the models are registered, and the
-tasks of transformers stay as they are: `VaswaniTranslationPipeline(model, tokenizer)` is then the way to translate.
+Importing the package registers the models with transformers' Auto classes, and the `translation` task. With
+`HF_VASWANI_TRANSLATION_TASK=0` in the environment (or `off`, `no`, `false`) transformers' tasks stay as they are: use
+`VaswaniTranslationPipeline(model, tokenizer)` to translate.
 """
 
 import os
-import re
 import sys
 
-# As long as Python looks for the module of `python -m`, that is the program's name: the command line starts here.
+# The program's name is `-m` while Python looks for the module of `python -m`: the command line starts here.
 if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
     from hf_vaswani_start import before_imports
 
@@ -16,7 +16,7 @@ if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
 
-from .model.configuration_vaswani import VaswaniConfig
+from .model.configuration_vaswani import PipelineTasks, VaswaniConfig
 from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
 from .model.pipeline_vaswani import VaswaniTranslationPipeline
 
@@ -35,22 +35,9 @@ AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, e
 AutoModelForTextEncoding.register(VaswaniConfig, VaswaniEncoderModel, exist_ok=True)
 
 
-class _TranslationAliases(dict[str, str]):
-    """The pipeline aliases of transformers, and `translation_xx_to_yy` for every pair of languages."""
-
-    def __contains__(self, task: object) -> bool:
-        pair = isinstance(task, str) and re.fullmatch(r"translation_[^_]+_to_[^_]+", task) is not None
-        return pair or super().__contains__(task)
-
-    def __missing__(self, task: str) -> str:
-        if task in self:
-            return "translation"
-        raise KeyError(task)
-
-
 def _register_translation_task() -> None:
-    """Gives transformers its `translation` task back; a transformers that still has the task keeps its own."""
-    # Since 5.19 transformers refuses the tasks that it dropped by name, before it asks the registry.
+    """Registers the `translation` task, unless transformers has one of its own."""
+    # Since 5.19 transformers refuses the tasks that it removed by name, before it looks into the registry.
     getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)
     registry = pipelines.PIPELINE_REGISTRY
     if "translation" in registry.supported_tasks:
@@ -58,9 +45,9 @@ def _register_translation_task() -> None:
     registry.register_pipeline(
         "translation", pipeline_class=VaswaniTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
     )
-    # By this mark a pipeline writes itself into any model that it saves: a Marian would then need trust_remote_code.
+    # With this attribute the pipeline adds itself to every model that it saves: a Marian would need trust_remote_code.
     del VaswaniTranslationPipeline._registered_impl
-    registry.task_aliases = _TranslationAliases(registry.task_aliases)
+    registry.task_aliases = PipelineTasks(registry.task_aliases)
 
 
 if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:

@@ -1,4 +1,4 @@
-"""Before anything is imported: no hub, caches of the tests' own, threads that sleep while they wait."""
+"""Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep."""
 
 import os
 import tempfile
@@ -11,10 +11,10 @@ CACHES = tempfile.TemporaryDirectory(prefix="hf_vaswani_tests_", ignore_cleanup_
 os.environ["HF_HOME"] = CACHES.name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A verdict about a training must hold for any seed: `make test-portable` tries others.
+# What a test asserts about training must hold for any seed: `make test-portable` tries others.
 SEED = int(os.environ.get("HF_VASWANI_TEST_SEED", "1"))
 
-# A training takes all cores otherwise, whatever the tests were given.
+# By default a training uses all cores, whatever OMP_NUM_THREADS is.
 THREADS = os.environ.get("OMP_NUM_THREADS", "null")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,7 +23,7 @@ MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not MULTI30K.is_dir():
-        skip = pytest.mark.skip(reason=f"real text is not there: {MULTI30K}")
+        skip = pytest.mark.skip(reason=f"needs Multi30k in {MULTI30K}")
         for item in items:
             if "real_data" in item.keywords:
                 item.add_marker(skip)
@@ -31,13 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def multi30k() -> Path:
-    """The folder of Multi30k's plain text; tests that ask for it are marked `real_data`."""
+    """Returns the folder of Multi30k's plain text; tests that use it are marked `real_data`."""
     return MULTI30K / "raw"
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of a very small recipe, made once by the real command."""
+    """Trains a very small recipe once, with the real command, and returns its run folder."""
     from hf_vaswani.cli import main
 
     folder = tmp_path_factory.mktemp("tiny")
@@ -46,7 +46,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:
-    """Two line-aligned files: numbers in words, there and back."""
+    """Writes two line-aligned files: numbers spelled out digit by digit in English and in German."""
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     wörter = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
     source, target = folder / "text.en", folder / "text.de"
@@ -57,7 +57,7 @@ def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:
 
 
 def tiny_recipe(folder: Path, **training: object) -> list[str]:
-    """Command line of a recipe that trains in seconds on `write_pairs`."""
+    """Returns the arguments of a recipe that trains on `write_pairs` in seconds."""
     source, target = write_pairs(folder)
     files = f"{{en: {source}, de: {target}}}"
     recipe = folder / "tiny.yaml"

@@ -1,4 +1,4 @@
-"""Runs the command line by `python -m hf_vaswani.cli`."""
+"""Runs the command line with `python -m hf_vaswani.cli`."""
 
 import sys
 

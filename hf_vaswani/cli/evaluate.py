@@ -221,9 +221,10 @@ def _read_systems(systems: list[Path], references: list[Path]) -> tuple[dict[str
     """Reads the translations of each system by its name, and the references of each sentence."""
     for path in [*systems, *references]:
         require_file(path)
+    for path in systems:
+        if systems.count(path) > 1:
+            raise ValueError(f"{path} is given twice: name each file of translations once.")
     texts = {str(path): list(text_lines(path)) for path in systems}
-    if len(texts) < len(systems):
-        raise ValueError("Each file of translations can be given once, but one is there twice.")
     columns = [list(text_lines(path)) for path in references]
     for path, column in zip(references, columns, strict=True):
         if len(column) != len(columns[0]):

@@ -145,8 +145,8 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
     """
     import torch
 
-    from ..data.tokenizer import language_tags
     from ..files import check_weights
+    from ..model.sentences_vaswani import language_tags
     from ..translation.loading import load_translator
 
     for name in names:
@@ -174,7 +174,8 @@ def _check_name(name: str) -> None:
 
 def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> str:
     """The tag of the target language; empty if the model needs none."""
-    from ..data.tokenizer import find_language_tag, language_tags
+    from ..data.tokenizer import find_language_tag
+    from ..model.sentences_vaswani import language_tags
 
     if target_language is None:
         return ""

@@ -1,1 +1,1 @@
-"""In from Marian and fairseq, out to Marian, CTranslate2 and ONNX: one file a format."""
+"""Conversion from Marian and fairseq, and to Marian, CTranslate2 and ONNX: one module per format."""

@@ -1,12 +1,10 @@
-"""One verb for all formats: recognises a model, writes it in another format, and compares both sides."""
+"""Conversion between formats: recognizes a model, writes it in another format, and compares both sides."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -14,53 +12,54 @@ from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
 from ..translation.loading import check_finite, check_settings, load_translator, quiet
-from .protocol import Foreign, model_type
-from .settings import rules_left_behind, start_token_id
+from . import fairseq, marian, marian_npz
+from .protocol import Converted, Foreign, Loaded, Source, Target, check_quantization, model_type
+from .settings import start_token_id
 
 logger = logging.getLogger(__name__)
 
-# What comes in: the format, where its `recognize` and `load` are, and what is looked for.
-SOURCES = {
-    "marian": ("marian", "a config.json with the model_type marian"),
-    "marian-npz": ("marian_npz", "an .npz file"),
-    "fairseq": ("fairseq", "a .pt file of fairseq beside dict.*.txt"),
+# Formats that can be read, with the files by which they are recognized.
+SOURCES: dict[str, tuple[Source, str]] = {
+    "marian": (marian, "a config.json with the model_type marian"),
+    "marian-npz": (marian_npz, "an .npz file"),
+    "fairseq": (fairseq, "a fairseq .pt file beside dict.*.txt"),
 }
 TARGETS = ("vaswani", "marian", "ctranslate2", "onnx")
-# What is in the folders of the formats that are not read.
-WRITTEN_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a model of CTranslate2"}
+# Files of the formats that can be written but not read.
+WRITE_ONLY = {"encoder.onnx": "an ONNX graph", "model.bin": "a CTranslate2 model"}
 SENTENCE = "A dog runs through the garden."
-# Logits that differ by more are not those of the same model.
+# Rounding explains smaller differences between logits; larger ones mean that the models differ.
 TOLERANCE = 1e-3
 
 
 def recognize(source: Path) -> str:
     """
-    The format of a model.
+    Recognizes the format of a model.
 
     Args:
-        source (`Path`): a folder or a file.
+        source (`Path`): model folder or file.
 
     Returns:
         `str`: `"vaswani"`, or a key of `SOURCES`.
 
     Raises:
-        ValueError: it is none of them; says what was looked for. Or its config.json is damaged.
+        ValueError: The format is unknown (the message lists what was looked for), or `config.json` is damaged.
     """
     if not source.exists():
-        raise ValueError(f"There is no {source}.")
+        raise ValueError(f"{source} does not exist.")
     if model_type(source) == "vaswani" and any(source.glob("*.safetensors")):
         return "vaswani"
     for name, (module, _) in SOURCES.items():
-        if import_module(f".{module}", __package__).recognize(source):
+        if module.recognize(source):
             return name
     if (source / "model" / "config.json").is_file():
-        raise ValueError(f"{source} is the folder of a run: give its model, {source / 'model'}.")
-    for file, what in WRITTEN_ONLY.items():
+        raise ValueError(f"{source} is a run folder: give its model, {source / 'model'}.")
+    for file, content in WRITE_ONLY.items():
         if (source / file).is_file():
-            raise ValueError(f"{source} has {file}, which is {what}: that is only written, and not read.")
+            raise ValueError(f"{source} contains {file}, {content}: this format can be written but not read.")
     signs = ["a config.json with the model_type vaswani beside *.safetensors", *(sign for _, sign in SOURCES.values())]
-    found = "" if model_type(source) is None else f"; the model_type of its config.json is {model_type(source)!r}"
-    raise ValueError(f"The format of {source} is not known; looked for: {', '.join(signs)}{found}.")
+    found = "" if model_type(source) is None else f"; the model_type in its config.json is {model_type(source)!r}"
+    raise ValueError(f"The format of {source} is unknown; looked for: {', '.join(signs)}{found}.")
 
 
 def convert(
@@ -72,130 +71,141 @@ def convert(
     sentence: str = SENTENCE,
 ) -> list[str]:
     """
-    Writes a model in another format, and compares it with what it was.
+    Writes a model in another format, and compares the result with the original.
 
     Args:
-        source (`Path`): a folder or file of a known format.
-        destination (`Path`): the folder to write; nothing is left of it if anything fails.
+        source (`Path`): model folder or file in a format that can be read.
+        destination (`Path`): folder to write; nothing of it remains after a failure.
         to (`str`): one of `TARGETS`.
-        quantization (`str`, *optional*): number format of the weights, for CTranslate2.
-        force (`bool`): whether a folder that exists is replaced.
-        sentence (`str`): what both sides translate in the end.
+        quantization (`str`, *optional*): number format of the weights; only for CTranslate2.
+        force (`bool`): True to replace an existing folder.
+        sentence (`str`): sentence that both sides translate for comparison.
 
     Returns:
-        `list[str]`: lines that say what was compared, and what is not the same on the other side.
+        `list[str]`: lines of a report: the comparison, and the known differences.
 
     Raises:
-        ValueError: the source cannot be read or expressed in the other format, or the two do not compute the same; or
-            the destination exists.
-        ImportError: the other format's library is not installed.
+        ValueError: The source cannot be read or expressed in the other format, both sides compute different logits,
+            or the destination exists.
+        ImportError: The library of the other format is not installed.
     """
     if to not in TARGETS:
-        raise ValueError(f"There is no format {to!r}; there are {', '.join(TARGETS)}.")
-    if quantization is not None and to != "ctranslate2":
-        raise ValueError(f"A quantization ({quantization}) is of ctranslate2, and not of {to}.")
+        raise ValueError(f"Unknown format {to!r}: use one of {', '.join(TARGETS)}.")
     _check_destination(destination, source, force)
     kind = recognize(source)
     if kind == to:
-        raise ValueError(f"{source} is of the format {to} already.")
-    # Without its library, or the kind of numbers, nothing is read first.
-    module: Any = import_module(f".{to}", __package__) if to != "vaswani" else None
-    if quantization is not None:
-        module.check_quantization(quantization)
+        raise ValueError(f"{source} is already in the format {to}.")
+    # A missing library or an unsupported number format is reported before the model is read.
+    target = _target(to)
+    check_quantization(quantization, () if target is None else target.QUANTIZATIONS)
     if kind in ("vaswani", "marian"):
         check_settings(source)
-    with quiet(), _said_in_one_sentence(source), TemporaryDirectory() as between:
-        # Read before anything is written, so that what is wrong with the source is not laid to the destination.
+    with quiet(), _as_value_error(source), TemporaryDirectory() as temporary:
+        # The source is read before anything is written, because errors of `atomic_folder` name the destination.
         if kind == "vaswani":
-            came, ours = None, source
-            model, tokenizer = load_translator(source, torch.float32)
+            converted, loaded = None, _load(source)
         else:
-            came, ours = import_module(f".{SOURCES[kind][0]}", __package__).load(source), Path(between)
-            check_finite(came.model, source)
+            converted = SOURCES[kind][0].load(source)
+            check_finite(converted.model, source)
         with atomic_folder(destination) as folder:
-            if came is not None:
-                ours = folder if to == "vaswani" else ours
-                came.model.save_pretrained(ours)
-                came.tokenizer.save_pretrained(ours)
-                # The files are compared, and not the model in memory.
-                model, tokenizer = load_translator(ours, torch.float32)
-            lines = _check(model, tokenizer, came.foreign, sentence) if came is not None else []
-            if module is not None:
-                foreign = {
-                    "marian": lambda: module.save(model, tokenizer, folder),
-                    "ctranslate2": lambda: module.save(ours, folder, quantization),
-                    "onnx": lambda: module.save(ours, folder),
-                }[to]()
-                lines += _check(model, tokenizer, foreign, sentence)
-                if to != "marian":
-                    left = rules_left_behind(model.generation_config, module.KNOWN_RULES)
-                    lines += [f"Note: {note}" for note in left]
+            lines = []
+            if converted is not None:
+                loaded = _save(converted, folder if target is None else Path(temporary))
+                lines += _compare(loaded, converted.foreign, sentence)
+            if target is not None:
+                lines += _compare(loaded, target.save(loaded, folder, quantization), sentence)
     return lines
 
 
+def _target(to: str) -> Target | None:
+    """Imports the module that writes a format, whose library may be missing; `None` for `"vaswani"`."""
+    match to:
+        case "marian":
+            return marian
+        case "ctranslate2":
+            from . import ctranslate2
+
+            return ctranslate2
+        case "onnx":
+            from . import onnx
+
+            return onnx
+    return None
+
+
+def _load(folder: Path) -> Loaded:
+    """Loads a Vaswani model in float32."""
+    return Loaded(*load_translator(folder, torch.float32), folder)
+
+
+def _save(converted: Converted, folder: Path) -> Loaded:
+    """Saves a model and loads it again: the files are compared with the original, not the model in memory."""
+    converted.model.save_pretrained(folder)
+    converted.tokenizer.save_pretrained(folder)
+    return _load(folder)
+
+
 def _check_destination(destination: Path, source: Path, force: bool) -> None:
-    """Refuses what is there and is not to be replaced, or cannot be."""
+    """Rejects a destination that must not or cannot be replaced."""
     if destination.name in ("", ".."):
-        raise ValueError(
-            f"{str(destination)!r} has no name of its own, which the new folder needs: name a folder in it."
-        )
+        raise ValueError(f"{str(destination)!r} does not name a new folder: give the path of a folder inside it.")
     if destination.exists() and not force:
-        raise ValueError(f"{destination} exists already; --force replaces it.")
+        raise ValueError(f"{destination} already exists: use --force to replace it.")
     if source.resolve().is_relative_to(destination.resolve()):
-        raise ValueError(f"{destination} would replace {source}, which is to be read.")
+        raise ValueError(f"{destination} would replace the source, {source}.")
     if destination.is_symlink() or (destination.exists() and not destination.is_dir()):
-        raise ValueError(f"{destination} is there, and is not a folder that could be replaced.")
+        raise ValueError(f"{destination} exists and is not a folder, so it cannot be replaced.")
 
 
 @contextmanager
-def _said_in_one_sentence(source: Path) -> Iterator[None]:
-    """What is wrong with values of somebody else's files can show as any error."""
+def _as_value_error(source: Path) -> Iterator[None]:
+    """Turns unexpected errors into a `ValueError`: bad values in a foreign file can cause any of them."""
     try:
         yield
     except (ValueError, OSError, ImportError, MemoryError):
         raise
     except Exception as error:
-        logger.debug("Where it happened:", exc_info=True)
+        logger.debug("Traceback:", exc_info=True)
         raise ValueError(f"{source} cannot be converted: {type(error).__name__}: {error}") from error
 
 
-def _check(model: VaswaniForConditionalGeneration, tokenizer: Any, foreign: Foreign, sentence: str) -> list[str]:
-    """Both sides compute the logits of a random batch, and translate one sentence."""
+def _compare(loaded: Loaded, foreign: Foreign, sentence: str) -> list[str]:
+    """Compares the logits of a random batch and the translations of one sentence; returns lines of the report."""
     lines = []
     if foreign.logits is not None:
-        batch = random_batch(model)
+        batch = random_batch(loaded.model)
         with torch.no_grad():
-            ours = model(input_ids=batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits
+            ours = loaded.model(input_ids=batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits
             theirs = foreign.logits(*batch)
         width = min(ours.shape[-1], theirs.shape[-1])
         difference = (ours[..., :width] - theirs[..., :width]).abs().max().item()
         if not foreign.is_rounded and not difference < TOLERANCE:
             raise ValueError(
-                f"{foreign.name} and the Vaswani model do not compute the same: their logits differ by "
-                f"{difference:.2g}, and {TOLERANCE:g} is the most that rounding explains. Nothing was written."
+                f"{foreign.name} and the Vaswani model compute different logits: they differ by {difference:.2g}, "
+                f"but rounding explains at most {TOLERANCE:g}. Nothing was written."
             )
         lines.append(f"Largest difference of the logits, {foreign.name}: {difference:.1e}")
     else:
-        lines.append(f"The logits are not compared: {foreign.name} does not tell them here.")
+        lines.append(f"The logits are not compared, because {foreign.name} cannot run here.")
     lines.append(sentence)
     try:
-        translation = translate_corpus(model, tokenizer, [sentence], num_beams=1, do_sample=False)[0]
+        translation = translate_corpus(loaded.model, loaded.tokenizer, [sentence], num_beams=1, do_sample=False)[0]
         other = None if foreign.translate is None else foreign.translate([sentence])[0]
     except (IndexError, RuntimeError, ValueError) as error:
-        tokens = len(tokenizer(sentence)["input_ids"])
+        tokens = len(loaded.tokenizer(sentence)["input_ids"])
         raise ValueError(f"The sentence of {tokens} tokens cannot be translated: {error}") from error
     if other is not None:
-        lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (another one)"))
+        lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (differs)"))
     lines.append(f"  Vaswani: {translation}")
     return lines + [f"Note: {note}" for note in foreign.notes]
 
 
 def random_batch(model: VaswaniForConditionalGeneration) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Source ids of two lengths, their mask, and decoder ids, each of shape `(2, length)`."""
+    """Returns random source ids of two lengths, their mask, and decoder ids, each of shape `(2, length)`."""
     config, generator = model.config, torch.Generator().manual_seed(1)
     learned = config.position_encoding == "learned"
     pad, length = config.pad_token_id or 0, (2, min(12, config.max_position_embeddings) if learned else 12)
-    # Padding inside of a sentence would be a mask to some, and a token to others.
+    # No padding inside a sentence: some engines would mask it, others would read it as a token.
     ids = torch.randint(config.vocab_size - 1, length, generator=generator)
     decoder_ids = torch.randint(config.vocab_size - 1, length, generator=generator)
     ids, decoder_ids = ids + (ids >= pad), decoder_ids + (decoder_ids >= pad)

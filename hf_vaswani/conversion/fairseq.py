@@ -1,12 +1,11 @@
-"""In from fairseq: a checkpoint, its dictionaries and its byte-pair codes, as one of our models and its tokenizer.
+"""Conversion from fairseq: a checkpoint with its dictionaries and byte-pair codes.
 
-fairseq's Transformer is the paper's with biases in its attentions, tensor2tensor's sinusoids counted on from the id of
-`<pad>`, and a `</s>` in front of the target. What else it can be switched to is refused by name.
+fairseq's Transformer is the paper's with biases in its attentions, tensor2tensor's sinusoids counted from the id of
+`<pad>`, and `</s>` as the decoder's start token. Other options of fairseq are rejected by name.
 
-Its two sides may have dictionaries of their own; ours is one vocabulary. Its ids are the source's, then the symbols
-that only the target has, then the pieces that the codes make and no dictionary has. Where fairseq reads a symbol as
-`<unk>`, its row here is a copy of the row of `<unk>`; what fairseq never writes has a bias that keeps it from being
-written here.
+Source and target may have dictionaries of their own, which are joined to one vocabulary: the ids of the source, then
+symbols that only the target has, then pieces of the codes that are in neither dictionary. A symbol that fairseq reads
+as `<unk>` gets a copy of that row, and an id that fairseq never generates gets a bias that prevents it here too.
 """
 
 import argparse
@@ -21,8 +20,10 @@ from transformers import FSMTConfig, FSMTForConditionalGeneration, PreTrainedTok
 
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .fairseq_vocabulary import BOS, EOS, PAD, Vocabulary, dictionaries, vocabulary_and_tokenizer
+from .fairseq_vocabulary import BOS, EOS, PAD, dictionaries, vocabulary_and_tokenizer
 from .protocol import Converted, Foreign
+from .vocabulary import Vocabulary
+from .weight_names import our_name
 
 CHECKPOINTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 
@@ -41,7 +42,7 @@ BASE = {
 SMALL = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 BIG = {"encoder_attention_heads": 16, "decoder_attention_heads": 16, "dropout": 0.3}
 T2T = {"encoder_normalize_before": True, "decoder_normalize_before": True, "activation_dropout": 0.1}
-# What an architecture's name says, unless the settings say otherwise. Other sizes are those of the weights.
+# Defaults of each architecture. Sizes that are not listed are read from the weights.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer": {},
     "transformer_iwslt_de_en": SMALL,
@@ -60,7 +61,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "linear": "linear",
 }
-# Switches that change the network, or how its weights are to be read.
+# Options that change the network or the layout of its weights.
 UNSUPPORTED = (
     *("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "char_inputs", "character_embeddings"),
     *("cross_self_attention", "layernorm_embedding", "no_cross_attention", "no_encoder_attn"),
@@ -70,32 +71,18 @@ UNSUPPORTED = (
 )
 SAME_ON_BOTH_SIDES = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 
-# fairseq's names to ours, applied in this order.
-NAMES = {
-    r"^(encoder|decoder)\.": r"model.\1.",
-    r"^model\.decoder\.output_projection": "lm_head",
-    r"^(model\.\w+)\.layer_norm": r"\1.norm",
-    r"embed_positions": "positions.table",
-    r"encoder_attn": "cross_attn",
-    r"attn_layer_norm": "attn_norm.layer_norm",
-    r"final_layer_norm": "feed_forward_norm.layer_norm",
-    r"\.(fc\d)": r".feed_forward.\1",
-}
-# The norms of a layer had numbers once.
+# Names of the norms that older checkpoints number.
 NUMBERED_NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
-NO_WEIGHT = r"(^|\.)(version|_float_tensor|embed_positions\.weights)$"
+NOT_A_WEIGHT = r"(^|\.)(version|_float_tensor|embed_positions\.weights)$"
 
 
 def recognize(path: Path) -> bool:
     """
-    Whether a path looks like fairseq's.
-
-    Args:
-        path (`Path`): a `.pt` file; or a folder with `model.pt`, `checkpoint_best.pt` or `checkpoint_last.pt`, and a
-            `dict.*.txt`.
+    Returns whether a path is a `.pt` file, or a folder with `model.pt`, `checkpoint_best.pt` or `checkpoint_last.pt`
+    beside a `dict.*.txt`.
     """
     if path.is_file():
         return path.suffix == ".pt"
@@ -104,24 +91,24 @@ def recognize(path: Path) -> bool:
 
 def load(path: Path) -> Converted:
     """
-    Reads a model of fairseq. Nothing in its file is run.
+    Reads a fairseq checkpoint, without running code from it.
 
     Args:
-        path (`Path`): as [`recognize`] takes it. Dictionaries and codes lie in the folder of the checkpoint.
+        path (`Path`): checkpoint, or its folder. Dictionaries and codes must be in the same folder.
 
     Returns:
-        [`Converted`]: the model with fairseq's default search; a tokenizer for the text that fairseq reads; and
-        transformers' FSMT with the same weights, where that can express them.
+        [`Converted`]: the model with fairseq's default search, a tokenizer for the text that fairseq reads, and
+        transformers' FSMT with the same weights, unless FSMT does not support the model.
 
     Raises:
-        ValueError: a file is missing, damaged, or would have to be trusted; two sizes do not agree; or the model is
-            something that ours cannot be. The message names the file and the key.
-        ImportError: the codes are SentencePiece's, and the packages that read them are not installed.
+        ValueError: A file is missing, damaged or unsafe, two sizes do not match, or a Vaswani model does not support
+            an option. The message names the file and the key.
+        ImportError: The packages that read SentencePiece models are not installed, but the model needs them.
     """
     file = path if path.is_file() else next(path / name for name in CHECKPOINTS if (path / name).is_file())
     state = read(file)
     settings = settings_of(state, file)
-    weights = todays_weights(state["model"], settings, file)
+    weights = current_weights(state["model"], settings, file)
     source, target = dictionaries(file, settings)
     for side, symbols in (("encoder", source), ("decoder", target)):
         rows = len(weight_of(weights, f"{side}.embed_tokens.weight", file))
@@ -129,13 +116,13 @@ def load(path: Path) -> Converted:
             raise ValueError(
                 f"{file}: {side}.embed_tokens.weight has {rows} rows, but the dictionary has {len(symbols)} symbols."
             )
-    vocabulary, tokenizer = vocabulary_and_tokenizer(file.parent, source, target)
+    vocabulary, tokenizer, notes = vocabulary_and_tokenizer(file.parent, source, target)
     config = config_of(weights, settings, vocabulary, file)
     model = VaswaniForConditionalGeneration(config).eval()
     fill(model, weights, vocabulary, file)
     set_search(model)
     foreign = fsmt_of(weights, model, vocabulary, tokenizer)
-    foreign.notes += notes_of(weights, vocabulary, file)
+    foreign.notes += notes + notes_of(weights, vocabulary, file)
     return Converted(model, tokenizer, foreign)
 
 
@@ -144,51 +131,51 @@ def load(path: Path) -> Converted:
 
 def read(file: Path) -> dict[str, Any]:
     """
-    What a checkpoint holds, as far as it is tensors and plain values; `argparse.Namespace` is one, and no other class.
+    Reads a checkpoint of tensors, plain values and `argparse.Namespace`.
 
     Raises:
-        ValueError: the file is no whole checkpoint, or holds objects of other classes.
+        ValueError: The file is damaged or not a checkpoint, or contains objects of other classes.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            # Of damaged files torch also says that they are of a strange version.
+            # torch warns of unknown versions if a file is damaged.
             warnings.simplefilter("ignore")
             state = torch.load(file, map_location="cpu", weights_only=True)
-    # What torch says of a damaged file depends on where the damage is: an OSError without a name is one of these, and
-    # so are AssertionError and AttributeError.
+    # For a damaged file, torch raises almost any error, including AssertionError, AttributeError, and OSError without
+    # a file name.
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if found is None:
-            raise ValueError(f"{file} is not a whole file that torch.save has written.") from error
+            raise ValueError(f"{file} is damaged or was not written by torch.save.") from error
         raise ValueError(
-            f"{file} holds a {found[1]}, which cannot be read without running code of the file; if it is yours, write "
-            "it anew where fairseq is installed, by this line of Python: "
+            f"{file} contains a {found[1]}, which cannot be read without running code from the file. If you trust it, "
+            "rewrite it where fairseq is installed, with this line of Python: "
             f"import json, torch; old = torch.load({file.name!r}, weights_only=False); settings = old.get('args') "
             "or old['cfg']['model']; "
             "torch.save({'model': old['model'], 'args': json.loads(json.dumps(vars(settings), default=str))}, "
             f"{'plain_' + file.name!r})"
         ) from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise ValueError(f'{file} has no "model", a dictionary of weights.')
+        raise ValueError(f'{file} has no "model" with a dictionary of weights.')
     for name, weight in state["model"].items():
         if not isinstance(weight, torch.Tensor):
-            raise ValueError(f"{file}: {name} is a {type(weight).__name__}, and not a tensor.")
+            raise ValueError(f"{file}: {name} is a {type(weight).__name__}, but must be a tensor.")
     return state
 
 
 def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
     """
-    The settings of a model and the languages of its task by their flat names, as in `encoder_attention_heads`,
-    completed by those that the architecture's name stands for.
+    Returns the settings of a model and the languages of its task by their flat names, such as
+    `encoder_attention_heads`, including the defaults of its architecture.
 
     Args:
-        state (`dict`): of [`read`]; the settings are in `"args"`, or in newer files in `"cfg"`.
-        file (`Path`): for messages.
+        state (`dict`): checkpoint with settings in `"args"` or, if it is newer, in `"cfg"`.
+        file (`Path`): name of the checkpoint in messages.
 
     Raises:
-        ValueError: there are none, or they are of something that is not supported here.
+        ValueError: There are no settings, or a Vaswani model does not support one.
     """
     given = plain(state.get("args"))
     if not given:
@@ -210,22 +197,22 @@ def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """Settings, which are a `Namespace` or a dictionary, as a dictionary of one's own; empty if there are none."""
+    """Copies settings, a `Namespace` or a dictionary, to a dictionary, which is empty if there are none."""
     if isinstance(section, argparse.Namespace):
         return dict(vars(section))
     return dict(section) if isinstance(section, dict) else {}
 
 
 def check_supported(settings: dict[str, Any], file: Path) -> None:
-    """Refuses, by name and value, what a Vaswani model cannot be."""
+    """Rejects the first setting that a Vaswani model does not support."""
     for name in UNSUPPORTED:
         if settings.get(name):
-            raise ValueError(f"{file}: {name} is {settings[name]!r}, which a Vaswani model cannot be.")
+            raise ValueError(f"{file}: {name} is {settings[name]!r}, which a Vaswani model does not support.")
     for name in SAME_ON_BOTH_SIDES:
         encoder, decoder = (settings.get(f"{side}_{name}") for side in ("encoder", "decoder"))
         if None not in (encoder, decoder) and encoder != decoder:
             raise ValueError(
-                f"{file}: encoder_{name} is {encoder!r} and decoder_{name} {decoder!r}, but here both sides are equal."
+                f"{file}: encoder_{name} is {encoder!r} and decoder_{name} {decoder!r}, but they must be equal."
             )
     width = settings.get("decoder_embed_dim", settings.get("encoder_embed_dim"))
     for name in ("decoder_input_dim", "decoder_output_dim"):
@@ -236,24 +223,24 @@ def check_supported(settings: dict[str, Any], file: Path) -> None:
         raise ValueError(f"{file}: activation_fn is {activation!r}, but only {', '.join(ACTIVATIONS)} are supported.")
 
 
-def todays_weights(weights: dict[str, Any], settings: dict[str, Any], file: Path) -> dict[str, torch.Tensor]:
+def current_weights(weights: dict[str, Any], settings: dict[str, Any], file: Path) -> dict[str, torch.Tensor]:
     """
-    The weights by the names that fairseq gives them today, in float32: merged projections are taken apart, the rows of
-    learned positions begin with the first, and the output has a matrix even where that is the target embedding.
+    Returns the weights in float32, by the names of current fairseq: fused projections are split, learned positions
+    begin with the first one, and the output always has a matrix, even if it is the target embedding.
 
     Raises:
-        ValueError: the output has no matrix.
+        ValueError: The output has no matrix.
     """
     found = {}
     for name, weight in weights.items():
-        if re.search(NO_WEIGHT, name):
+        if re.search(NOT_A_WEIGHT, name):
             continue
         weight = weight.detach().float()
         if match := re.match(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.([0-2])\.", name):
             norms = dict(enumerate(NUMBERED_NORMS[match[1]]))
             name = name.replace(f"layer_norms.{match[3]}", norms.get(int(match[3]), "layer_norms"))
         if name.endswith("embed_positions.weight"):
-            # The rows before are those of padding, which is never looked at.
+            # Earlier rows belong to padding, and are never read.
             weight = weight[PAD + 1 :]
         if "in_proj_" in name:
             for letter, third in zip("qkv", weight.tensor_split(3), strict=True):
@@ -262,13 +249,13 @@ def todays_weights(weights: dict[str, Any], settings: dict[str, Any], file: Path
             found[name.replace("decoder.embed_out", "decoder.output_projection.weight")] = weight
     if "decoder.output_projection.weight" not in found:
         if not any(settings.get(name) for name in ("share_all_embeddings", "share_decoder_input_output_embed")):
-            raise ValueError(f"{file} has no decoder.output_projection.weight, and does not share the embeddings.")
+            raise ValueError(f"{file} has no decoder.output_projection.weight, and does not share embeddings.")
         found["decoder.output_projection.weight"] = weight_of(found, "decoder.embed_tokens.weight", file)
     return found
 
 
 def weight_of(weights: dict[str, torch.Tensor], name: str, file: Path) -> torch.Tensor:
-    """A weight that has to be there, and to be a matrix."""
+    """Returns a weight that must exist and be a matrix."""
     if name not in weights or weights[name].dim() != 2:
         raise ValueError(f"{file} has no matrix {name}.")
     return weights[name]
@@ -281,10 +268,10 @@ def config_of(
     weights: dict[str, torch.Tensor], settings: dict[str, Any], vocabulary: Vocabulary, file: Path
 ) -> VaswaniConfig:
     """
-    Our config for fairseq's settings; sizes are those of the weights.
+    Builds our config from fairseq's settings and the sizes of the weights.
 
     Raises:
-        ValueError: the settings have another size than the weights, or the weights of a layer are missing.
+        ValueError: A size in the settings is not that of the weights, or a weight is missing.
     """
     source, target, output = (
         weight_of(weights, f"{name}.weight", file)
@@ -308,9 +295,9 @@ def config_of(
     learned = bool(settings["encoder_learned_pos"])
     tables = [weight_of(weights, f"{side}.embed_positions.weight", file) for side in depths] if learned else []
     tied = torch.equal(target, output)
-    shared = torch.equal(source, target) and torch.equal(vocabulary.source, vocabulary.target)
+    shared = torch.equal(source, target) and torch.equal(vocabulary.source_rows, vocabulary.target_rows)
     return VaswaniConfig(
-        vocab_size=len(vocabulary.written),
+        vocab_size=len(vocabulary.tokens),
         d_model=sizes["encoder_embed_dim"],
         d_ff=sizes["encoder_ffn_embed_dim"],
         num_heads=settings["encoder_attention_heads"],
@@ -318,7 +305,7 @@ def config_of(
         decoder_layers=sizes["decoder_layers"],
         dropout=settings["dropout"],
         attention_dropout=settings["attention_dropout"],
-        # Its older name.
+        # relu_dropout is an older name of it.
         activation_dropout=settings["activation_dropout"] or settings.get("relu_dropout", 0.0),
         activation_function=ACTIVATIONS[settings["activation_fn"]],
         norm_position="pre" if settings["encoder_normalize_before"] else "post",
@@ -328,7 +315,7 @@ def config_of(
         max_position_embeddings=min((len(table) for table in tables), default=1024),
         layer_norm_eps=1e-5,
         attention_bias=True,
-        lm_head_bias=not bool(vocabulary.written.all()),
+        lm_head_bias=not bool(vocabulary.is_target.all()),
         scale_embedding=not settings.get("no_scale_embedding"),
         share_embeddings=tied and shared,
         tie_word_embeddings=tied,
@@ -343,29 +330,28 @@ def fill(
     model: VaswaniForConditionalGeneration, weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path
 ) -> None:
     """
-    Gives a model fairseq's weights. Each of both sides takes part.
+    Loads fairseq's weights into a model.
 
     Raises:
-        ValueError: one has no partner, or one of another shape.
+        ValueError: A weight is missing or unexpected, or has another shape.
     """
     expected, ours = model.state_dict(), {}
     for name, weight in weights.items():
-        our_name = name
-        for pattern, replacement in NAMES.items():
-            our_name = re.sub(pattern, replacement, our_name)
-        if our_name not in expected:
+        if our_name(name) not in expected:
             raise ValueError(f"{file}: {name} has no place in a Vaswani model with these settings.")
         if name.endswith(("embed_tokens.weight", "output_projection.weight")):
-            weight = weight[vocabulary.source if name.startswith("encoder") else vocabulary.target]
+            is_source = name.startswith("encoder")
+            weight = vocabulary.source_matrix(weight) if is_source else vocabulary.target_matrix(weight)
         if name.endswith("embed_positions.weight"):
             weight = weight[: model.config.max_position_embeddings]
-        if weight.shape != expected[our_name].shape:
+        if weight.shape != expected[our_name(name)].shape:
             raise ValueError(
-                f"{file}: {name} is {tuple(weight.shape)}, but {tuple(expected[our_name].shape)} was expected."
+                f"{file}: {name} has the shape {tuple(weight.shape)}, but the model requires "
+                f"{tuple(expected[our_name(name)].shape)}."
             )
-        ours[our_name] = weight
+        ours[our_name(name)] = weight
     if model.config.lm_head_bias:
-        ours["lm_head.bias"] = vocabulary.bias()
+        ours["lm_head.bias"] = vocabulary.output_bias(torch.zeros(len(vocabulary.tokens)))
     for name in expected:
         if name not in ours:
             raise ValueError(f"{file} has no weight for {name}.")
@@ -373,18 +359,18 @@ def fill(
 
 
 def set_search(model: VaswaniForConditionalGeneration) -> None:
-    """fairseq's search where its command line says nothing else."""
-    config, longest = model.config, 200
+    """Sets the defaults of fairseq's command line for searching."""
+    config, max_length = model.config, 200
     if config.position_encoding == "learned":
-        longest = min(longest, config.max_position_embeddings - 1)
+        max_length = min(max_length, config.max_position_embeddings - 1)
     settings = {
         "num_beams": 5,
         "length_penalty_type": "power",
         "length_penalty": 1.0,
         "finish_candidates": "top",
         "early_stopping": True,
-        # Behind the last of these, </s> is all that may come; and it is not the first.
-        "max_new_tokens": longest + 1,
+        # At least one token comes before </s>, which is forced after max_length tokens.
+        "max_new_tokens": max_length + 1,
         "min_new_tokens": 1,
         "forced_eos_token_id": EOS,
         "suppress_tokens": [PAD],
@@ -403,15 +389,17 @@ def fsmt_of(
     tokenizer: PreTrainedTokenizerFast,
 ) -> Foreign:
     """
-    transformers' FSMT, which is fairseq's network, with fairseq's weights; its ids are translated to ours.
+    Builds transformers' FSMT, which is fairseq's network, and wraps it to take and return our ids.
 
     Args:
-        weights (`dict[str, torch.Tensor]`): of [`todays_weights`].
-        model, vocabulary, tokenizer: ours.
+        weights (`dict[str, torch.Tensor]`): result of [`current_weights`].
+        model ([`VaswaniForConditionalGeneration`]): converted model, for its config and generation config.
+        vocabulary ([`Vocabulary`]): our ids with their rows in fairseq's embeddings.
+        tokenizer ([`PreTrainedTokenizerFast`]): tokenizer of the vocabulary.
     """
     config = model.config
     if config.norm_position == "pre" or config.position_encoding == "learned":
-        return Foreign("fairseq", notes=["Nothing here runs fairseq's pre-norm or learned positions to compare with."])
+        return Foreign("fairseq", notes=["No library here runs fairseq's pre-norm or learned positions."])
     rows = {side: len(weights[f"{side}.embed_tokens.weight"]) for side in ("encoder", "decoder")}
     sizes: dict[str, Any] = {}
     for side in rows:
@@ -427,48 +415,51 @@ def fsmt_of(
             **sizes,
         )
     ).eval()
-    # Beside max_new_tokens, transformers would warn of it.
+    # transformers warns if max_new_tokens is given as well.
     fsmt.generation_config.max_length = None
-    # FSMT's sinusoids are weights as well.
+    # FSMT's sinusoids are in its state_dict, but not among fairseq's weights.
     fsmt.load_state_dict(fsmt.state_dict() | {f"model.{name}": weight for name, weight in weights.items()})
 
     @torch.no_grad()
     def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
         found = fsmt(
-            input_ids=vocabulary.source[input_ids],
+            input_ids=vocabulary.source_rows[input_ids],
             attention_mask=attention_mask,
-            decoder_input_ids=vocabulary.target[decoder_input_ids],
-            # With a cache, FSMT hides no future.
+            decoder_input_ids=vocabulary.target_rows[decoder_input_ids],
+            # With a cache, FSMT does not mask future tokens.
             use_cache=False,
         ).logits
-        return found[..., vocabulary.target] + vocabulary.bias()
+        return vocabulary.logits(found)
 
     def translate(sentences: Sequence[str]) -> list[str]:
         batch = tokenizer(list(sentences), padding=True, return_tensors="pt")
-        rules = {name: getattr(model.generation_config, name) for name in ("max_new_tokens", "min_new_tokens")}
+        limits = {name: getattr(model.generation_config, name) for name in ("max_new_tokens", "min_new_tokens")}
         found = fsmt.generate(
-            vocabulary.source[batch["input_ids"]],
+            vocabulary.source_rows[batch["input_ids"]],
             attention_mask=batch["attention_mask"],
             num_beams=1,
             early_stopping=False,
             suppress_tokens=[PAD],
             forced_eos_token_id=EOS,
-            **rules,
+            **limits,
         )
-        return tokenizer.batch_decode(vocabulary.from_target(found), skip_special_tokens=True)
+        return tokenizer.batch_decode(vocabulary.target_ids(found), skip_special_tokens=True)
 
     return Foreign("transformers' FSMT", logits, translate)
 
 
 def notes_of(weights: dict[str, torch.Tensor], vocabulary: Vocabulary, file: Path) -> list[str]:
-    """What somebody who uses the model is to know, one sentence each."""
-    notes = list(vocabulary.notes)
+    """Returns notes about weights and ids, one sentence each."""
+    notes = []
     lengths = [len(weight) for name, weight in weights.items() if name.endswith("embed_positions.weight")]
     if len(set(lengths)) > 1:
-        notes.append(f"{file.name} has {max(lengths)} learned positions on one side; {min(lengths)} are kept on both.")
-    unwritten = int((~vocabulary.written).sum())
-    if unwritten:
         notes.append(
-            f"Of the {len(vocabulary.written)} ids, {unwritten} are only read: what the target's dictionary lacks."
+            f"{file.name} has {max(lengths)} learned positions on one side and {min(lengths)} on the other: both are "
+            f"truncated to {min(lengths)}."
+        )
+    source_only = int((~vocabulary.is_target).sum())
+    if source_only:
+        notes.append(
+            f"{source_only} of the {len(vocabulary.tokens)} ids are not in the target dictionary and never generated."
         )
     return notes

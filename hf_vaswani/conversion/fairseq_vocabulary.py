@@ -1,7 +1,7 @@
-"""fairseq's dictionaries and byte-pair codes as one vocabulary, and as one tokenizer that makes its ids."""
+"""fairseq's dictionaries and byte-pair codes as one vocabulary, with the tokenizer for it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,59 +9,34 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ..files import read_lines
 from .marian_vocabulary import fast_tokenizer, join, read_spm
+from .vocabulary import Vocabulary
 
 CODES = ("bpecodes", "code")
 SENTENCEPIECE = "sentencepiece.bpe.model"
 SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS, UNK = range(4)
 CONTINUES, ENDS = "@@", "</w>"
-# Logits of what fairseq never writes: exp(-64) of the probability of <unk>, which float32 does not see in a sum.
-NEVER_WRITTEN = -64.0
-
-
-@dataclass
-class Vocabulary:
-    """
-    Our ids, and what they are in fairseq.
-
-    Args:
-        source (`torch.LongTensor` of shape `(vocab_size,)`): the source dictionary's id.
-        target (`torch.LongTensor` of shape `(vocab_size,)`): the target dictionary's id.
-        written (`torch.BoolTensor` of shape `(vocab_size,)`): which are symbols of the target, each once.
-        notes (`list[str]`): what text there is to be.
-    """
-
-    source: torch.Tensor
-    target: torch.Tensor
-    written: torch.Tensor
-    notes: list[str]
-
-    def bias(self) -> torch.Tensor:
-        """`(vocab_size,)`: what is added to the logits."""
-        return torch.where(self.written, 0.0, NEVER_WRITTEN)
-
-    def from_target(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids of the target dictionary -> ours, of the same shape."""
-        ours = torch.empty(int(self.target.max()) + 1, dtype=torch.long)
-        ours[self.target[self.written]] = self.written.nonzero()[:, 0]
-        return ours[ids]
+# Output bias of ids that are never generated. Their embeddings are those of <unk>, so that each has exp(-64) times the
+# probability of <unk>, which disappears in a float32 sum.
+NEVER = -64.0
 
 
 def dictionaries(file: Path, settings: dict[str, Any]) -> tuple[list[str], list[str]]:
     """
-    The symbols of source and target, each in the order of their ids.
+    Reads the symbols of source and target, each in the order of their ids.
 
     Args:
-        file (`Path`): the checkpoint; the dictionaries are beside it.
-        settings (`dict`): say which language is which.
+        file (`Path`): checkpoint, with the dictionaries beside it.
+        settings (`dict`): settings of the model, with `source_lang` and `target_lang`.
 
     Raises:
-        ValueError: there is none, or several that differ, of which nobody says what they are.
+        ValueError: There are no dictionaries, or the settings do not say which of several is which.
     """
     there = {found.name: read_dictionary(found) for found in sorted(file.parent.glob("dict.*.txt"))}
     if not there:
-        raise ValueError(f"There is no dict.*.txt in {file.parent}.")
+        raise ValueError(f"{file.parent} contains no dict.*.txt.")
     languages = [settings.get(f"{side}_lang") for side in ("source", "target")]
     wanted = [f"dict.{language}.txt" for language in languages]
     if all(name in there for name in wanted):
@@ -69,93 +44,92 @@ def dictionaries(file: Path, settings: dict[str, Any]) -> tuple[list[str], list[
     first, *others = there.values()
     if any(other != first for other in others):
         raise ValueError(
-            f"{file.parent} has {', '.join(there)}, which differ, but source_lang is {languages[0]!r} and "
-            f"target_lang {languages[1]!r} in {file.name}."
+            f"{file.parent} contains {', '.join(there)}, which differ, but {file.name} has source_lang "
+            f"{languages[0]!r} and target_lang {languages[1]!r}."
         )
     if all(languages) and len(there) == 1 and set(there) & set(wanted):
         missing = next(name for name in wanted if name not in there)
-        raise ValueError(f"There is no {missing} in {file.parent}; if the dictionary is a joint one, copy it there.")
+        raise ValueError(f"{file.parent} contains no {missing}: if {next(iter(there))} is for both sides, copy it.")
     return first, first
 
 
 def read_dictionary(file: Path) -> list[str]:
     """
-    The symbols of a `dict.*.txt`, in the order of their ids, behind the four that fairseq puts first.
+    Reads the symbols of a `dict.*.txt` in the order of their ids, after fairseq's four special symbols.
 
     Raises:
-        ValueError: a line is not a symbol and its count, or a symbol comes twice.
+        ValueError: A line is not a symbol and its count, or a symbol is repeated.
     """
     symbols = dict.fromkeys(SPECIAL_SYMBOLS)
-    for number, line in enumerate(lines_of(file), start=1):
+    for number, line in enumerate(read_lines(file), start=1):
         symbol, _, count = line.rstrip().rpartition(" ")
         if not symbol or not count.isdecimal():
-            raise ValueError(f"{file}, line {number}: expected a symbol and its count, but found {line!r}.")
+            raise ValueError(f"{file}, line {number}: expected a symbol and its count, but found {line.rstrip()!r}.")
         if symbol in symbols:
-            raise ValueError(f"{file}, line {number}: {symbol!r} is there twice.")
+            raise ValueError(f"{file}, line {number}: the symbol {symbol!r} is repeated.")
         symbols[symbol] = None
     return list(symbols)
 
 
-def lines_of(file: Path) -> list[str]:
-    """The lines of a text file; a symbol may have any other of Unicode's line ends in it."""
-    try:
-        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 at byte {error.start}.") from error
-
-
 def vocabulary_and_tokenizer(
     folder: Path, source: Sequence[str], target: Sequence[str]
-) -> tuple[Vocabulary, PreTrainedTokenizerFast]:
+) -> tuple[Vocabulary, PreTrainedTokenizerFast, list[str]]:
     """
-    One vocabulary for two dictionaries, and what makes its ids of a text: one that Moses has tokenised, or as it is
-    where SentencePiece cuts it.
+    Joins two dictionaries, and builds the tokenizer. It takes raw text if the folder contains a SentencePiece model,
+    and otherwise text that Moses has tokenized.
 
     Args:
-        folder (`Path`): where the codes are, if there are any; without, an entry is what stands between spaces.
-        source (`Sequence[str]`), target (`Sequence[str]`): symbols, in the order of their ids.
+        folder (`Path`): folder that may contain byte-pair codes or a SentencePiece model. Without them, text is split
+            at spaces.
+        source (`Sequence[str]`), target (`Sequence[str]`): symbols in the order of their ids.
+
+    Returns:
+        `tuple` of the [`Vocabulary`], its [`PreTrainedTokenizerFast`], and notes about the text.
 
     Raises:
-        ValueError: the codes are of a kind that is not supported.
-        ImportError: they are SentencePiece's, and the packages that read them are not installed.
+        ValueError: The codes or the SentencePiece model are damaged or not supported.
+        ImportError: The packages that read SentencePiece models are not installed.
     """
     symbols = list(dict.fromkeys([*source, *target]))
     codes = next((folder / name for name in CODES if (folder / name).is_file()), None)
     notes = []
     if codes is not None:
         pieces, tokenizer = bpe(symbols, read_codes(codes))
-        more = [spelled(piece) for piece in pieces[len(symbols) :]]
+        more = [symbol_of(piece) for piece in pieces[len(symbols) :]]
     elif (folder / SENTENCEPIECE).is_file():
-        return sentencepiece(folder / SENTENCEPIECE, source, target)
+        return *sentencepiece(folder / SENTENCEPIECE, source, target), []
     else:
         more, tokenizer = [], words(symbols)
         if any(symbol.endswith(CONTINUES) for symbol in symbols):
             notes.append(
-                f"There are no codes ({', '.join(CODES)}) beside the model: text is to be cut by them already."
+                f"There are no codes ({' or '.join(CODES)}) beside the model: the tokenizer needs text that is "
+                "already split by them."
             )
-    notes.append("The tokenizer reads and writes what fairseq does: text as Moses tokenises it.")
+    notes.append("As in fairseq, the tokenizer reads and writes text as tokenized by Moses.")
     ids_of_source, ids_of_target = ids_of(source), ids_of(target)
     vocabulary = Vocabulary(
-        torch.tensor([ids_of_source.get(symbol, UNK) for symbol in symbols + more]),
-        torch.tensor([ids_of_target.get(symbol, UNK) for symbol in symbols + more]),
-        torch.tensor([symbol in ids_of_target for symbol in symbols] + [False] * len(more)),
-        notes,
+        tokens=symbols + more,
+        source_rows=torch.tensor([ids_of_source.get(symbol, UNK) for symbol in symbols + more]),
+        target_rows=torch.tensor([ids_of_target.get(symbol, UNK) for symbol in symbols + more]),
+        is_target=torch.tensor([symbol in ids_of_target for symbol in symbols] + [False] * len(more)),
+        never=NEVER,
     )
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
-    return vocabulary, PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-        # The name of a special token in a text is text.
+        # The name of a special token inside a text is plain text.
         split_special_tokens=True,
     )
+    return vocabulary, wrapped, notes
 
 
 def ids_of(symbols: Iterable[str]) -> dict[str, int]:
-    """The id of each symbol: its place."""
+    """Returns the id of each symbol, its position."""
     return {symbol: i for i, symbol in enumerate(symbols)}
 
 
@@ -163,28 +137,27 @@ def sentencepiece(
     file: Path, source: Sequence[str], target: Sequence[str]
 ) -> tuple[Vocabulary, PreTrainedTokenizerFast]:
     """
-    As [`vocabulary_and_tokenizer`], for text as it is; the ids of a target dictionary of its own are all behind those
-    of the source.
+    Joins two dictionaries of SentencePiece pieces, and builds a tokenizer for raw text. The ids of a separate target
+    dictionary follow those of the source.
 
     Raises:
-        ValueError: the file is not whole, or not a unigram model.
-        ImportError: the packages that read it are not installed.
+        ValueError: The file is damaged or not a unigram model.
+        ImportError: The packages that read it are not installed.
     """
-    pieces = read_spm(file)
-    joint = join(ids_of(source), None if target == source else ids_of(target), pieces, SPECIAL_SYMBOLS, "<unk>")
-    in_source, in_target = (rows.masked_fill(rows < 0, UNK) for rows in (joint.source_rows, joint.target_rows))
-    settings = {"bos_token": "<s>", "split_special_tokens": True}
-    tokenizer = fast_tokenizer(joint, pieces, "<pad>", "</s>", "<unk>", **settings)
-    return Vocabulary(in_source, in_target, joint.is_target, []), tokenizer
+    spm = read_spm(file)
+    joint = join(ids_of(source), None if target == source else ids_of(target), spm, SPECIAL_SYMBOLS, "<unk>")
+    tokenizer = fast_tokenizer(joint, spm, pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", split_special_tokens=True)
+    source_rows, target_rows = (rows.masked_fill(rows < 0, UNK) for rows in (joint.source_rows, joint.target_rows))
+    return replace(joint, source_rows=source_rows, target_rows=target_rows, never=NEVER), tokenizer
 
 
 def words(symbols: Iterable[str]) -> Tokenizer:
-    """What stands between spaces is an entry; `@@` at its end says that a word goes on."""
+    """Builds a tokenizer that splits text at spaces; `@@` at the end of an entry joins it to the next one."""
     tokenizer = Tokenizer(models.WordLevel(ids_of(symbols), unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Sequence(
         [
-            # Puts a space before each entry, because none begins with one.
+            # The prefix never occurs, which puts a space before each entry.
             decoders.WordPiece(prefix=" ", cleanup=False),
             decoders.Fuse(),
             decoders.Replace(Regex(f"{CONTINUES} |{CONTINUES}$"), ""),
@@ -195,15 +168,15 @@ def words(symbols: Iterable[str]) -> Tokenizer:
 
 def bpe(symbols: Sequence[str], merges: Sequence[tuple[str, str]]) -> tuple[list[str], Tokenizer]:
     """
-    Byte-pair encoding by codes that mark the end of a word (`w</w>`), with the ids of a dictionary that marks where a
-    word goes on (`lo@@`).
+    Builds a tokenizer for byte-pair encoding. The codes mark the end of a word (`w</w>`), but the dictionary marks
+    that a word continues (`lo@@`).
 
     Args:
-        symbols (`Sequence[str]`): of the dictionary, in the order of their ids.
-        merges (`Sequence[tuple[str, str]]`): pairs of pieces, the first to be merged first.
+        symbols (`Sequence[str]`): symbols of the dictionary in the order of their ids.
+        merges (`Sequence[tuple[str, str]]`): pairs of pieces to merge, by priority.
 
     Returns:
-        All pieces in the codes' spelling, those of `symbols` first, and the tokenizer.
+        `tuple` of all pieces in the spelling of the codes, those of `symbols` first, and the `Tokenizer`.
     """
     pieces = [*SPECIAL_SYMBOLS, *map(piece_of, symbols[len(SPECIAL_SYMBOLS) :])]
     pieces = list(dict.fromkeys([*pieces, *(piece for a, b in merges for piece in (a, b, a + b))]))
@@ -214,37 +187,38 @@ def bpe(symbols: Sequence[str], merges: Sequence[tuple[str, str]]) -> tuple[list
 
 
 def piece_of(symbol: str) -> str:
-    """A symbol of a dictionary in the codes' spelling: `lo@@` -> `lo`, `low` -> `low</w>`."""
+    """Spells a symbol of the dictionary as in the codes: `lo@@` -> `lo`, `low` -> `low</w>`."""
     stem = symbol.removesuffix(CONTINUES)
     return stem if stem and stem != symbol else symbol + ENDS
 
 
-def spelled(piece: str) -> str:
-    """A piece of the codes in the dictionary's spelling: `lo` -> `lo@@`, `low</w>` -> `low`."""
+def symbol_of(piece: str) -> str:
+    """Spells a piece of the codes as in the dictionary: `lo` -> `lo@@`, `low</w>` -> `low`."""
     return piece.removesuffix(ENDS) if piece.endswith(ENDS) else piece + CONTINUES
 
 
 def read_codes(file: Path) -> list[tuple[str, str]]:
     """
-    The merges of subword-nmt (`lo w</w>`) or of fastBPE, which has counts behind them; of equal ones the first counts.
+    Reads the merges of subword-nmt (`lo w</w>`) or of fastBPE, which adds counts. The first of equal merges counts.
 
     Raises:
-        ValueError: a line is neither, or they are subword-nmt's of version 0.1.
+        ValueError: A line is in neither format, or in that of subword-nmt 0.1.
     """
-    lines = lines_of(file)
-    first = 0
-    if lines[0].startswith("#version:"):
-        first = 1
-        version = lines[0].removeprefix("#version:").strip()
-        if version != "0.2":
-            raise ValueError(f"{file}: the codes are of version {version}, but only 0.2 is supported.")
     merges: dict[tuple[str, str], None] = {}
-    for number, line in enumerate(lines[first:], start=first + 1):
-        match line.strip("\r ").split(" "):
+    for number, line in enumerate(read_lines(file), start=1):
+        line = line.strip("\r\n ")
+        if number == 1 and line.startswith("#version:"):
+            version = line.removeprefix("#version:").strip()
+            if version != "0.2":
+                raise ValueError(f"{file} has codes of version {version}, but only 0.2 is supported.")
+            continue
+        match line.split(" "):
             case [""]:
                 continue
             case [_, end] | [_, end, _] if end == ENDS:
-                raise ValueError(f"{file}, line {number}: {line!r} is of version 0.1, but only 0.2 is supported.")
+                raise ValueError(
+                    f"{file}, line {number}: {line!r} is a code of version 0.1, but only 0.2 is supported."
+                )
             case [a, b]:
                 merges[a, b] = None
             case [a, b, count] if count.isdecimal():
@@ -252,5 +226,5 @@ def read_codes(file: Path) -> list[tuple[str, str]]:
             case _:
                 raise ValueError(f"{file}, line {number}: expected two pieces to merge, but found {line!r}.")
     if not merges:
-        raise ValueError(f"{file} has no pieces to merge.")
+        raise ValueError(f"{file} contains no pieces to merge.")
     return list(merges)

@@ -1,8 +1,8 @@
 """transformers' MarianMTModel (OPUS-MT), in both directions.
 
-Both compute the same where a Vaswani is post-norm and has `layer_norm_eps=1e-5`, the only one that Marian has there.
-Their sinusoids are in another order of columns, which is no difference: the columns of all that flows along the
-residual connections are named anew.
+Both compute the same if the Vaswani model is post-norm and has `layer_norm_eps=1e-5`, which Marian fixes. Marian's
+sinusoids have another order of columns; converting to Marian permutes the columns of every weight on the residual
+connections accordingly.
 """
 
 import copy
@@ -21,23 +21,23 @@ from ..files import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..translation.loading import IDS, load_model
-from .marian_vocabulary import Vocabulary, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
-from .protocol import Converted, Foreign, model_type
+from .marian_vocabulary import NEVER, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
+from .protocol import Converted, Foreign, Loaded, check_quantization, model_type
+from .settings import ignored_settings
+from .vocabulary import Vocabulary
+from .weight_names import our_name
 
+QUANTIZATIONS: tuple[str, ...] = ()
+NAME = "transformers' MarianMTModel"
 LAYER_NORM_EPS = 1e-5
-# Longest translation of what is saved without a limit of its own, as OPUS-MT's.
+EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
+# Maximum length that is saved for models without one, as in OPUS-MT.
 MAX_LENGTH = 512
-# transformers' names to ours, applied in this order.
-NAMES = {
-    r"encoder_attn": "cross_attn",
-    r"attn_layer_norm": "attn_norm.layer_norm",
-    r"final_layer_norm": "feed_forward_norm.layer_norm",
-    r"\b(fc\d)": r"feed_forward.\1",
-}
-# What comes out of a sub-layer or a norm, and what goes into a sub-layer or out of an embedding.
-COLUMNS_FIRST = re.compile(r"(out_proj|fc2|layer_norm)\.(weight|bias)$")
-COLUMNS_LAST = re.compile(r"(embed_tokens|shared|lm_head|[qkv]_proj|fc1)\.weight$")
-# The settings of both configs that are the same in both.
+# Weights with d_model rows: outputs of sub-layers and norms.
+D_MODEL_FIRST = re.compile(r"(out_proj|fc2|layer_norm)\.(weight|bias)$")
+# Weights with d_model columns: inputs of sub-layers, and embeddings.
+D_MODEL_LAST = re.compile(r"(embed_tokens|shared|lm_head|[qkv]_proj|fc1)\.weight$")
+# Fields with the same name and meaning in both configs.
 SAME = (
     "d_model",
     "encoder_layers",
@@ -49,7 +49,7 @@ SAME = (
     "scale_embedding",
     "max_position_embeddings",
 )
-# What older configs say of architectures that MarianMTModel does not have, and what they must say.
+# Switches in older configs for architectures that MarianMTModel does not have, with the only supported values.
 SWITCHES = {
     "normalize_before": False,
     "normalize_embedding": False,
@@ -58,7 +58,7 @@ SWITCHES = {
     "encoder_layerdrop": 0,
     "decoder_layerdrop": 0,
 }
-# The ids of a generation config, and what has ids in a form of its own there.
+# Fields of a generation config that contain ids, as numbers or lists.
 GENERATION_IDS = (
     *IDS,
     "forced_bos_token_id",
@@ -67,17 +67,18 @@ GENERATION_IDS = (
     "suppress_tokens",
     "begin_suppress_tokens",
 )
-OTHER_IDS = ("sequence_bias", "force_words_ids")
-# The search that both know.
+# Fields that contain ids in other forms, which are not converted.
+UNSUPPORTED_IDS = ("sequence_bias", "force_words_ids")
+# The Vaswani settings under which beam search is that of transformers.
 SEARCH = {"length_penalty_type": "power", "max_length_offset": None, "finish_candidates": "top"}
-TARGETS_ARE_CUT_AS_SOURCES = (
-    "The tokenizer cuts every text as the source's .spm file says: targets for further training would have other "
-    "pieces than Marian's."
+SOURCE_PIECES_ONLY = (
+    "The tokenizer splits every text by the source's .spm file: in further training, targets would be split into "
+    "other pieces than Marian's."
 )
 
 
 def recognize(path: Path) -> bool:
-    """Whether a folder has one of transformers' Marian models."""
+    """Returns whether a folder contains a MarianMTModel."""
     return model_type(path) == "marian"
 
 
@@ -86,55 +87,54 @@ def recognize(path: Path) -> bool:
 
 def load(path: Path) -> Converted:
     """
-    One of transformers' Marian models as ours, which translates the same.
+    Reads a MarianMTModel as a Vaswani model that produces the same translations.
 
     Args:
-        path (`Path`): a folder with config.json, weights, vocab.json, source.spm and target.spm.
+        path (`Path`): folder with config.json, weights, vocab.json, source.spm and target.spm.
 
     Returns:
-        [`Converted`], in float32. Where the target has a vocabulary of its own, ids differ, see [`Vocabulary`].
+        [`Converted`] in float32. If the target has a vocabulary of its own, both are joined, see [`Vocabulary`].
 
     Raises:
-        ValueError: a file is missing or broken, or the model has something that ours has not; the message names it.
-        ImportError: the packages that read .spm files are not there.
+        ValueError: A file is missing or damaged, or the model has a feature that a Vaswani model does not have.
+        ImportError: The packages that read .spm files are not installed.
     """
-    path = Path(path)
     fields = read_json(path / "config.json")
     _check_switches(path / "config.json", fields)
     marian = _read_model(path)
     vocabulary, tokenizer = _read_tokenizer(path, marian.config)
     model = from_marian(marian, vocabulary)
-    notes = [] if _same_pieces(path) else [TARGETS_ARE_CUT_AS_SOURCES]
+    notes = [] if _same_pieces(path) else [SOURCE_PIECES_ONLY]
     letters = letters_of_symbols(read_spm(path / "source.spm")) if (path / "source.spm").is_file() else []
     if letters:
         notes.append(
-            f"Letters that only user-defined pieces have ({' '.join(letters)}) are read as {tokenizer.unk_token}, "
-            "also where the target's vocabulary has them."
+            f"Letters that occur only in user-defined pieces ({' '.join(letters)}) become {tokenizer.unk_token}, even "
+            "if they are in the target vocabulary."
         )
     return Converted(model, tokenizer, _foreign(path, marian, vocabulary, tokenizer, notes))
 
 
 def _check_switches(path: Path, fields: dict[str, Any]) -> None:
-    """Refuses what a config says and ours cannot be, by name."""
+    """Rejects the first setting of a config that a Vaswani model does not support."""
     for name, expected in SWITCHES.items():
         if fields.get(name, expected) not in (expected, None):
-            raise ValueError(f"{path} has {name} {fields[name]}, but only {expected} can be converted.")
+            raise ValueError(f"{path} has {name} {fields[name]}, but only {expected} is supported.")
     activation = fields.get("activation_function", MarianConfig.activation_function)
     if activation not in ACT2FN:
-        raise ValueError(f"{path} has activation_function {activation!r}, which transformers does not have.")
+        raise ValueError(f"{path} has activation_function {activation!r}, which transformers does not know.")
     for name in ("attention_heads", "ffn_dim"):
         sides = [
             fields.get(f"{side}_{name}", getattr(MarianConfig, f"{side}_{name}")) for side in ("encoder", "decoder")
         ]
         if sides[0] != sides[1]:
             raise ValueError(
-                f"{path} has encoder_{name} {sides[0]} and decoder_{name} {sides[1]}, but a Vaswani has one for both."
+                f"{path} has encoder_{name} {sides[0]} and decoder_{name} {sides[1]}, but they must be equal."
             )
 
 
 def _read_model(path: Path) -> MarianMTModel:
-    """Loads the model of a folder, every weight of which was in the folder."""
-    # In float32 both sides compute the same; in float16 each rounds in its own way.
+    """Loads the model of a folder, and checks its table of positions."""
+    # In float16, the two models would round differently.
     model = load_model(path, torch.float32)
     for stack in (model.model.encoder, model.model.decoder):
         table = stack.embed_positions.weight.float()
@@ -142,58 +142,60 @@ def _read_model(path: Path) -> MarianMTModel:
         difference = (table - expected).abs().max().item()
         if not difference < 1e-2:
             raise ValueError(
-                f"The positions in {path} are not Marian's sinusoids: they differ by up to {difference:.2g}."
+                f"The table of positions in {path} does not contain Marian's sinusoids: it differs by up to "
+                f"{difference:.2g}."
             )
     return model
 
 
 def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
-    """The vocabulary of a folder, and its tokenizer."""
+    """Reads the vocabulary and the tokenizer of a folder."""
     file = path / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}
-    # A token may be written as an object with a name.
-    given = {
-        name: settings.get(f"{name}_token", f"<{name}>" if name != "eos" else "</s>") for name in ("pad", "eos", "unk")
-    }
-    special = {name: token["content"] if isinstance(token, dict) else str(token) for name, token in given.items()}
+    given = (settings.get(f"{name}_token", token) for name, token in (("pad", PAD), ("eos", EOS), ("unk", UNK)))
+    # A token is a string, or an object with its content.
+    pad, eos, unk = (token["content"] if isinstance(token, dict) else str(token) for token in given)
     source_file = path / "vocab.json"
     if not source_file.exists() and (path / "tokenizer.json").is_file():
         return _read_fast_tokenizer(path, config)
     source, target = read_json(source_file), None
-    check_ids(source_file, source, config.vocab_size, "the embedding of config.json (vocab_size)")
+    check_ids(source_file, source, config.vocab_size, "the embedding (vocab_size in config.json)")
     if settings.get("separate_vocabs"):
         target_file = path / "target_vocab.json"
         target = read_json(target_file)
-        check_ids(target_file, target, config.decoder_vocab_size, "the target embedding (decoder_vocab_size)")
+        check_ids(
+            target_file, target, config.decoder_vocab_size, "the target embedding (decoder_vocab_size in config.json)"
+        )
     elif config.decoder_vocab_size != config.vocab_size:
         raise ValueError(
             f"{path / 'config.json'} has vocab_size {config.vocab_size} and decoder_vocab_size "
-            f"{config.decoder_vocab_size}, but {file} does not say separate_vocabs."
+            f"{config.decoder_vocab_size}, but {file} does not set separate_vocabs."
         )
-    for token in special.values():
+    for token in (pad, eos, unk):
         if token not in source:
-            raise ValueError(f"{source_file} has no {token}.")
+            raise ValueError(f"{source_file} does not contain the token {token}.")
     spm = read_spm(path / "source.spm")
     read_spm(path / "target.spm")
-    vocabulary = join(source, target, spm, list(special.values()), special["unk"])
+    vocabulary = join(source, target, spm, [pad, eos, unk], unk)
     model_max_length = settings.get("model_max_length") or config.max_position_embeddings
-    return vocabulary, fast_tokenizer(vocabulary, spm, **special, model_max_length=model_max_length)
+    return vocabulary, fast_tokenizer(vocabulary, spm, pad, eos, unk, model_max_length=model_max_length)
 
 
 def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:
-    """The tokenizer of a folder that [`save`] wrote, which has both sides' ids."""
+    """Reads the joint tokenizer that [`save`] has written."""
     tokenizer = load_tokenizer(str(path))
     if config.decoder_vocab_size != config.vocab_size or len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"{path / 'tokenizer.json'} has {len(tokenizer)} entries for both sides, but config.json has vocab_size "
+            f"{path / 'tokenizer.json'} has {len(tokenizer)} joint entries, but config.json has vocab_size "
             f"{config.vocab_size} and decoder_vocab_size {config.decoder_vocab_size}."
         )
     rows = torch.arange(config.vocab_size)
     tokens = [tokenizer.convert_ids_to_tokens(id_) if id_ < len(tokenizer) else "" for id_ in rows.tolist()]
-    return Vocabulary(tokens, rows, rows, torch.ones_like(rows, dtype=torch.bool)), tokenizer
+    return Vocabulary(tokens, rows, rows, torch.ones_like(rows, dtype=torch.bool), NEVER), tokenizer
 
 
 def _same_pieces(path: Path) -> bool:
+    """Returns whether source and target are split into the same pieces."""
     files = [path / f"{side}.spm" for side in ("source", "target")]
     return not any(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes()
 
@@ -201,14 +203,14 @@ def _same_pieces(path: Path) -> bool:
 @torch.no_grad()
 def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForConditionalGeneration:
     """
-    Ours with the weights of a Marian.
+    Builds a Vaswani model with the weights of a MarianMTModel.
 
     Args:
-        marian (`MarianMTModel`): of any size.
-        vocabulary ([`Vocabulary`]): our ids, and what they are in Marian.
+        marian (`MarianMTModel`): model of any size.
+        vocabulary ([`Vocabulary`]): our ids with their rows in Marian's embeddings.
 
     Raises:
-        ValueError: a setting of the search has an id that is not in the vocabulary, or cannot be converted.
+        ValueError: The generation config contains an id that is not in the vocabulary, or an unsupported setting.
     """
     theirs, encoder, decoder = marian.config, marian.model.encoder, marian.model.decoder
     separate = bool((vocabulary.source_rows != vocabulary.target_rows).any())
@@ -222,7 +224,7 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
         sinusoid_layout="concatenated",
         layer_norm_eps=LAYER_NORM_EPS,
         attention_bias=True,
-        # Without one, the faster loss can be used.
+        # A bias of zeros would only prevent the faster loss.
         lm_head_bias=bool(bias.any()),
         share_embeddings=encoder.embed_tokens.weight is decoder.embed_tokens.weight and not separate,
         tie_word_embeddings=tied,
@@ -230,12 +232,9 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
         **{name: map_ids(id_, vocabulary.target_id) for name, id_ in ids.items()},
     )
     weights = {our_name(name): weight for name, weight in marian.state_dict().items() if ".layers." in name}
-    for name, matrix, rows in (
-        ("model.encoder.embed_tokens", encoder.embed_tokens, vocabulary.source_rows),
-        ("model.decoder.embed_tokens", decoder.embed_tokens, vocabulary.target_rows),
-        ("lm_head", marian.lm_head, vocabulary.target_rows),
-    ):
-        weights[f"{name}.weight"] = vocabulary.rows(matrix.weight, rows)
+    weights["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(encoder.embed_tokens.weight)
+    weights["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(decoder.embed_tokens.weight)
+    weights["lm_head.weight"] = vocabulary.target_matrix(marian.lm_head.weight)
     if config.lm_head_bias:
         weights["lm_head.bias"] = bias
     model = VaswaniForConditionalGeneration(config).eval()
@@ -244,19 +243,12 @@ def from_marian(marian: MarianMTModel, vocabulary: Vocabulary) -> VaswaniForCond
     return model
 
 
-def our_name(name: str) -> str:
-    """Our name of one of transformers' weights."""
-    for pattern, replacement in NAMES.items():
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> GenerationConfig:
-    """The settings of a search that finds what Marian's finds."""
+    """Converts the settings of a search, with our ids."""
     ours = copy.deepcopy(theirs)
-    for name in OTHER_IDS:
+    for name in UNSUPPORTED_IDS:
         if getattr(theirs, name, None) is not None:
-            raise ValueError(f"The generation config has {name}, which cannot be converted.")
+            raise ValueError(f"The generation config has {name}, which is not supported: remove it.")
     for name in GENERATION_IDS:
         setattr(ours, name, map_ids(getattr(theirs, name, None), vocabulary.target_id))
     for name, value in SEARCH.items():
@@ -272,7 +264,7 @@ def _foreign(
     tokenizer: PreTrainedTokenizerBase,
     notes: list[str],
 ) -> Foreign:
-    """The model that came in, which takes and gives our ids."""
+    """Wraps the original model to take and return our ids."""
     pad = marian.config.pad_token_id
     source_rows, target_rows = (
         rows.where(rows >= 0, pad) for rows in (vocabulary.source_rows, vocabulary.target_rows)
@@ -293,7 +285,7 @@ def _foreign(
         from transformers import MarianTokenizer
 
         with warnings.catch_warnings():
-            # It recommends a package that it does not use.
+            # MarianTokenizer recommends a package that it does not use.
             warnings.filterwarnings("ignore", message=".*sacremoses")
             theirs = MarianTokenizer.from_pretrained(path, local_files_only=True)
         return _greedy(marian, theirs, sentences)
@@ -301,11 +293,12 @@ def _foreign(
     try:
         import sentencepiece  # noqa: F401
     except ImportError:
-        return Foreign("transformers' MarianMTModel", logits, notes=notes)
-    return Foreign("transformers' MarianMTModel", logits, translate, notes)
+        return Foreign(NAME, logits, notes=notes)
+    return Foreign(NAME, logits, translate, notes)
 
 
 def _greedy(marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[str]:
+    """Translates sentences by greedy search."""
     encoding = tokenizer(list(sentences), return_tensors="pt", padding=True, padding_side="right")
     found = marian.generate(
         encoding["input_ids"], attention_mask=encoding["attention_mask"], num_beams=1, early_stopping=None
@@ -316,36 +309,37 @@ def _greedy(marian: MarianMTModel, tokenizer: PreTrainedTokenizerBase, sentences
 # ---- Out ---------------------------------------------------------------------------------------------------------
 
 
-def save(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Foreign:
+def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Foreign:
     """
-    Writes a model as transformers' MarianMTModel, which computes the same.
+    Writes a model as a MarianMTModel that computes the same logits.
 
     Args:
-        model ([`VaswaniForConditionalGeneration`]): post-norm, with sinusoids and `layer_norm_eps=1e-5`.
-        tokenizer ([`PreTrainedTokenizerBase`]): is written beside it as it is.
-        folder (`Path`): where to.
+        loaded ([`Loaded`]): post-norm model with sinusoids and `layer_norm_eps=1e-5`.
+        folder (`Path`): folder to write.
+        quantization (`str`, *optional*): must be `None`.
 
     Returns:
-        [`Foreign`]: the model as it was read again from the folder.
+        [`Foreign`]: the model as read back from the folder.
 
     Raises:
-        ValueError: Marian has not what the model has; the message names it.
-        OSError: the folder cannot be written.
+        ValueError: The model has a feature that Marian does not have.
+        OSError: The folder cannot be written.
     """
-    _check_expressible(model)
-    marian = to_marian(model)
-    notes = _set_search(model, marian)
+    check_quantization(quantization, QUANTIZATIONS)
+    _check_expressible(loaded.model.config)
+    marian = to_marian(loaded.model)
+    notes = _set_search(loaded.model.generation_config, marian)
     notes.append(
-        "The tokenizer is written as tokenizer.json, which AutoTokenizer loads, and not as the SentencePiece files of "
+        "The tokenizer is written as tokenizer.json, which AutoTokenizer loads, instead of the SentencePiece files of "
         "a MarianTokenizer."
     )
     notes.append(
-        f"Sources and translations have at most {marian.config.max_position_embeddings} tokens, the rows of Marian's "
-        "table of positions."
+        f"Sources and translations are limited to {marian.config.max_position_embeddings} tokens, the size of "
+        "Marian's table of positions."
     )
     folder.mkdir(parents=True, exist_ok=True)
     marian.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
     saved = MarianMTModel.from_pretrained(folder, local_files_only=True).eval()
 
     @torch.no_grad()
@@ -353,14 +347,13 @@ def save(model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerB
         return saved(input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids).logits
 
     def translate(sentences: Sequence[str]) -> list[str]:
-        return _greedy(saved, tokenizer, sentences)
+        return _greedy(saved, loaded.tokenizer, sentences)
 
-    return Foreign("transformers' MarianMTModel", logits, translate, notes)
+    return Foreign(NAME, logits, translate, notes)
 
 
-def _check_expressible(model: VaswaniForConditionalGeneration) -> None:
-    """Refuses what Marian has not, by name."""
-    config = model.config
+def _check_expressible(config: VaswaniConfig) -> None:
+    """Rejects the first setting of a config that Marian does not support."""
     for name, expected in (
         ("norm_position", ("post",)),
         ("position_encoding", ("sinusoidal",)),
@@ -368,49 +361,33 @@ def _check_expressible(model: VaswaniForConditionalGeneration) -> None:
     ):
         value = getattr(config, name)
         if value not in expected:
-            words = " or ".join(f'"{choice}"' for choice in expected)
-            raise ValueError(f'The model has {name} "{value}", but Marian has only {words}.')
+            choices = " or ".join(f'"{choice}"' for choice in expected)
+            raise ValueError(f'The model has {name} "{value}", but Marian supports only {choices}.')
     if config.position_offset:
-        raise ValueError(f"The model has position_offset {config.position_offset}, but Marian counts from 0.")
+        raise ValueError(f"The model has position_offset {config.position_offset}, but Marian supports only 0.")
     for name in ("d_k", "d_v"):
         width = getattr(config, name)
         if width is not None and width * config.num_heads != config.d_model:
             raise ValueError(
-                f"The model has {name} {width}, but a head of Marian's has d_model / num_heads = "
+                f"The model has {name} {width}, but Marian supports only d_model / num_heads = "
                 f"{config.d_model} / {config.num_heads}."
             )
     if abs(config.layer_norm_eps - LAYER_NORM_EPS) > 1e-3 * LAYER_NORM_EPS:
         raise ValueError(
-            f"The model has layer_norm_eps {config.layer_norm_eps}, but Marian's is always {LAYER_NORM_EPS}, which "
-            f"would change its logits by up to {_effect_of_eps(model):.1g}: train it with "
-            f"model.layer_norm_eps {LAYER_NORM_EPS}."
+            f"The model has layer_norm_eps {config.layer_norm_eps}, but Marian supports only {LAYER_NORM_EPS}: train "
+            f"the model with model.layer_norm_eps {LAYER_NORM_EPS}."
         )
-
-
-@torch.no_grad()
-def _effect_of_eps(model: VaswaniForConditionalGeneration) -> float:
-    """By how much the logits of random sentences change with Marian's epsilon."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (4, 12), generator=generator).to(model.device)
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    training = model.training
-    before = model.eval()(input_ids=ids, decoder_input_ids=ids).logits
-    for norm in norms:
-        norm.eps = LAYER_NORM_EPS
-    after = model(input_ids=ids, decoder_input_ids=ids).logits
-    for norm in norms:
-        norm.eps = model.config.layer_norm_eps
-    model.train(training)
-    return (after - before).abs().max().item()
 
 
 @torch.no_grad()
 def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
     """
-    A Marian with the weights of ours, which computes the same where ours has Marian's LayerNorm epsilon.
+    Builds a MarianMTModel with the weights of a Vaswani model. Both compute the same if the Vaswani model has Marian's
+    epsilon in LayerNorm.
 
     Args:
-        model ([`VaswaniForConditionalGeneration`]): post-norm, with sinusoids, and as wide as its heads together.
+        model ([`VaswaniForConditionalGeneration`]): post-norm model with sinusoids and
+            `num_heads * d_k = num_heads * d_v = d_model`.
     """
     config = model.config
     sizes = {name: getattr(config, name) for name in SAME} | {name: getattr(config, name) for name in IDS}
@@ -437,45 +414,35 @@ def to_marian(model: VaswaniForConditionalGeneration) -> MarianMTModel:
         elif name == "final_logits_bias":
             weights[name] = ours["lm_head.bias"][None] if config.lm_head_bias else torch.zeros_like(weight)
         else:
-            # Marian has biases where the paper has none.
+            # Marian has biases that the paper does not have.
             weights[name] = ours.get(our_name(name), torch.zeros_like(weight))
     marian.load_state_dict(weights)
     return marian
 
 
 def _with_sines_first(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """A weight for columns in another order: those with a sine first, then those with a cosine."""
-    if COLUMNS_FIRST.search(name):
+    """Moves the columns with sines in front of those with cosines."""
+    if D_MODEL_FIRST.search(name):
         return torch.cat((weight[0::2], weight[1::2]))
-    if COLUMNS_LAST.search(name):
+    if D_MODEL_LAST.search(name):
         return torch.cat((weight[:, 0::2], weight[:, 1::2]), dim=1)
     return weight
 
 
-def _set_search(model: VaswaniForConditionalGeneration, marian: MarianMTModel) -> list[str]:
-    """Gives a Marian the generation config of ours, as far as it has that. Returns what it has not."""
-    ours = model.generation_config
-    theirs, notes = copy.deepcopy(ours), []
+def _set_search(generation_config: GenerationConfig, marian: MarianMTModel) -> list[str]:
+    """Gives a Marian model the settings of a search, and returns notes about those that it ignores."""
+    theirs, notes = copy.deepcopy(generation_config), ignored_settings(generation_config, "Marian")
     for name in SEARCH:
         delattr(theirs, name)
-    if ours.length_penalty_type != SEARCH["length_penalty_type"]:
+    if generation_config.length_penalty_type != SEARCH["length_penalty_type"]:
         theirs.length_penalty = None
         theirs.early_stopping = None
-        notes.append(
-            f"Marian has no length penalty of type {ours.length_penalty_type!r}: its beam search divides by the "
-            "length, and may find other translations."
-        )
-    if ours.finish_candidates != SEARCH["finish_candidates"]:
-        notes.append(
-            f"Marian lets only the best candidates of a step finish, not {ours.finish_candidates!r}: its beam search "
-            "may find other translations."
-        )
-    if ours.max_length is None and ours.max_new_tokens is None:
+        notes.append("Marian's beam search divides log-probabilities by the length.")
+    if generation_config.max_length is None and generation_config.max_new_tokens is None:
         theirs.max_length = min(MAX_LENGTH, marian.config.max_position_embeddings)
-        if ours.max_length_offset is not None:
+        if generation_config.max_length_offset is not None:
             notes.append(
-                f"Marian has no limit of {ours.max_length_offset} tokens more than the source has: a translation has "
-                f"at most {theirs.max_length}."
+                f"Marian limits translations to {theirs.max_length} tokens, whatever the length of the source."
             )
     marian.generation_config = theirs
     return notes

@@ -1,8 +1,8 @@
-"""Marian's own files: the weights as `.npz`, the options in it, and decoder.yml, vocabularies and `.spm` beside it.
+"""Marian's own files: an `.npz` with weights and options, beside decoder.yml, vocabularies and `.spm` files.
 
-They go straight into ours, which can be what Marian is: LayerNorm's epsilon is 1e-6 there, and the sinusoids are
-tensor2tensor's. (transformers' MarianMTModel has 1e-5 and those of the paper, which is nearly the same.) What is
-written here about Marian is what the sources of Marian 1.12 do.
+They are converted directly, without MarianMTModel, because a Vaswani model can have Marian's LayerNorm epsilon (1e-6)
+and its sinusoids (tensor2tensor's), where MarianMTModel has 1e-5 and the sinusoids of the paper. Statements about
+Marian refer to the sources of Marian 1.12.
 """
 
 import re
@@ -13,22 +13,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .marian import MAX_LENGTH, SEARCH, TARGETS_ARE_CUT_AS_SOURCES
-from .marian_vocabulary import MISSING, NEVER, Vocabulary, check_ids, fast_tokenizer, join, read_spm
+from .marian import EOS, MAX_LENGTH, PAD, SEARCH, SOURCE_PIECES_ONLY, UNK
+from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm
 from .protocol import Converted, Foreign
+from .vocabulary import Vocabulary
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
-EOS, UNK, PAD = "</s>", "<unk>", "<pad>"
 # Marian's gelu is x * sigmoid(1.702 x).
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
-# Where the norms are: (before a sub-layer, behind it, on top of a stack).
+# Norm position by the operations (before a sub-layer, after it, after the stack).
 NORM_POSITIONS = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
-# Options that change what a transformer computes, and the only values that ours has. Absent, they have these.
+# Options that change the network, with the supported values; the first is the default.
 SWITCHES: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention",),
@@ -47,33 +49,33 @@ SWITCHES: dict[str, tuple[Any, ...]] = {
     "ulr": (False,),
     "input-types": ([], None, ["sequence"], ["sequence", "sequence"]),
 }
-# Our names of a layer's weights, and what stands behind `encoder_l1_` in Marian's.
+# Our names of a layer's weights, with the letter or digit in Marian's names.
 ATTENTION = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
 FEED_FORWARD = {"fc1": "1", "fc2": "2"}
 
 
 def recognize(path: Path) -> bool:
-    """Whether a path is a `.npz` file, or a folder that has one; what is in it, [`load`] says."""
+    """Returns whether a path is an `.npz` file or a folder with one; its content is checked by [`load`]."""
     return any(path.glob("*.npz")) if path.is_dir() else path.suffix == ".npz"
 
 
 def load(path: Path) -> Converted:
     """
-    A model of Marian's as ours, which computes what Marian computes.
+    Reads a Marian model as a Vaswani model that computes the same.
 
     Args:
-        path (`Path`): a `.npz` file, or the folder that has one. Beside it are decoder.yml, which names the
-            vocabularies (without it, they are the folder's only one), and source.spm and target.spm, unless the
-            vocabularies themselves are `.spm` files.
+        path (`Path`): `.npz` file, or a folder with one. Beside it are decoder.yml, which names the vocabularies
+            (without it, the folder must contain a single one), and source.spm and target.spm, unless the vocabularies
+            are `.spm` files themselves.
 
     Returns:
-        [`Converted`]. Marian itself cannot be asked here.
+        [`Converted`], without logits or translations of the original: Marian does not run here.
 
     Raises:
-        ValueError: a file is missing or broken, or the model has something that ours has not; the message names it.
-        ImportError: the packages that read these files are not there.
+        ValueError: A file is missing or damaged, or the model has a feature that a Vaswani model does not have.
+        ImportError: The packages that read these files are not installed.
     """
-    file = _npz_of(Path(path))
+    file = _find_npz(path)
     archive = _Archive(file, _read_arrays(file))
     options = _read_options(file, archive)
     norm_position = _check_options(file, options)
@@ -86,7 +88,7 @@ def load(path: Path) -> Converted:
     for name, weight in model.state_dict().items():
         if weight.shape != weights[name].shape:
             raise ValueError(
-                f"{file} has the shape {tuple(weights[name].shape)} for {name}, but its options say "
+                f"{file} has {name} of shape {tuple(weights[name].shape)}, but its options require "
                 f"{tuple(weight.shape)}."
             )
     model.load_state_dict(weights)
@@ -97,66 +99,65 @@ def load(path: Path) -> Converted:
 # ---- Files -------------------------------------------------------------------------------------------------------
 
 
-def _npz_of(path: Path) -> Path:
-    """The `.npz` that a path means."""
+def _find_npz(path: Path) -> Path:
+    """Returns the `.npz` file of a path."""
     if not path.is_dir():
         if path.suffix != ".npz" or not path.is_file():
-            raise ValueError(f"{path} is no .npz file.")
+            raise ValueError(f"{path} is not an .npz file.")
         return path
     if (path / DECODER).is_file():
         named = _list(_read_yaml(path / DECODER).get("models"))
         if len(named) > 1:
             raise ValueError(
-                f"{path / DECODER} names {len(named)} models, but only 1 can be converted: give its .npz."
+                f"{path / DECODER} names {len(named)} models, but only 1 can be converted: give its .npz file."
             )
         if named and (path / Path(named[0]).name).is_file():
             return path / Path(named[0]).name
     found = sorted(path.glob("*.npz"))
     if len(found) != 1:
-        raise ValueError(f"{path} has {len(found)} .npz files, but a model is 1: give its name.")
+        raise ValueError(f"{path} contains {len(found)} .npz files: give the one to convert.")
     return found[0]
 
 
 def _read_yaml(path: Path, strings: bool = False) -> dict[Any, Any]:
-    """A YAML file or text that is a mapping; with `strings`, of strings alone."""
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 at byte {error.start}.") from error
-    return _parse_yaml(path, text, strings)
+    """Reads a YAML file that contains a mapping; with `strings`, scalars are not interpreted."""
+    return _parse_yaml(path, "".join(read_lines(path)), strings)
 
 
 def _parse_yaml(path: Path, text: str, strings: bool = False) -> dict[Any, Any]:
+    """Parses YAML as [`_read_yaml`] does; `path` is for messages."""
     try:
         import yaml
     except ImportError as error:
         raise ImportError(MISSING) from error
     try:
-        # Of a vocabulary, `yes`, `1.0` and `null` are tokens. Neither loader makes anything but plain values.
+        # In a vocabulary, `yes`, `1.0` and `null` are tokens. Both loaders create only plain values.
         content = yaml.load(text, Loader=yaml.BaseLoader if strings else yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must have names and values, but it has a {type(content).__name__}.")
+        raise ValueError(f"{path} must contain a mapping, but it contains a {type(content).__name__}.")
     return content
 
 
 def _list(value: Any) -> list[Any]:
+    """Returns a setting that may be a list, a single value or missing, as a list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of an `.npz` file."""
     try:
-        # numpy would leave a damaged file open that it opened itself.
+        # numpy does not close damaged files that it has opened itself.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a whole .npz file of numbers.") from error
+        raise ValueError(f"{path} is damaged or not an .npz file of numbers.") from error
 
 
 @dataclass
 class _Archive:
-    """The weights of a file, each of which is to be used."""
+    """Weights of a file, with a record of those that were used."""
 
     path: Path
     arrays: dict[str, np.ndarray]
@@ -166,59 +167,62 @@ class _Archive:
         return name in self.arrays
 
     def matrix(self, name: str) -> torch.Tensor:
-        """A weight as it is, in float32."""
+        """Returns a weight in float32."""
         if name not in self.arrays:
             raise ValueError(f"{self.path} has no {name}.")
         self.used.add(name)
         if self.arrays[name].dtype not in (np.float32, np.float16, np.float64):
-            raise ValueError(f"{self.path} has {name} in {self.arrays[name].dtype}, but only floats can be converted.")
+            raise ValueError(f"{self.path} has {name} in {self.arrays[name].dtype}, but only floats are supported.")
         return torch.from_numpy(self.arrays[name].astype(np.float32))
 
     def vector(self, name: str) -> torch.Tensor:
-        """A weight of shape `(1, size)`, as one of shape `(size,)`."""
+        """Returns a weight of shape `(1, size)` as one of shape `(size,)`."""
         return self.matrix(name).flatten()
 
     def check_all_used(self) -> None:
-        """Refuses weights that ours has no place for, by the first name."""
-        left = sorted(name for name in self.arrays.keys() - self.used if not name.startswith("special:"))
-        if left:
-            raise ValueError(f"{self.path} has {left[0]}, which cannot be converted.")
+        """Rejects the first weight that a Vaswani model has no place for."""
+        unused = sorted(name for name in self.arrays.keys() - self.used if not name.startswith("special:"))
+        if unused:
+            raise ValueError(f"{self.path} has {unused[0]}, which a Vaswani model with its options does not have.")
 
 
 def _read_options(path: Path, archive: _Archive) -> dict[str, Any]:
-    """The options that the model was made with."""
+    """Reads the options of the model."""
     if OPTIONS not in archive:
-        raise ValueError(f"{path} has no {OPTIONS}, the options that it was made with.")
+        raise ValueError(f"{path} has no {OPTIONS}, the options of the model.")
     text = archive.arrays[OPTIONS].tobytes().rstrip(b"\0").decode("utf-8", "replace")
     return _parse_yaml(Path(f"{path}, {OPTIONS}"), text)
 
 
 def _check_options(path: Path, options: dict[str, Any]) -> str:
-    """Refuses options that ours has not, by name and value. Returns where the norms are."""
+    """Rejects the first option that a Vaswani model does not support; returns the norm position."""
     for name, allowed in SWITCHES.items():
         value = options.get(name, allowed[0])
         if value not in allowed:
-            raise ValueError(f"{path} has {name} {value!r}, but only {allowed[0]!r} can be converted.")
-    for name, other in (("transformer-dim-ffn", "transformer-decoder-dim-ffn"),):
-        if options.get(other, 0) not in (0, options.get(name)):
-            raise ValueError(
-                f"{path} has {name} {options.get(name)} and {other} {options[other]}, but a Vaswani has one for both."
-            )
+            raise ValueError(f"{path} has {name} {value!r}, but only {allowed[0]!r} is supported.")
+    d_ff, decoder_d_ff = options.get("transformer-dim-ffn"), options.get("transformer-decoder-dim-ffn", 0)
+    if decoder_d_ff not in (0, d_ff):
+        raise ValueError(
+            f"{path} has transformer-dim-ffn {d_ff} and transformer-decoder-dim-ffn {decoder_d_ff}, but they must be "
+            "equal."
+        )
     activation = options.get("transformer-ffn-activation", "swish")
     if activation not in ACTIVATIONS:
         raise ValueError(
-            f"{path} has transformer-ffn-activation {activation!r}, which is none of {', '.join(ACTIVATIONS)}."
+            f"{path} has transformer-ffn-activation {activation!r}, but only {', '.join(ACTIVATIONS)} are supported."
         )
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     norms = tuple(options.get(name, default) or "" for name, default in zip(names, ("", "dan", ""), strict=True))
     if norms not in NORM_POSITIONS:
-        said = ", ".join(f"{name} {value!r}" for name, value in zip(names, norms, strict=True))
-        raise ValueError(f"{path} has {said}, but only '', 'dan', '' (post-norm) and 'n', 'da', 'n' can be converted.")
+        found = ", ".join(f"{name} {value!r}" for name, value in zip(names, norms, strict=True))
+        raise ValueError(
+            f"{path} has {found}, but only '', 'dan', '' (post-norm) and 'n', 'da', 'n' (pre-norm) are supported."
+        )
     return NORM_POSITIONS[norms]
 
 
 def _decoding(file: Path) -> dict[str, Any]:
-    """How the model is to be used, as far as that is written beside it."""
+    """Reads decoder.yml, the settings for translating, if there is one beside the model."""
     path = file.parent / DECODER
     return _read_yaml(path) if path.is_file() else {}
 
@@ -229,16 +233,16 @@ def _decoding(file: Path) -> dict[str, Any]:
 def _read_vocabulary(
     file: Path, decoding: dict[str, Any], archive: _Archive
 ) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
-    """Both sides' ids, the tokenizer, and what is to be said of it."""
+    """Reads the joint vocabulary, its tokenizer, and notes about it."""
     folder = file.parent
     named = [folder / Path(name).name for name in _list(decoding.get("vocabs"))]
     found = named or sorted([*folder.glob("*.yml"), *folder.glob("*.yaml"), *folder.glob("*.spm")])
     if not named:
         found = [path for path in found if path.name not in (DECODER, "source.spm", "target.spm")]
         if len(found) != 1:
-            raise ValueError(f"{folder} has {len(found)} vocabularies, but without {DECODER} there must be 1.")
+            raise ValueError(f"{folder} contains {len(found)} vocabularies, but without {DECODER} there must be 1.")
     if len(found) > 2:
-        raise ValueError(f"{folder / DECODER} names {len(found)} vocabularies, but a model has 1 or 2.")
+        raise ValueError(f"{folder / DECODER} names {len(found)} vocabularies, but there must be 1 or 2.")
     paths = {"source": found[0], "target": found[-1]}
     ids, spm_paths = {}, {}
     for side, path in paths.items():
@@ -252,10 +256,10 @@ def _read_vocabulary(
         check_ids(path, ids[side], len(archive.matrix(name)), name)
         for token in (EOS, UNK):
             if token not in ids[side]:
-                raise ValueError(f"{path} has no {token}.")
+                raise ValueError(f"{path} does not contain the token {token}.")
         if PAD in ids[side]:
-            raise ValueError(f"{path} has {PAD}, which is to be added as the symbol that a translation starts from.")
-    # Marian starts a translation from zeros, and pads with what nobody looks at: here one more token is both.
+            raise ValueError(f"{path} contains {PAD}, which the conversion adds as the decoder's start token.")
+    # Marian's decoder starts with a vector of zeros, and its padding is masked: here, a new token serves as both.
     for vocabulary_ids in ids.values():
         vocabulary_ids[PAD] = len(vocabulary_ids)
     spm = read_spm(spm_paths["source"])
@@ -263,17 +267,17 @@ def _read_vocabulary(
     target = None if ids["source"] == ids["target"] else ids["target"]
     vocabulary = join(ids["source"], target, spm, [EOS, UNK, PAD], UNK)
     tokenizer = fast_tokenizer(vocabulary, spm, pad=PAD, eos=EOS, unk=UNK, model_max_length=MAX_LENGTH)
-    return vocabulary, tokenizer, [] if same_pieces else [TARGETS_ARE_CUT_AS_SOURCES]
+    return vocabulary, tokenizer, [] if same_pieces else [SOURCE_PIECES_ONLY]
 
 
 def _read_ids(path: Path) -> dict[str, int]:
-    """A vocabulary as YAML."""
+    """Reads a vocabulary in YAML."""
     if not path.is_file():
-        raise ValueError(f"{path} is missing, which has the ids of the vocabulary.")
+        raise ValueError(f"{path}, the vocabulary, is missing.")
     entries = _read_yaml(path, strings=True)
     for token, id_ in entries.items():
         if not re.fullmatch(r"\d+", str(id_)):
-            raise ValueError(f"{path} has {id_!r} for {token!r}, which is no id.")
+            raise ValueError(f"{path} has {id_!r} as the id of {token!r}, but it must be a whole number.")
     return {token: int(id_) for token, id_ in entries.items()}
 
 
@@ -283,6 +287,7 @@ def _read_ids(path: Path) -> dict[str, int]:
 def _config(
     options: dict[str, Any], norm_position: str, vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase
 ) -> VaswaniConfig:
+    """Builds the config; [`_put_embeddings`] sets which matrices are shared."""
     try:
         sizes = {
             "d_model": options["dim-emb"],
@@ -292,7 +297,7 @@ def _config(
             "decoder_layers": options["dec-depth"],
         }
     except KeyError as error:
-        raise ValueError(f"The options of the model, {OPTIONS}, have no {error.args[0]}.") from error
+        raise ValueError(f"The options of the model, {OPTIONS}, lack {error.args[0]}.") from error
     return VaswaniConfig(
         vocab_size=len(vocabulary.tokens),
         **sizes,
@@ -305,7 +310,6 @@ def _config(
         layer_norm_eps=1e-6,
         attention_bias=True,
         lm_head_bias=True,
-        # Which matrices are one is to be seen when they are there.
         share_embeddings=False,
         tie_word_embeddings=False,
         pad_token_id=tokenizer.pad_token_id,
@@ -316,11 +320,12 @@ def _config(
 
 
 def _embedding(archive: _Archive, side: str) -> str:
+    """Returns the name of a side's embeddings."""
     return f"{side}_Wemb" if f"{side}_Wemb" in archive else "Wemb"
 
 
 def _weights(archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
-    """All weights by our names. Sets in the config which of the matrices are one."""
+    """Returns all weights by our names, and sets in the config which matrices are shared."""
     suffix = "_pre" if config.norm_position == "pre" else ""
     weights: dict[str, torch.Tensor] = {}
 
@@ -352,26 +357,25 @@ def _weights(archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary) -
 def _put_embeddings(
     weights: dict[str, torch.Tensor], archive: _Archive, config: VaswaniConfig, vocabulary: Vocabulary
 ) -> None:
-    """Embeddings, and the matrix and the bias before the softmax."""
+    """Adds the embeddings, and the matrix and bias of the output."""
     source, target = (_embedding(archive, side) for side in ("encoder", "decoder"))
     output = archive.matrix(target)
     tied = True
-    for name, turn in (("decoder_ff_logit_out_W", True), ("decoder_ff_logit_out_Wt", False)):
+    for name, is_transposed in (("decoder_ff_logit_out_W", True), ("decoder_ff_logit_out_Wt", False)):
         if name in archive:
-            output, tied = archive.matrix(name).T if turn else archive.matrix(name), False
-    pieces = {
-        "model.encoder.embed_tokens": (archive.matrix(source), vocabulary.source_rows),
-        "model.decoder.embed_tokens": (archive.matrix(target), vocabulary.target_rows),
-        "lm_head": (output, vocabulary.target_rows),
-    }
-    for name, (matrix, rows) in pieces.items():
-        weights[f"{name}.weight"] = vocabulary.rows(torch.nn.functional.pad(matrix, (0, 0, 0, 1)), rows)
-    # Without a bias, what an output has is zeros.
+            output, tied = archive.matrix(name).T if is_transposed else archive.matrix(name), False
     bias = output.new_zeros(len(output))
     if "decoder_ff_logit_out_b" in archive:
         bias = archive.vector("decoder_ff_logit_out_b")
-    # Marian's softmax knows of no padding.
-    weights["lm_head.bias"] = vocabulary.output_bias(torch.nn.functional.pad(bias, (0, 1), value=NEVER))
+
+    def with_pad(matrix: torch.Tensor) -> torch.Tensor:
+        return pad(matrix, (0, 0, 0, 1))
+
+    weights["model.encoder.embed_tokens.weight"] = vocabulary.source_matrix(with_pad(archive.matrix(source)))
+    weights["model.decoder.embed_tokens.weight"] = vocabulary.target_matrix(with_pad(archive.matrix(target)))
+    weights["lm_head.weight"] = vocabulary.target_matrix(with_pad(output))
+    # Marian's softmax does not include padding.
+    weights["lm_head.bias"] = vocabulary.output_bias(pad(bias, (0, 1), value=NEVER))
     config.tie_word_embeddings = tied
     config.share_embeddings = tied and source == target and torch.equal(vocabulary.source_rows, vocabulary.target_rows)
 
@@ -379,7 +383,7 @@ def _put_embeddings(
 def _generation_config(
     path: Path, decoding: dict[str, Any], config: VaswaniConfig, tokenizer: PreTrainedTokenizerBase
 ) -> GenerationConfig:
-    """The search that decoder.yml asks for, as far as ours has it; what is not in there is as in Marian."""
+    """Builds the generation config from decoder.yml, with Marian's defaults."""
     beams, alpha = decoding.get("beam-size", 12), decoding.get("normalize", 0.0)
     if type(beams) is not int or beams < 1:
         raise ValueError(f"{path} has beam-size {beams!r}, but it must be a whole number of at least 1.")
@@ -395,7 +399,7 @@ def _generation_config(
         suppress_tokens=None if decoding.get("allow-unk", False) else [tokenizer.unk_token_id],
     )
     if generation.num_beams > 1:
-        # What the log-probability is divided by: the length to the power of this.
+        # Marian divides the log-probability by the length to the power of `normalize`.
         generation.length_penalty = float(alpha)
     for name, value in SEARCH.items():
         setattr(generation, name, value)

@@ -1,17 +1,15 @@
-"""Out to ONNX: two graphs, which ONNX Runtime and others run without torch.
+"""Conversion to ONNX: two graphs that ONNX Runtime and other engines run without torch.
 
-What reads the source is `encoder.onnx`, and what writes the target, some tokens at a time, is `decoder.onnx`. Numbers
-of sentences and tokens are free. [`OnnxTranslator`] runs them; it is also the recipe for doing so elsewhere.
+`encoder.onnx` reads the source, and `decoder.onnx` writes the target, one or more tokens at a time. Both accept any
+number of sentences and tokens. [`OnnxTranslator`] runs them, and shows how to search with them elsewhere.
 """
 
 import copy
 import io
-import logging
 import re
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +23,22 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .protocol import Foreign
-from .settings import longest, never, start_token_id
+from ..translation.loading import quiet
+from .protocol import Foreign, Loaded, check_quantization
+from .settings import forbidden_sequences, ignored_settings, max_new_tokens_for, start_token_id
 
 try:
     import onnxruntime
-    import onnxscript  # noqa: F401 - the exporter asks for it when it is at work already
+    import onnxscript  # noqa: F401 - the exporter needs it, but would only say so halfway
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 except ImportError as error:
     raise ImportError(f"Conversion to ONNX needs {error.name}: pip install 'hf_vaswani[convert]'") from error
 
 if not hasattr(OnnxExporter, "save_program"):
-    raise ImportError(f"Conversion to ONNX needs transformers 5.23 or newer, but it is {transformers.__version__}.")
+    raise ImportError(f"Conversion to ONNX needs transformers 5.23 or newer, but this is {transformers.__version__}.")
 
-# Which axes of which input are free, by the graph's arguments.
+QUANTIZATIONS: tuple[str, ...] = ()
+# Dynamic axes of the graphs' inputs.
 ENCODER_AXES = {"input_ids": {0: "batch", 1: "source"}, "attention_mask": {0: "batch", 1: "source"}}
 DECODER_AXES = {
     "decoder_input_ids": {0: "batch", 1: "target"},
@@ -48,14 +48,12 @@ DECODER_AXES = {
     "cross_keys": {1: "batch", 3: "source"},
     "cross_values": {1: "batch", 3: "source"},
 }
-# Of transformers' rules, those that [`OnnxTranslator`] keeps.
-KNOWN_RULES = ("min_new_tokens",)
-# Sentences that the check translates at a time.
-BATCH = 32
+# Sentences in a batch of `OnnxTranslator`.
+BATCH_SIZE = 32
 
 
 class SourceGraph(nn.Module):
-    """All that happens once for each source: the encoder, and the keys and values that the decoder makes of it."""
+    """Encoder, with the keys and values of the decoder's attention to the source."""
 
     def __init__(self, model: VaswaniForConditionalGeneration) -> None:
         super().__init__()
@@ -80,7 +78,7 @@ class SourceGraph(nn.Module):
 
 
 class TargetGraph(nn.Module):
-    """The decoder: some tokens of the target, behind as many others as there are keys and values of."""
+    """Decoder: reads tokens of the target, with the keys and values of earlier ones as its cache."""
 
     def __init__(self, model: VaswaniForConditionalGeneration) -> None:
         super().__init__()
@@ -97,21 +95,21 @@ class TargetGraph(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """
         Args:
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`): tokens of the target.
-            attention_mask (`torch.LongTensor` of shape `(batch, source)`): the source's padding.
-            self_keys, self_values (`torch.Tensor` of shape `(decoder_layers, batch, heads, past, d_k or d_v)`): of the
-                tokens before; at the beginning `past` is 0.
-            cross_keys, cross_values (`torch.Tensor`): what [`SourceGraph`] returns.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`): next tokens of the target.
+            attention_mask (`torch.LongTensor` of shape `(batch, source)`): 1 for source tokens, 0 for padding.
+            self_keys, self_values (`torch.Tensor` of shape `(decoder_layers, batch, heads, past, d_k or d_v)`): keys
+                and values of earlier tokens; `past` is 0 at the beginning.
+            cross_keys, cross_values (`torch.Tensor`): result of [`SourceGraph`].
 
         Returns:
-            `logits` of shape `(batch, target, vocab_size)`, and `next_self_keys` and `next_self_values`, which have
-            the new tokens too.
+            `logits` of shape `(batch, target, vocab_size)`, and `next_self_keys` and `next_self_values`, which include
+            the new tokens.
         """
         cache = EncoderDecoderCache(
             DynamicCache(list(zip(self_keys, self_values, strict=True))),
             DynamicCache(list(zip(cross_keys, cross_values, strict=True))),
         )
-        # The decoder has the source's keys and values; of the encoder's states it asks the shape alone.
+        # The cache has the source's keys and values: only the shape of the encoder's states is used.
         states = cross_keys.new_zeros(1).expand(*attention_mask.shape, self.model.config.d_model)
         hidden_states = self.model.model.decoder(
             input_ids=decoder_input_ids,
@@ -129,10 +127,10 @@ class TargetGraph(nn.Module):
 
 class OnnxTranslator:
     """
-    The two graphs in ONNX Runtime, on the CPU.
+    Greedy translation with both graphs in ONNX Runtime, on the CPU.
 
     Args:
-        folder (`Path`): what [`save`] wrote.
+        folder (`Path`): folder that [`save`] has written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -144,59 +142,60 @@ class OnnxTranslator:
         self.tokenizer = load_tokenizer(str(folder))
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
-        """Sentences -> their greedy translations."""
+        """Translates sentences by greedy search."""
         found: list[str] = []
-        for start in range(0, len(sentences), BATCH):
-            batch = self.tokenizer(list(sentences[start : start + BATCH]), padding=True, return_tensors="np")
+        for start in range(0, len(sentences), BATCH_SIZE):
+            batch = self.tokenizer(list(sentences[start : start + BATCH_SIZE]), padding=True, return_tensors="np")
             rows = self.greedy(batch["input_ids"].astype(np.int64), batch["attention_mask"].astype(np.int64))
             found += self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         return found
 
     def greedy(self, input_ids: Any, attention_mask: Any) -> list[list[int]]:
         """
-        The most probable token, time and again. Of the generation config's rules, it keeps the limits of length, what
-        ends a translation, and tokens that are in none.
+        Generates translations by greedy search, with the length limits, end tokens and forbidden tokens of the
+        generation config.
 
         Args:
             input_ids (`np.ndarray` of shape `(batch, source)`, int64): source tokens.
             attention_mask (`np.ndarray` of shape `(batch, source)`, int64): 1 for tokens, 0 for padding.
 
         Returns:
-            `list[list[int]]`: ids of the translations, with what ends them, unless they are at their longest.
+            `list[list[int]]`: ids of the translations, with their end token unless they reached the maximum length.
         """
-        rules = self.generation_config
+        settings = self.generation_config
         source = self.read(input_ids, attention_mask)
-        past = self.nothing_before(source)
-        limits, least = self.limits(attention_mask), rules.min_new_tokens or 0
-        forbidden = [ids[0] for ids in never(rules) if len(ids) == 1]
-        tokens = np.full((len(input_ids), 1), start_token_id(rules, self.config), dtype=np.int64)
+        past = self.empty_cache(source)
+        limits, min_new_tokens = self.limits(attention_mask), settings.min_new_tokens or 0
+        forbidden = [ids[0] for ids in forbidden_sequences(settings) if len(ids) == 1]
+        tokens = np.full((len(input_ids), 1), start_token_id(settings, self.config), dtype=np.int64)
         found: list[list[int]] = [[] for _ in input_ids]
         is_open = np.ones(len(input_ids), dtype=bool)
         while is_open.any():
             logits, past = self.write(tokens, attention_mask, past, source)
             logits[..., forbidden] = -np.inf
-            if past["self_keys"].shape[3] <= least:
-                logits[..., rules.eos_token_id] = -np.inf
+            if past["self_keys"].shape[3] <= min_new_tokens:
+                logits[..., settings.eos_token_id] = -np.inf
             tokens = logits[:, -1:].argmax(axis=-1)  # [batch, 1]
-            # Sentences that have ended are carried along until all have.
+            # Finished sentences stay in the batch until all are.
             for row in is_open.nonzero()[0]:
                 found[row].append(int(tokens[row, 0]))
                 is_open[row] = len(found[row]) < limits[row]
-            is_open &= ~np.isin(tokens[:, 0], rules.eos_token_id)
+            is_open &= ~np.isin(tokens[:, 0], settings.eos_token_id)
         return found
 
     def limits(self, attention_mask: Any) -> list[int]:
-        """How many tokens each translation may get, by the mask of `(batch, source)`."""
+        """Returns the maximum number of tokens in each translation, for a mask of shape `(batch, source)`."""
         positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
-        return [longest(self.generation_config, tokens, positions) for tokens in attention_mask.sum(axis=1).tolist()]
+        lengths = attention_mask.sum(axis=1).tolist()
+        return [max_new_tokens_for(self.generation_config, length, positions) for length in lengths]
 
     def read(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
-        """Arguments and results of [`SourceGraph`]."""
+        """Runs the encoder; arguments and results of [`SourceGraph`]."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         return dict(zip(("cross_keys", "cross_values"), self.encoder.run(None, inputs), strict=True))
 
-    def nothing_before(self, source: dict[str, Any]) -> dict[str, Any]:
-        """Keys and values of no token, to begin with."""
+    def empty_cache(self, source: dict[str, Any]) -> dict[str, Any]:
+        """Returns the cache before the first token: keys and values with `past` 0."""
         return {
             "self_keys": source["cross_keys"][:, :, :, :0],
             "self_values": source["cross_values"][:, :, :, :0],
@@ -205,7 +204,7 @@ class OnnxTranslator:
     def write(
         self, decoder_input_ids: Any, attention_mask: Any, past: dict[str, Any], source: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Arguments and results of [`TargetGraph`]."""
+        """Runs the decoder; arguments and results of [`TargetGraph`]."""
         inputs = {"decoder_input_ids": decoder_input_ids, "attention_mask": attention_mask}
         logits, keys, values = self.decoder.run(None, inputs | past | source)
         return logits, {"self_keys": keys, "self_values": values}
@@ -213,74 +212,83 @@ class OnnxTranslator:
     def logits(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Ids, their mask and decoder ids, all `(batch, length)` -> logits `(batch, target, vocab_size)`."""
+        """
+        Computes logits of given targets.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source)`): source tokens.
+            attention_mask (`torch.LongTensor` of shape `(batch, source)`): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`): target tokens, after the start token.
+
+        Returns:
+            `torch.FloatTensor` of shape `(batch, target, vocab_size)`.
+        """
         mask = attention_mask.long().numpy()
         source = self.read(input_ids.numpy(), mask)
-        logits, _ = self.write(decoder_input_ids.numpy(), mask, self.nothing_before(source), source)
+        logits, _ = self.write(decoder_input_ids.numpy(), mask, self.empty_cache(source), source)
         return torch.from_numpy(logits)
 
 
-def save(model_folder: Path, folder: Path) -> Foreign:
+@torch.no_grad()
+def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Foreign:
     """
-    Writes a model as ONNX graphs, in float32, with its config, generation config and tokenizer.
+    Writes a model as ONNX graphs in float32, with its config, generation config and tokenizer.
 
     Args:
-        model_folder (`Path`): a Vaswani model with its tokenizer.
-        folder (`Path`): where to; is made if it is not there.
+        loaded ([`Loaded`]): the model.
+        folder (`Path`): folder to write; created if it does not exist.
+        quantization (`str`, *optional*): must be `None`.
 
     Returns:
-        [`Foreign`]: what was written, as it runs here.
-
-    Raises:
-        ValueError: as in [`load_tokenizer`].
+        [`Foreign`]: the model as read back from the folder.
     """
-    load_tokenizer(str(model_folder))
-    model = VaswaniForConditionalGeneration.from_pretrained(model_folder, dtype=torch.float32).requires_grad_(False)
+    check_quantization(quantization, QUANTIZATIONS)
+    model = loaded.model
     folder.mkdir(parents=True, exist_ok=True)
-    # Sizes that differ from each other, and from 0 and 1, are free ones for the exporter.
+    # For the exporter, sizes are dynamic only if they differ from each other, and from 0 and 1.
     batch, source, past, target = 2, 7, 3, 4
     mask = torch.ones(batch, source, dtype=torch.long)
     inputs = {"input_ids": torch.ones_like(mask), "attention_mask": mask}
-    reader = SourceGraph(model).eval()
-    _export(reader, inputs, ENCODER_AXES, folder / "encoder.onnx")
-    cross = reader(**inputs)
-    before = {f"self_{name}": cross[f"cross_{name}"][:, :, :, :past].contiguous() for name in ("keys", "values")}
+    encoder = SourceGraph(model).eval()
+    _export(encoder, inputs, ENCODER_AXES, folder / "encoder.onnx")
+    cross = encoder(**inputs)
+    cache = {f"self_{name}": cross[f"cross_{name}"][:, :, :, :past].contiguous() for name in ("keys", "values")}
     tokens = torch.ones(batch, target, dtype=torch.long)
     _export(
         TargetGraph(model).eval(),
-        {"decoder_input_ids": tokens, "attention_mask": mask, **before, **cross},
+        {"decoder_input_ids": tokens, "attention_mask": mask, **cache, **cross},
         DECODER_AXES,
         folder / "decoder.onnx",
     )
     config = copy.copy(model.config)
-    # The code of a model that is not here would only be asked about.
+    # It refers to code that is not in this folder.
     config.__dict__.pop("auto_map", None)
     config.to_json_file(folder / "config.json")
     model.generation_config.save_pretrained(folder)
     for name in TOKENIZER_FILES:
-        if (model_folder / name).is_file():
-            shutil.copyfile(model_folder / name, folder / name)
+        if (loaded.folder / name).is_file():
+            shutil.copyfile(loaded.folder / name, folder / name)
     written = OnnxTranslator(folder)
-    notes = ["The graphs compute logits; the search is the caller's, and here it is greedy, without beams."]
-    phrases = [ids for ids in never(model.generation_config) if len(ids) > 1]
-    if phrases:
-        notes.append(f"The search here does not keep translations from having the sequences of ids {phrases}.")
+    notes = ["The graphs only compute logits; the search above is OnnxTranslator's, which is greedy, without beams."]
     if model.config.position_encoding == "learned":
         notes.append(
-            f"ONNX Runtime refuses positions past {model.config.max_position_embeddings:,} in words of its own."
+            f"For more than {model.config.max_position_embeddings:,} positions, ONNX Runtime raises an error of its "
+            "own."
         )
+    notes += ignored_settings(model.generation_config, "OnnxTranslator")
     return Foreign(f"ONNX Runtime {onnxruntime.__version__}", written.logits, written.translate, notes)
 
 
 def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, dict[int, str]], path: Path) -> None:
-    """Writes one graph, and its weights beside it, as `path` + `.data`."""
+    """Writes a graph to `path`, and its weights to `path` + `.data`."""
     sizes = {
         name: torch.export.Dim(name) for name in sorted({size for free in axes.values() for size in free.values()})
     }
     dynamic_shapes = {name: {axis: sizes[size] for axis, size in free.items()} for name, free in axes.items()}
-    with _quiet():
+    # The exporters report versions and progress.
+    with quiet(), redirect_stdout(io.StringIO()):
         program = OnnxExporter().export(graph, inputs, config=OnnxConfig(dynamic_shapes=dynamic_shapes)).program
-    # Each node says where in whose files it comes from, which is nobody's business and most of the file.
+    # Each node names the source files that it comes from, with paths of this machine: most of the graph's size.
     for node in program.graph.all_nodes():
         node.metadata_props.clear()
     _name_axes(program.graph, axes)
@@ -288,24 +296,11 @@ def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, d
 
 
 def _name_axes(graph: Any, axes: dict[str, dict[int, str]]) -> None:
-    """Gives the free axes of a graph, which the exporter numbers, their names."""
+    """Names the dynamic axes of a graph, which the exporter numbers."""
     names = {str(value.shape[axis]): axes[value.name][axis] for value in graph.inputs for axis in axes[value.name]}
     values = [*graph.inputs, *(value for node in graph.all_nodes() for value in node.outputs)]
     for value in values:
         for axis, size in enumerate(value.shape or ()):
             if not isinstance(size, int) and size.value is not None:
-                # It may be a sum of two.
+                # A size may be a sum, as in "past + target".
                 value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back what the exporters say of their versions and progress."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

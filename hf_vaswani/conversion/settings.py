@@ -1,27 +1,71 @@
-"""What a generation config says, for engines that have a search of their own."""
+"""Search settings of a `GenerationConfig`, for engines with a search of their own."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import GenerationConfig
 
-# What `generate()` does where nothing limits a translation.
+# The limit of `generate()` if nothing else limits a translation.
 DEFAULT_LENGTH = 20
-# Rules that other engines have by other names or not at all, and the values that are none.
-RULES: dict[str, tuple[Any, ...]] = {
-    "do_sample": (None, False),
-    "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
-    "no_repeat_ngram_size": (None, 0),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "repetition_penalty": (None, 1.0),
-    "forced_bos_token_id": (None,),
-    "begin_suppress_tokens": (None, []),
+# Search settings with the values that turn them off, and the engines that follow them when they are on.
+SETTINGS: dict[str, tuple[tuple[Any, ...], set[str]]] = {
+    "do_sample": ((None, False), {"Marian"}),
+    "min_length": ((None, 0), {"Marian"}),
+    "min_new_tokens": ((None, 0), {"Marian", "CTranslate2", "OnnxTranslator"}),
+    "no_repeat_ngram_size": ((None, 0), {"Marian", "CTranslate2"}),
+    "encoder_no_repeat_ngram_size": ((None, 0), {"Marian"}),
+    "repetition_penalty": ((None, 1.0), {"Marian", "CTranslate2"}),
+    "forced_bos_token_id": ((None,), {"Marian"}),
+    "begin_suppress_tokens": ((None, []), {"Marian"}),
+    "bad_words_ids": (([],), {"Marian", "CTranslate2"}),
+    "max_length_offset": ((None,), {"CTranslate2", "OnnxTranslator"}),
+    # OnnxTranslator has no beams, and CTranslate2's notes give its closest settings.
+    "length_penalty_type": (("power",), {"CTranslate2", "OnnxTranslator"}),
+    "finish_candidates": (("top",), {"CTranslate2", "OnnxTranslator"}),
 }
 
 
+def active_settings(generation_config: GenerationConfig, names: Iterable[str]) -> dict[str, Any]:
+    """
+    Returns the settings that are turned on.
+
+    Args:
+        generation_config ([`GenerationConfig`]): settings of the search.
+        names (`Iterable[str]`): keys of `SETTINGS` to look at.
+
+    Returns:
+        `dict[str, Any]`: values by name. Of `bad_words_ids`, only sequences of two or more tokens are listed: every
+        engine can forbid single tokens.
+    """
+    values = {name: getattr(generation_config, name, None) for name in names}
+    if "bad_words_ids" in values:
+        values["bad_words_ids"] = [ids for ids in values["bad_words_ids"] or [] if len(ids) > 1]
+    return {name: value for name, value in values.items() if value not in SETTINGS[name][0]}
+
+
+def ignored_settings(generation_config: GenerationConfig, engine: str) -> list[str]:
+    """
+    Describes the settings that an engine does not follow.
+
+    Args:
+        generation_config ([`GenerationConfig`]): settings of the search.
+        engine (`str`): name of an engine in `SETTINGS`.
+
+    Returns:
+        `list[str]`: one sentence with all of them, or nothing.
+    """
+    ignored = active_settings(generation_config, (name for name in SETTINGS if engine not in SETTINGS[name][1]))
+    if not ignored:
+        return []
+    values = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+    return [f"{engine} ignores settings of the generation config and may find other translations: {values}."]
+
+
 def fixed_limit(generation_config: GenerationConfig) -> int | None:
-    """The most tokens of a translation, without the decoder's first, where that does not depend on its source."""
+    """
+    Returns the maximum number of tokens in a translation, not counting the decoder's start token, or `None` if it
+    depends on the length of the source.
+    """
     if generation_config.max_new_tokens is not None:
         return generation_config.max_new_tokens
     if generation_config.max_length is not None:
@@ -29,46 +73,34 @@ def fixed_limit(generation_config: GenerationConfig) -> int | None:
     return DEFAULT_LENGTH if generation_config.max_length_offset is None else None
 
 
-def longest(generation_config: GenerationConfig, source: int, positions: int | None = None) -> int:
+def max_new_tokens_for(generation_config: GenerationConfig, source: int, positions: int | None = None) -> int:
     """
-    The most tokens of one translation, without the decoder's first, and without a last one that has to be `</s>`.
+    Returns the maximum number of tokens in one translation, not counting the decoder's start token or a forced `</s>`.
 
     Args:
-        generation_config ([`GenerationConfig`]): its settings.
-        source (`int`): tokens of the source.
-        positions (`int`, *optional*): rows of a table of positions.
+        generation_config ([`GenerationConfig`]): settings of the search.
+        source (`int`): number of source tokens.
+        positions (`int`, *optional*): number of rows in the table of positions.
     """
     limit = fixed_limit(generation_config)
     if limit is None:
         limit = source + generation_config.max_length_offset
     if positions is not None:
         limit = min(limit, positions - 1)
-    return limit - must_end(generation_config)
+    return limit - forces_eos(generation_config)
 
 
-def must_end(generation_config: GenerationConfig) -> bool:
-    """Whether what is at its longest ends with `</s>`."""
+def forces_eos(generation_config: GenerationConfig) -> bool:
+    """Returns whether a translation of maximum length always ends with `</s>`."""
     return generation_config.forced_eos_token_id is not None
 
 
-def never(generation_config: GenerationConfig) -> list[list[int]]:
-    """What is in no translation: sequences of ids."""
+def forbidden_sequences(generation_config: GenerationConfig) -> list[list[int]]:
+    """Returns the sequences of ids that no translation may contain."""
     return [*(generation_config.bad_words_ids or []), *([id_] for id_ in generation_config.suppress_tokens or [])]
 
 
 def start_token_id(generation_config: GenerationConfig, config: Any) -> int:
-    """The decoder's first token."""
+    """Returns the first token of the decoder; the generation config overrides the model's config."""
     start = generation_config.decoder_start_token_id
     return config.decoder_start_token_id if start is None else start
-
-
-def rules_left_behind(generation_config: GenerationConfig, known: Collection[str]) -> list[str]:
-    """A sentence about the rules that are set, if there are any beside those that the other engine knows."""
-    found = [
-        f"{name}={value}"
-        for name, none in RULES.items()
-        if name not in known and (value := getattr(generation_config, name, None)) not in none
-    ]
-    if not found:
-        return []
-    return [f"The search of the generation config also has {', '.join(found)}, which is not carried over."]

@@ -1,4 +1,4 @@
-"""From ids to batches: pairs of like length together, under a budget of tokens (Section 5.1), padded to one width."""
+"""Batches of pairs of similar length under a token budget, padded to one width (Section 5.1)."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +17,19 @@ Batch = dict[str, torch.Tensor]
 
 def length_batches(lengths: np.ndarray, budget: int) -> list[slice]:
     """
-    Cuts sentences that are sorted by length into batches of at most `budget` positions: rows times the longest.
+    Cuts sentences that are sorted by length into batches of at most `budget` positions: rows times the longest row.
 
     Args:
-        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in rising or in falling order.
-        budget (`int`): positions of a batch, padding counted. A longer sentence is a batch of its own.
+        lengths (`np.ndarray` of shape `(sentences,)`): tokens of each, in ascending or descending order.
+        budget (`int`): positions of a batch, padding included. A longer sentence gets a batch of its own.
 
     Returns:
-        `list[slice]`: the batches, one after the other.
+        `list[slice]`: the batches, in order.
     """
     batches, start = [], 0
     while start < len(lengths):
         rows = lengths[start : start + max(1, budget // int(lengths[start]))]
-        # Positions of a batch that ends here: its longest row is the last one or, in falling order, the first.
+        # Positions of a batch ending at each row: the longest row is the last or, in descending order, the first.
         positions = np.maximum(rows, rows[0]) * np.arange(1, 1 + len(rows))
         stop = start + max(1, int(np.searchsorted(positions, budget, side="right")))
         batches.append(slice(start, stop))
@@ -114,20 +114,20 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.set_position(0)
 
     def set_position(self, epoch: int, update: int = 0) -> None:
-        """Where the next iteration starts: after `update` updates of `epoch`, both counted from 0."""
+        """Starts the next iteration after `update` updates of `epoch`, both counted from 0."""
         self.epoch = epoch
         self.first_update = update
         self._batches: list[np.ndarray] | None = None
 
     def batches(self) -> list[np.ndarray]:
-        """All batches of the current epoch, as arrays of pair indices, in the order in which they are trained on."""
+        """Returns the batches of the current epoch in training order, as arrays of pair indices."""
         if self._batches is None:
             random = np.random.default_rng((self.order.seed, self.epoch))
-            # The shuffle before a stable sort decides among pairs of equal lengths, so that batches differ by epoch.
+            # A stable sort keeps the shuffled order of pairs of equal length, which makes batches differ by epoch.
             pairs = random.permutation(self._taken(random))
-            # Sorted by the longest side, then the target, then the source: one number holds the three.
+            # Sorted by the longest side, then the target, then the source: one integer holds all three.
             key = self.longest[pairs].astype(np.int64)
-            # A budget without end would not leave room for the three.
+            # An unlimited budget would overflow it.
             base = min(self.order.longest_side, int(self.longest.max())) + 1
             for side in (1, 0):
                 key *= base
@@ -138,7 +138,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return self._batches
 
     def _taken(self, random: np.random.Generator) -> np.ndarray:
-        """The pairs of an epoch: those that fit, as often as their source's weight says."""
+        """Draws the pairs of an epoch: those that fit, repeated or sampled by the weight of their source."""
         parts, start, limit = [], 0, self.order.longest_side
         for count, weight in self.weights:
             fitting = start + np.flatnonzero(self.longest[start : start + count] <= limit).astype(np.int32)
@@ -151,8 +151,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
     def updates(self) -> list[list[np.ndarray]]:
         """
-        The current epoch as this process sees it: for each update, its batches, for each batch, its pairs. Every
-        process has the same number of batches in an update; one that would have fewer gets an empty batch.
+        Returns this process's batches of the current epoch, grouped by update. Every process has the same number of
+        batches in an update; one that would have fewer gets an empty batch.
         """
         batches, processes = self.batches(), self.order.num_processes
         per_update = self.order.batches_per_update * processes
@@ -164,7 +164,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return updates
 
     def batches_of_updates(self) -> list[int]:
-        """How many batches this process takes for each update of the current epoch."""
+        """Returns the number of this process's batches in each update of the current epoch."""
         return [len(batches) for batches in self.updates()]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -174,32 +174,32 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
 
 
 class Updates(Protocol):
-    """The training pairs, update after update, without end."""
+    """An endless sequence of updates over the training pairs, which can be resumed at any position."""
 
     start: dict[str, Any]
     """The position before the first update."""
     fingerprint: dict[str, Any]
-    """What the text was: a run is resumed with the same. JSON can hold it."""
+    """Identifies the training text, which must be the same when a run is resumed; JSON-serializable."""
 
     def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
         """
         Args:
-            position (`dict[str, Any]`): `start`, or what came with the last update that was made.
+            position (`dict[str, Any]`): `start`, or the position that came with the last completed update.
 
         Yields:
-            This process's batches of the next update, and the position after it, which JSON can hold.
+            This process's batches of the next update, and the JSON-serializable position after it.
         """
 
 
 class EpochUpdates:
     """
-    [`Updates`] of text that lies on disk as ids, epoch after epoch.
+    [`Updates`] over text that is cached on disk as ids, epoch after epoch.
 
     Args:
-        pairs (`Dataset`): rows as [`PairCollator`] takes them.
-        sampler ([`TokenBudgetBatchSampler`]): puts them in order.
-        collator ([`PairCollator`]): makes batches of them.
-        num_workers (`int`): processes that make batches ahead of the training; 0 makes them when they are asked for.
+        pairs (`Dataset`): rows for [`PairCollator`].
+        sampler ([`TokenBudgetBatchSampler`]): order of the pairs.
+        collator ([`PairCollator`]): pads the batches.
+        num_workers (`int`): processes that prepare batches ahead of the training; 0 prepares them in this process.
     """
 
     start: dict[str, Any] = {"epoch": 0, "update": 0}
@@ -219,7 +219,7 @@ class EpochUpdates:
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             worker_init_fn=ignore_signals,
-            # Its own generator: without one, a loader draws from the generator that the dropout uses.
+            # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),
         )
         source_tokens, target_tokens = sampler.lengths.sum(axis=0).tolist()
@@ -231,7 +231,7 @@ class EpochUpdates:
         }
 
     def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
-        """As in [`Updates`]. A position is an epoch, and how many of its updates are done."""
+        """See [`Updates`]. A position is an epoch and the number of its completed updates."""
         epoch, update = position["epoch"], position["update"]
         while True:
             self.sampler.set_position(epoch, update)
@@ -244,10 +244,10 @@ class EpochUpdates:
 
 class PairCollator:
     """
-    Pads the pairs of a batch to one width a side.
+    Pads each side of a batch to the length of its longest sequence.
 
     Args:
-        pad_token_id (`int`): fills the source; the target is filled with -100, which the loss leaves out.
+        pad_token_id (`int`): padding of the source. The target is padded with -100, which the loss ignores.
     """
 
     def __init__(self, pad_token_id: int) -> None:
@@ -257,8 +257,8 @@ class PairCollator:
         """
         Args:
             pairs (`Sequence[Mapping[str, Any]]`): each with `source_ids` and `target_ids` (arrays or lists of ids) and
-                its `number` in the text; none at all gives one row with nothing to learn, for a process that has no
-                batch where the others have one.
+                its `number` in the text. An empty sequence gives one row of padding, for a process without a batch
+                in an update.
 
         Returns:
             `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
@@ -271,7 +271,7 @@ class PairCollator:
 
     @staticmethod
     def _padded(rows: Sequence[Any], filling: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids, and 1 where they are, 0 where the filling is."""
+        """Pads rows of ids; the mask is 1 for ids and 0 for padding."""
         if not rows:
             return torch.tensor([[filling]]), torch.tensor([[1]])
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))

@@ -1,4 +1,4 @@
-"""How sentence pairs become ids: encoded once, cached in Arrow files by `datasets`, and read from there as views."""
+"""Sentence pairs as ids: encoded once, cached in Arrow files by `datasets`, and memory-mapped from there."""
 
 import re
 from collections.abc import Sequence
@@ -34,20 +34,21 @@ def encode_pairs(
     num_proc: int | None = None,
 ) -> Dataset:
     """
-    Turns text into ids, once: the result is cached on disk under the text's and the tokenizer's own fingerprints.
+    Encodes text as ids. The result is cached on disk under the fingerprints of the text and the tokenizer.
 
     Args:
         pairs (`Dataset`): text columns `source` and `target`.
-        tokenizer ([`PreTrainedTokenizerBase`]): a fast one, which ends each sentence with `</s>`.
-        tag (`str`, *optional*): goes in front of every source sentence.
-        first_number (`int`): the number of the first pair; the others count on from there.
-        num_proc (`int`, *optional*): processes that share the work; by default this one, with the tokenizer's threads.
+        tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer that ends each sentence with `</s>`.
+        tag (`str`, *optional*): language tag in front of every source sentence.
+        first_number (`int`): number of the first pair; the following pairs count up from it.
+        num_proc (`int`, *optional*): number of processes; by default one, with the tokenizer's threads.
 
     Returns:
-        `Dataset` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+        `Dataset` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are skipped.
 
     Raises:
-        OSError: the cache could not be written.
+        OSError: the cache cannot be written.
+        ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
 
     def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
@@ -63,17 +64,17 @@ def encode_pairs(
             remove_columns=pairs.column_names,
             features=ENCODED,
             num_proc=num_proc,
-            # A fast tokenizer's pickle changes when it is used, so that `datasets` would not find its own cache again.
+            # Using a fast tokenizer changes its pickle, with which `datasets` would not find the cache again.
             new_fingerprint=Hasher.hash([pairs._fingerprint, *settings]),
             desc="Encoding",
         )
     except (OSError, ValueError) as error:
-        # After a full disk `datasets` stumbles once more, over the file that was closed by it.
+        # On a full disk `datasets` raises a second error, about the file that the first one closed.
         full = error if isinstance(error, OSError) else error.__context__
         if not isinstance(full, OSError):
             raise
         cache = datasets.config.HF_DATASETS_CACHE
-        raise OSError(f"The ids could not be written into the cache {str(cache)!r}: {full}") from error
+        raise OSError(f"The ids cannot be written to the cache {str(cache)!r}: {full}") from error
     return encoded.with_format(None)
 
 
@@ -85,18 +86,18 @@ def encode_rows(
     tag: str | None = None,
 ) -> pa.Table:
     """
-    Turns some pairs into ids.
+    Encodes pairs in memory.
 
     Args:
         sources (`list[str]`), targets (`list[str]`): the two sides.
-        numbers (`Sequence[int]`): the number of each pair in the text.
+        numbers (`Sequence[int]`): number of each pair in the text.
         tokenizer ([`PreTrainedTokenizerBase`]), tag (`str`, *optional*): as in [`encode_pairs`].
 
     Returns:
-        `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are left out.
+        `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are skipped.
 
     Raises:
-        ValueError: a sentence has half a character of UTF-16.
+        ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
     rows = zip(numbers, sources, targets, strict=True)
     kept = [row for row in rows if row[1].strip() and row[2].strip()]
@@ -111,18 +112,18 @@ def encode_rows(
 
 
 def _ids(sentences: list[str], tokenizer: PreTrainedTokenizerBase) -> pa.ListArray:
-    """What the tokenizer gives for each sentence, without the Python lists that it makes on the way."""
-    # A call of its own brings the tokenizer's settings into force.
+    """Encodes sentences without a Python list for each."""
+    # A call applies the tokenizer's settings to its backend.
     tokenizer("")
-    # The "fast" one does not look for the place of each token in the sentence.
+    # `encode_batch_fast` does not compute the offsets of the tokens.
     try:
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(sentences)
     except TypeError as error:
-        # The tokenizers' word for it does not name the sentence.
-        halves = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]
-        if not halves:
+        # The error of tokenizers does not name the sentence.
+        broken = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]
+        if not broken:
             raise
-        raise ValueError(f"A sentence has half a character of UTF-16, not the other: {halves[0][:80]!r}.") from error
+        raise ValueError(f"A sentence has an unpaired UTF-16 surrogate: {broken[0][:80]!r}.") from error
     ids = [encoding.ids for encoding in encodings]
     offsets = np.zeros(len(ids) + 1, dtype=np.int32)
     np.cumsum(list(map(len, ids)), out=offsets[1:])
@@ -132,7 +133,7 @@ def _ids(sentences: list[str], tokenizer: PreTrainedTokenizerBase) -> pa.ListArr
 
 class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
     """
-    The rows of what [`encode_pairs`] returned, without copies: the ids are views of the memory-mapped Arrow buffers.
+    The rows that [`encode_pairs`] returned, without copies: the ids are views of the memory-mapped Arrow buffers.
 
     Args:
         encoded (`Dataset`): columns `number`, `source_ids` and `target_ids`.
@@ -158,7 +159,7 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
-        """Several rows at once, which is how a `DataLoader` asks for a batch."""
+        """Returns several rows; a `DataLoader` asks for a batch in this way."""
         batches = np.searchsorted(self.starts, rows, side="right") - 1
         places = np.asarray(rows, dtype=np.int64) - self.starts[batches]
         return [self._pair(batch, place) for batch, place in zip(batches.tolist(), places.tolist(), strict=True)]
@@ -171,7 +172,7 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
         return pair
 
     def __getstate__(self) -> dict[str, Any]:
-        # A process that is not forked maps the file anew; the views would travel as copies.
+        # A process that is not forked maps the file itself; pickled views would be copies.
         return {"encoded": self.encoded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,13 +182,13 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
 
 def pair_lengths(encoded: Dataset) -> np.ndarray:
     """
-    Tokens of each side of each pair.
+    Counts the tokens of each side of each pair.
 
     Args:
-        encoded (`Dataset`): what `encode_pairs` returned.
+        encoded (`Dataset`): result of [`encode_pairs`].
 
     Returns:
-        `np.ndarray` of shape `(pairs, 2)`: source and target tokens, `</s>` counted.
+        `np.ndarray` of shape `(pairs, 2)`: source and target tokens, `</s>` included.
     """
     batches = encoded.data.to_batches()
     lengths = np.empty((len(encoded), 2), dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: everything is read by `datasets`, onto the disk or as a stream."""
+"""Reading of sentence pairs from files and datasets, cached on disk or streamed by `datasets`."""
 
 import csv
 import json
@@ -21,17 +21,16 @@ try:
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
-# How each kind of file is read: tables by their delimiter, JSON in lines or as one list, Parquet by `datasets`. Its
-# reader of tables would take "null" for a missing value, and a row that lacks a column for one with an empty one; its
-# reader of JSON lets any bytes pass, and some of its errors name no file.
+# Only Parquet is parsed by `datasets`. Its reader of tables takes "null" for a missing value and a missing column for
+# an empty one; its reader of JSON accepts any bytes, and some of its errors name no file.
 DELIMITERS = {".tsv": "\t", ".csv": ","}
 JSON = (".jsonl", ".json")
 PARQUET = ".parquet"
 KINDS = (*DELIMITERS, *JSON, PARQUET)
 
-# Longest field of a CSV file, in characters: an open quotation mark would take the rest of the file for one.
+# Longest field of a CSV file, in characters: an unclosed quotation mark makes one field of the rest of the file.
 LONGEST_FIELD = 10_000_000
-# In front of a text it is what is left of a file that began there.
+# A text may begin with one when files were concatenated.
 BYTE_ORDER_MARK = "\ufeff"
 
 SIDES = ("source", "target")
@@ -58,32 +57,31 @@ def load_pairs(
     streaming: bool = False,
 ) -> dict[str, Dataset | IterableDataset]:
     """
-    Reads the splits that a recipe's data section names.
+    Reads the splits that the data section of a recipe names.
 
     Args:
-        source_language (`str`), target_language (`str`): language codes, which are also the columns' default names.
+        source_language (`str`), target_language (`str`): language codes, also the default names of the columns.
         dataset (`str`, *optional*): Hub id, local folder, or "pocket" for the built-in corpus, drawn by `seed`.
-        dataset_config (`str`, *optional*): the Hub dataset's configuration.
-        train_split, validation_split, test_split (`str`, *optional*): the dataset's names of the splits.
+        dataset_config (`str`, *optional*): configuration of the Hub dataset.
+        train_split, validation_split, test_split (`str`, *optional*): names of the splits in the dataset.
         train_files, validation_files, test_files (`dict[str, str]` or `str`, *optional*): two line-aligned files by
-            language, or one file of columns; they take the place of the dataset's split.
+            language, or one file with columns; they override the split of the dataset.
         source_column, target_column (`int` or `str`, *optional*): names of the columns, or their numbers in a TSV or
             CSV file without a header line.
-        seed (`int`): of the built-in corpus.
-        streaming (`bool`): whether the training text is read as it is needed, and neither counted nor copied.
+        seed (`int`): seed of the built-in corpus.
+        streaming (`bool`): whether to read the training text on demand, without a cache.
 
     Returns:
-        `dict[str, Dataset]`: "train", "validation" and "test" as far as they exist, each with the text columns
-        `source` and `target`; with `streaming`, "train" is an `IterableDataset`, and what is wrong with its text
-        shows when it is read.
+        `dict[str, Dataset]`: "train", "validation" and "test", where they exist, each with the text columns `source`
+        and `target`. With `streaming`, "train" is an `IterableDataset`, and errors in its text are raised on reading.
 
     Raises:
-        ValueError: files of different line counts, text that is not UTF-8, missing columns or values: with the file,
-            the line and what was expected.
-        FileNotFoundError: a file or dataset that does not exist.
+        ValueError: files have different numbers of lines, text is not UTF-8, or columns or values are missing; the
+            message has file, line and expectation.
+        FileNotFoundError: a file or dataset does not exist.
     """
     if source_language == target_language:
-        raise ValueError(f"Source and target are to be different languages, but both are {source_language!r}.")
+        raise ValueError(f"Source and target must be different languages, but both are {source_language!r}.")
     languages = (source_language, target_language)
     columns = (
         source_language if source_column is None else source_column,
@@ -111,7 +109,9 @@ def load_pairs(
 
 def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
     if sorted(languages) != ["de", "en"]:
-        raise ValueError(f"The built-in corpus is English and German (en, de), but the recipe asks for {languages}.")
+        raise ValueError(
+            f"The built-in corpus has the languages en and de, but the recipe asks for {' and '.join(languages)}."
+        )
     english = languages.index("en")
     return {
         split: Dataset.from_dict(
@@ -123,21 +123,21 @@ def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
 
 def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
     """
-    Rows whose errors name where they come from: those of `datasets` and of pyarrow often do not.
+    Adds file names to the errors of an iterable; those of `datasets` and pyarrow often have none.
 
     Args:
-        rows (`Iterable`): the rows.
-        names (`Sequence[str]`): their files or dataset.
+        rows (`Iterable`): rows of a dataset.
+        names (`Sequence[str]`): their files, or their dataset.
 
-    Returns:
-        `Iterator`: the rows.
+    Yields:
+        The rows.
 
     Raises:
-        ValueError: they cannot be read.
+        ValueError: the rows cannot be read.
     """
     try:
         yield from rows
-    # The source may raise any error: of compression, of the network, of a format.
+    # Compression, the network and file formats have errors of many classes.
     except Exception as error:
         if isinstance(error, (ValueError, OSError)) and any(Path(name).name in str(error) for name in names):
             raise
@@ -146,17 +146,17 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
 
 def _existing(path: Path) -> Path:
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder, where a file of text should be: name one of its files.")
+        raise ValueError(f"{str(path)!r} is a folder, but a text file is expected: name one of its files.")
     if not path.exists():
         raise FileNotFoundError(f"There is no file {str(path)!r}.")
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} is a device or a pipe, where a file of text should be.")
+        raise ValueError(f"{str(path)!r} is a device or a pipe, but a text file is expected.")
     return path
 
 
 def _aligned_lines(paths: tuple[str, str], stamps: tuple[tuple[int, int], ...]) -> Iterator[dict[str, str]]:
-    """Pairs of lines. `stamps` are sizes and times of the files: a changed file is not answered from the cache."""
-    sides = [_lines(path) for path in paths]
+    """Pairs the lines of two files. `stamps` are their sizes and times, which keep a changed file out of the cache."""
+    sides = [read_lines(Path(path)) for path in paths]
     for number, (source, target) in enumerate(zip_longest(*sides), start=1):
         if source is None or target is None:
             counts = [number - 1 + (line is not None) for line in (source, target)]
@@ -172,19 +172,14 @@ def _text(text: str) -> str:
     return text.lstrip(BYTE_ORDER_MARK)
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Lines with their ends, of a file that may be compressed."""
-    return read_lines(Path(path))
-
-
 def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
     if sorted(map(str, files)) != sorted(languages):
         raise ValueError(
-            f"Line-aligned files are given by language, here {languages[0]!r} and {languages[1]!r}, "
+            f"Line-aligned files must be given for {languages[0]!r} and {languages[1]!r}, "
             f"but these are for {sorted(map(str, files))}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
-    # Tuples, because `datasets` takes a list for shards that it may read in parallel.
+    # Tuples, because `datasets` treats a list as shards, which it may read in parallel.
     arguments = {"paths": tuple(str(path.resolve()) for path in paths), "stamps": tuple(map(_stamp, paths))}
     return _generated(_aligned_lines, arguments, streaming)
 
@@ -197,11 +192,11 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _generated(
     generator: Callable[..., Iterator[dict[str, str]]], arguments: dict[str, Any], streaming: bool
 ) -> Dataset | IterableDataset:
-    """What a generator yields, on disk or as a stream."""
+    """Makes a dataset of the rows of a generator, cached on disk or streamed."""
     if streaming:
         return IterableDataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
     if next(generator(**arguments), None) is None:
-        # What `datasets` says of a generator without rows names no file.
+        # The error of `datasets` about a generator without rows names no file.
         return Dataset.from_dict({"source": [], "target": []}, features=TEXT)
     try:
         return Dataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
@@ -217,8 +212,8 @@ def _column_file(
     suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
     if suffix not in KINDS:
         raise ValueError(
-            f"{path} is of a kind that cannot be read by its name; known are {', '.join(KINDS)} (all but the last "
-            "also .gz), and two line-aligned files as {en: FILE, de: FILE}."
+            f"{path} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
+            "two line-aligned files as {en: FILE, de: FILE}."
         )
     if _existing(path).stat().st_size == 0:
         raise ValueError(f"{path} is empty.")
@@ -229,37 +224,37 @@ def _column_file(
     if suffix in JSON:
         return _generated(_json_rows, arguments | {"languages": languages}, streaming)
     if path.suffix == ".gz":
-        raise ValueError(f"{path} is compressed twice, as Parquet compresses by itself: unpack it.")
+        raise ValueError(f"{path} is compressed twice, because Parquet is compressed already: unpack it.")
     try:
-        # `datasets` tells of another kind of file in several lines.
+        # The error of `datasets` about a file that is not Parquet has several lines.
         pyarrow.parquet.read_schema(path)
         rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
-    # The readers of `datasets` have an error class for everything; for the person it is one thing: this file.
+    # The readers of `datasets` have many error classes; to the user, this file is wrong.
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as parquet: {error.__cause__ or error}") from error
+        raise ValueError(f"{path} cannot be read as Parquet: {error.__cause__ or error}") from error
     return _text_columns(rows, languages, columns, str(path))
 
 
 def _json_rows(
     path: str, columns: tuple[int | str, int | str], languages: tuple[str, str], stamp: tuple[int, int]
 ) -> Iterator[dict[str, str]]:
-    """Two columns of objects of JSON. `stamp` is the file's size and time, as that of [`_table_rows`]."""
+    """Reads two keys of JSON objects. `stamp` is as in [`_table_rows`]."""
     names: list[str] = []
     for where, row in _json_objects(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, {where}, is not an object of JSON, as {{...}}.")
+            raise ValueError(f"{path}, {where}, is not a JSON object like {{...}}.")
         names = names or _names(list(row), languages, columns, path)
         pair = _text_pair(row, names, f"{path}, {where}")
         try:
             "".join(pair.values()).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{path}, {where}, has half a character of UTF-16 and not the other.") from error
+            raise ValueError(f"{path}, {where}, has an unpaired UTF-16 surrogate.") from error
         yield pair
 
 
 def _json_objects(path: str) -> Iterator[tuple[str, Any]]:
-    """The values of a file, each with its place: one in each line, or those of a list over the whole file."""
-    lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
+    """Reads the JSON values of a file, one per line or the items of one list, each with its place."""
+    lines = ((number, line) for number, line in enumerate(read_lines(Path(path)), start=1) if line.strip())
     first = next(lines, (1, ""))
     if Path(path.removesuffix(".gz")).suffix.lower() == ".json" and first[1].lstrip().startswith("["):
         rows = _parsed("".join(line for _, line in chain([first], lines)), path)
@@ -278,13 +273,13 @@ def _parsed(text: str, where: str) -> Any:
     except RecursionError as error:
         raise ValueError(f"{where} is JSON that is nested too deeply to be read.") from error
     except ValueError as error:
-        # A number of thousands of digits.
+        # A number with thousands of digits.
         raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
 
 
 def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a table, each with its line. In a CSV file a quoted field may hold commas and line ends."""
-    lines = _lines(path)
+    """Reads the rows of a table, each with its line number. In CSV, quoted fields may have commas and line breaks."""
+    lines = read_lines(Path(path))
     if delimiter == "\t":
         for number, line in enumerate(lines, start=1):
             text = line.rstrip("\r\n")
@@ -299,7 +294,7 @@ def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
-    # The limit is the whole process's, and is only lifted while a row is read here.
+    # The limit is global to the process, so it is raised only while a row is read.
     before = csv.field_size_limit(LONGEST_FIELD)
     try:
         return next(rows, None)
@@ -310,16 +305,16 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
 def _table_rows(
     path: str, columns: tuple[int | str, int | str], delimiter: str, stamp: tuple[int, int]
 ) -> Iterator[dict[str, str]]:
-    """Two columns of a table. `stamp` is the file's size and time: a changed file is not answered from the cache."""
+    """Reads two columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
     places: list[int] = []
     width = blank = 0
     for number, row in _table(path, delimiter):
         if not row:
-            # At the end of a file it does no harm.
+            # Empty lines are allowed at the end of the file.
             blank = blank or number
             continue
         if blank:
-            raise ValueError(f"{path}, line {blank}, is empty, where a row of the table should be.")
+            raise ValueError(f"{path}, line {blank}, is empty, but a row of the table is expected.")
         if not places:
             width, named = len(row), all(isinstance(column, str) for column in columns)
             names = row if named else [str(place) for place in range(width)]
@@ -337,19 +332,19 @@ def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             saved = datasets.load_from_disk(dataset)
-            # What was saved without a split is a training set; it must not stand in for the others as well.
+            # A dataset saved without splits is a training set only.
             splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
             if split not in splits:
-                raise ValueError(f"it has the splits {list(splits)}.")
+                raise ValueError(f"its splits are {', '.join(map(repr, splits))}")
             return splits[split].to_iterable_dataset() if streaming else splits[split]
         return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
-    # A damaged folder makes errors of any class: what `datasets` expects in its files, it does not check.
+    # `datasets` does not check the files of a folder, so a damaged one raises errors of any class.
     except Exception as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         reason = error if isinstance(error, (OSError, ValueError)) else error.__cause__ or repr(error)
         raise kind(
             f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason} (data.train_split, "
-            "validation_split and test_split name its splits, null for none.)"
+            "validation_split and test_split must name its splits, or be null.)"
         ) from error
 
 
@@ -361,13 +356,13 @@ def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: 
 
 def _check_different(columns: Sequence[int | str], where: str) -> None:
     if columns[0] == columns[1]:
-        raise ValueError(f"Source and target are to be different columns of {where}, but both are {columns[0]!r}.")
+        raise ValueError(f"Source and target must be different columns of {where}, but both are {columns[0]!r}.")
 
 
 def _names(
     known: list[str], languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
 ) -> list[str]:
-    """Under which names a row has the two sides, in itself or in its `translation`."""
+    """Returns the keys of the two sides in a row, or in its `translation`."""
     names = [str(column) for column in columns]
     if "translation" in known and "translation" not in names:
         return list(languages)
@@ -379,7 +374,7 @@ def _names(
 def _text_columns(
     rows: Dataset | IterableDataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
 ) -> Dataset | IterableDataset:
-    """The columns `source` and `target` of a dataset that has them by other names, or as a `translation` feature."""
+    """Renames two columns of a dataset, or the values of its `translation`, to `source` and `target`."""
     known = rows.column_names or list(next(iter(rows), {}))
     names = _names(known, languages, columns, where)
     if isinstance(rows, IterableDataset):
@@ -392,7 +387,7 @@ def _text_columns(
     if "translation" in known and "translation" not in names:
         rows = rows.select_columns("translation").flatten()
         names = [f"translation.{language}" for language in languages]
-        advice = "A `translation` holds the text of each language under its code."
+        advice = "The keys of `translation` are language codes."
         _check_columns(rows.column_names, names, where, advice)
     rows = rows.select_columns(names).rename_columns(dict(zip(names, SIDES, strict=True)))
     for side in SIDES:
@@ -408,7 +403,7 @@ def _text_columns(
 
 
 def _text_pair(row: dict[str, Any], names: list[str], where: str) -> dict[str, str]:
-    """A row whose values nobody has looked at before."""
+    """Checks and renames the two sides of a row."""
     inside = "translation" in row and "translation" not in names
     texts, pair = row["translation"] if inside else row, {}
     if not isinstance(texts, dict):

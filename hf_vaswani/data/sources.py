@@ -1,4 +1,4 @@
-"""The text of a recipe, from all its sources: read, checked, made into a vocabulary, ids and updates."""
+"""The text of a recipe: reads and checks its sources, and makes vocabulary, ids and updates of them."""
 
 import logging
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-# Pairs of each stream that a vocabulary is trained on.
+# Pairs of each stream that the vocabulary is trained on.
 VOCABULARY_PAIRS = 1_000_000
 
 
 @dataclass
 class Source:
-    """One source of text: `pairs` are its splits, and `tag` stands in front of its source sentences."""
+    """A source of text: the pairs of each split, and the language tag in front of its source sentences."""
 
     recipe: SourceRecipe
     pairs: dict[str, Dataset | IterableDataset]
@@ -37,11 +37,11 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Its direction, as en-de."""
+        """Direction, as in en-de."""
         return f"{self.recipe.source_language}-{self.recipe.target_language}"
 
     def origin(self, split: str) -> list[str]:
-        """The files of a split, or else the dataset."""
+        """Returns the files of a split, or the dataset, for error messages."""
         files = getattr(self.recipe, f"{split}_files")
         paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
         return paths or [str(self.recipe.dataset)]
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass
 class EvaluationSet:
-    """Text to validate or to test on: `name` is their direction, as en-de; `encoded` has the ids of both sides."""
+    """A validation or test set: its direction, as in en-de, its text, and the ids of both sides."""
 
     name: str
     source: list[str]
@@ -62,14 +62,14 @@ def read_sources(recipe: Recipe) -> list[Source]:
     Reads the text of a recipe.
 
     Args:
-        recipe ([`Recipe`]): `data` and `more_data` name the text.
+        recipe ([`Recipe`]): its sections `data` and `more_data`.
 
     Returns:
-        `list[Source]`: in the recipe's order.
+        `list[Source]`: in the order of the recipe.
 
     Raises:
-        ValueError: a set is empty, or cannot be read: with file and line.
-        FileNotFoundError: a file or dataset that does not exist.
+        ValueError: a set is empty or cannot be read; the message has file and line.
+        FileNotFoundError: a file or dataset does not exist.
     """
     sources = []
     for part in (recipe.data, *recipe.more_data):
@@ -83,13 +83,13 @@ def read_sources(recipe: Recipe) -> list[Source]:
                 of = f" of {sources[-1].name}" if recipe.more_data else ""
                 section = "more_data" if sources[:-1] else "data"
                 raise ValueError(
-                    f"The {split} set{of} is empty: the recipe's {section} section gives no pairs of text for it."
+                    f"The {split} set{of} is empty: the {section} section of the recipe gives no pairs of text for it."
                 )
     targets = dict.fromkeys(source.recipe.target_language for source in sources)
     if len(targets) > 1 and not recipe.data.target_tag:
         logger.warning(
-            f"The target sides are in {', '.join(targets)}, and nothing tells the model which one is wanted, unless "
-            "the source sentences do; data.target_tag puts a tag in front of them"
+            f"The target languages are {', '.join(targets)}, but the source sentences have no tag for them: set "
+            "data.target_tag, unless the text itself names the target language"
         )
     return sources
 
@@ -102,15 +102,18 @@ def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
 
 def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
     """
-    The vocabulary of a recipe: loaded from where it says, or trained on the training text of all sources.
+    Loads the tokenizer that a recipe names, or trains one on the training text of all sources.
 
     Args:
         recipe ([`Recipe`]): its tokenizer section.
-        sources (`list[Source]`): what [`read_sources`] returned. Of a stream, the first million pairs count.
+        sources (`list[Source]`): result of [`read_sources`]. Of a stream, only the first million pairs are used.
 
     Returns:
-        [`PreTrainedTokenizerBase`], with a tag for each target language, if the recipe wants them. Its
-        `model_max_length` is the model's `max_position_embeddings`.
+        [`PreTrainedTokenizerBase`] with a tag for each target language if `data.target_tag` is set. Its
+        `model_max_length` is `max_position_embeddings` of the model.
+
+    Raises:
+        ValueError: the tokenizer does not end sentences with `</s>`.
     """
     # Each once, in the order of the sources.
     languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
@@ -119,13 +122,13 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
         if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
             raise ValueError(
                 f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after a "
-                "sentence, so that a model would never learn where to end; give it a post-processor that does."
+                "sentence, so a model would never learn where to end: give it a post-processor that does."
             )
         add_language_tags(tokenizer, languages)
     else:
         sentences = (sentence for source in sources for sentence in _sentences(source))
         tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
-    # Where `translate` cuts a line, and what `truncation=True` cuts to. Training has limits of its own.
+    # The limit at which `translate` splits a line and `truncation=True` truncates. Training has limits of its own.
     tokenizer.model_max_length = recipe.model.max_position_embeddings
     return tokenizer
 
@@ -144,19 +147,19 @@ def encode_evaluation_sets(
     recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, list[EvaluationSet]]:
     """
-    The sets to validate and to test on.
+    Encodes the validation and test sets.
 
     Args:
         recipe ([`Recipe`]): the experiment.
-        sources (`list[Source]`): what [`read_sources`] returned.
-        tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
+        sources (`list[Source]`): result of [`read_sources`].
+        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
 
     Returns:
-        `dict[str, list[EvaluationSet]]`: "validation" and "test", as far as there are such sets: one for each source
-        that has one. Tags stand in front of the source sentences.
+        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their source
+        sentences have the language tags in front.
 
     Raises:
-        ValueError: a sentence is too long for the model.
+        ValueError: a sentence is longer than the model accepts.
     """
     sets: dict[str, list[EvaluationSet]] = {}
     limit = _positions(recipe)
@@ -170,7 +173,7 @@ def encode_evaluation_sets(
                     f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
                 )
             if empty := len(pairs) - len(encoded):
-                logger.warning(f"The {split} set has {empty} pairs with an empty side, and they count in its BLEU")
+                logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
             front = "" if source.tag is None else f"{source.tag} "
             sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
             same = sum(other.name.split(".")[0] == source.name for other in sets.setdefault(split, []))
@@ -187,19 +190,20 @@ def build_updates(
     process_index: int = 0,
 ) -> Updates:
     """
-    The training pairs as ids, in updates.
+    Encodes the training pairs and groups them into updates.
 
     Args:
-        recipe ([`Recipe`]): budget, accumulation, seed, workers.
-        sources (`list[Source]`): what [`read_sources`] returned.
-        tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
-        num_processes (`int`), process_index (`int`): who shares the updates, and which of them asks.
+        recipe ([`Recipe`]): token budget, accumulation, seed, workers.
+        sources (`list[Source]`): result of [`read_sources`].
+        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
+        num_processes (`int`): number of processes that share the updates.
+        process_index (`int`): index of this process.
 
     Returns:
         [`Updates`].
 
     Raises:
-        ValueError: no pair fits into the budget.
+        ValueError: no pair fits the token budget.
     """
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
     order = BatchOrder(
@@ -240,11 +244,11 @@ def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:
     count = len(sampler.lengths)
     logger.info(f"{count:,} training pairs, {source_tokens:,} source and {target_tokens:,} target tokens")
     if empty or sampler.skipped:
-        logger.warning(f"Left out: {sampler.order.describe_skipped(empty, sampler.skipped)}")
+        logger.warning(f"Skipped: {sampler.order.describe_skipped(empty, sampler.skipped)}")
 
 
 def _description(source: Source) -> dict[str, Any]:
-    """Describes a stream, as far as that can be done without reading it: names, and the sizes of local files."""
+    """Describes a stream without reading it: names, and the sizes of local files."""
     recipe = source.recipe
     if recipe.train_files is not None:
         return {"files": [[Path(path).name, Path(path).stat().st_size] for path in source.origin("train")]}
@@ -252,5 +256,5 @@ def _description(source: Source) -> dict[str, Any]:
 
 
 def _positions(recipe: Recipe) -> int | None:
-    """Tokens that the model takes at most: only a learned table of positions has an end."""
+    """Returns the most tokens that the model accepts, which only learned positions limit."""
     return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None

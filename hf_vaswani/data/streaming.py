@@ -1,4 +1,4 @@
-"""Training text beyond the disk: read in windows, each shuffled, tokenised and put into batches in memory."""
+"""Streamed training text: read in windows, each of which is shuffled, encoded and batched in memory."""
 
 import copy
 import logging
@@ -31,20 +31,25 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-# The place where a stream begins.
+# The start of a stream.
 START: dict[str, Any] = {"passes": 0, "pairs": 0, "state": {}}
 
-# The numbers of the pairs of the second stream begin above this one, those of the third above twice as much, ...
+# Pairs are numbered from 1 in the first stream, from here in the second, from twice this number in the third, ...
 NUMBERS = 10**12
 
 
 @dataclass
 class Stream:
     """
-    A source of text without end or length: `rows` with the columns `source` and `target`.
+    A source of text of unknown length, repeated without end.
 
-    `weight` is its proportion among the streams, `tag` goes in front of its source sentences, `description` says what
-    it is, in what JSON can hold, and `origin` names its files or its dataset.
+    Args:
+        rows (`IterableDataset`): text columns `source` and `target`.
+        name (`str`): direction, as in en-de.
+        weight (`float`): mixing ratio among the streams.
+        tag (`str`, *optional*): language tag in front of the source sentences.
+        description (`dict[str, Any]`): identifies the text when a run is resumed; JSON-serializable.
+        origin (`Sequence[str]`): files or dataset, for error messages.
     """
 
     rows: IterableDataset
@@ -56,10 +61,10 @@ class Stream:
 
 
 class _Reader:
-    """The pairs of one stream, pass after pass. `place` is where it stands, in what JSON can hold."""
+    """Reads the pairs of one stream, pass after pass, from a JSON-serializable `place`."""
 
     def __init__(self, stream: Stream, place: dict[str, Any]) -> None:
-        # A dataset of this kind holds its own position, so nobody else may have it.
+        # An iterable dataset holds its own position, so it cannot be shared.
         self.rows = copy.deepcopy(stream.rows)
         self.name = stream.name
         self.origin = stream.origin or [stream.name]
@@ -74,14 +79,14 @@ class _Reader:
             raise ValueError(f"The training text of {self.name} is empty.")
 
     def take(self, count: int) -> "_Text":
-        """The next `count` pairs, or what is left of this pass."""
+        """Reads the next `count` pairs, or the rest of this pass if it is shorter."""
         text = _Text([], [], self.place["pairs"] + 1)
         for row in chain([self.ahead], islice(self.iterator, count - 1)):
             text.sources.append(row["source"])
             text.targets.append(row["target"])
         pairs = self.place["pairs"] + len(text.sources)
         self.place = self.place | {"pairs": pairs, "state": self.rows.state_dict()}
-        # One row is read ahead, so that the last pair of a pass is known as such.
+        # One row is read ahead to recognize the last pair of a pass.
         self.ahead = next(self.iterator, None)
         if self.ahead is None:
             self._go_to(START | {"passes": self.place["passes"] + 1})
@@ -90,7 +95,7 @@ class _Reader:
 
 @dataclass
 class _Text:
-    """Some pairs of a stream in a row, the first of which has the number `first`."""
+    """Consecutive pairs of a stream, numbered from `first`."""
 
     sources: list[str]
     targets: list[str]
@@ -99,32 +104,31 @@ class _Text:
 
 @dataclass
 class _Window:
-    """The pairs that are shuffled together, and where all the streams stand before and after it."""
+    """Pairs that are shuffled together, with the places of all streams before and after them."""
 
     index: int
     before: list[dict[str, Any]]
     after: list[dict[str, Any]]
-    # How many they are, and for each stream, what was read of it.
     pairs: int
+    # The text of each stream.
     texts: list[list[_Text]]
 
 
 class StreamUpdates:
     """
-    [`Updates`] of text that is neither counted nor copied: window after window, pass after pass.
+    [`Updates`] over text that is streamed instead of cached: window after window, pass after pass.
 
-    A window has `size` pairs, which are put into batches as those of an epoch are. It ends where the first stream
-    ends, so that a pass has each of its pairs exactly once. The others keep pace in the proportion of the weights, and
-    begin anew by themselves. All processes read the same.
+    A window has `size` pairs, which are batched like those of an epoch. The first stream sets the pass: a window ends
+    where it ends, and a pass has each of its pairs exactly once. The other streams are mixed in by weight, and repeat
+    independently of it. All processes read the same text.
 
     Args:
-        streams (`Sequence[Stream]`): the sources of the text.
-        tokenizer ([`PreTrainedTokenizerBase`]): makes the ids.
+        streams (`Sequence[Stream]`): sources of the text.
+        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
         size (`int`): pairs of a window, all streams together.
-        order ([`BatchOrder`]): as in [`TokenBudgetBatchSampler`].
-        collator ([`PairCollator`]): makes batches.
-        num_workers (`int`): processes that make ids ahead of the training; with 0, this process makes those of a
-            window when it is asked for.
+        order ([`BatchOrder`]): token budget, seed and processes.
+        collator ([`PairCollator`]): pads the batches.
+        num_workers (`int`): processes that encode windows ahead of the training; 0 encodes them in this process.
     """
 
     def __init__(
@@ -146,17 +150,17 @@ class StreamUpdates:
         self.fingerprint: dict[str, Any] = {"streams": [stream.description for stream in streams]}
 
     def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
-        """As in [`Updates`]. A position is where all streams stood before a window, and its updates that are done."""
+        """See [`Updates`]. A position is the places of all streams before a window and its completed updates."""
         update, passes = position["update"], position["places"][0]["passes"]
         loader = DataLoader(
             self.encoder,
             sampler=self._windows(position["window"], position["places"]),
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             num_workers=self.num_workers,
             prefetch_factor=1 if self.num_workers else None,
-            worker_init_fn=_in_a_worker,
-            # Its own generator: without one, a loader draws from the generator that the dropout uses.
+            worker_init_fn=_set_up_worker,
+            # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),
         )
         complete = True
@@ -168,7 +172,7 @@ class StreamUpdates:
             try:
                 sampler = TokenBudgetBatchSampler(lengths, self.order)
             except ValueError:
-                # No pair of this window fits; that of no other fits either when a whole pass was like this.
+                # No pair of this window fits. After a whole pass of such windows, no pair ever will.
                 if window.after[0]["passes"] > passes + 1:
                     raise
                 continue
@@ -183,13 +187,13 @@ class StreamUpdates:
             update = 0
 
     def _is_complete(self, window: _Window, lengths: np.ndarray) -> bool:
-        """Whether all pairs of a window can be trained on; says so if not."""
+        """Returns whether no pair of a window is skipped; warns otherwise."""
         empty = window.pairs - len(lengths)
         skipped = int((lengths > self.order.longest_side).any(axis=1).sum())
         if empty or skipped:
             logger.warning(
-                f"Of the {window.pairs:,} pairs of window {window.index + 1} were left out, as they will be of later "
-                f"windows: {self.order.describe_skipped(empty, skipped)}"
+                f"Skipped in window {window.index + 1} ({window.pairs:,} pairs): "
+                f"{self.order.describe_skipped(empty, skipped)}; later windows skip such pairs without a warning"
             )
         return not (empty or skipped)
 
@@ -202,7 +206,7 @@ class StreamUpdates:
             texts = [[first.take(share)]]
             after = before + len(texts[0][0].sources)
             for reader, weight in zip(others, weights[1:], strict=True):
-                # As many of each pass as the first has had, times the ratio: rounding does not add up.
+                # Counted from the start of the pass, so rounding errors do not accumulate.
                 wanted = int(after * weight / weights[0]) - int(before * weight / weights[0])
                 texts.append([])
                 while wanted:
@@ -215,7 +219,7 @@ class StreamUpdates:
 
 
 class _Encoder(torch.utils.data.Dataset[tuple[_Window, pa.Table]]):
-    """Makes ids of windows, so to speak the rows of a data set whose indices they are."""
+    """A dataset that is indexed by windows and encodes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: list[str | None]) -> None:
         self.tokenizer = tokenizer
@@ -225,7 +229,7 @@ class _Encoder(torch.utils.data.Dataset[tuple[_Window, pa.Table]]):
         tables = []
         for i, (texts, tag) in enumerate(zip(window.texts, self.tags, strict=True)):
             for text in texts:
-                # In parts, because the tokenizer's own results take far more memory than the ids.
+                # In parts, because the results of the tokenizer take far more memory than the ids.
                 for start in range(0, len(text.sources), 1000):
                     part = slice(start, start + 1000)
                     sources, targets = text.sources[part], text.targets[part]
@@ -235,11 +239,11 @@ class _Encoder(torch.utils.data.Dataset[tuple[_Window, pa.Table]]):
         return replace(window, texts=[]), pa.concat_tables(tables)
 
 
-def _as_it_is(window: Any) -> Any:
+def _identity(window: Any) -> Any:
     return window
 
 
-def _in_a_worker(worker: int) -> None:
+def _set_up_worker(worker: int) -> None:
     ignore_signals(worker)
-    # A tokenizer's threads are lost where a process is forked, and it says so unless it is told to do without.
+    # The threads of a tokenizer do not survive a fork, which it warns about unless they are off.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,12 +1,11 @@
 """The shared vocabulary of both languages (Section 5.1), as a plain fast tokenizer.
 
-The default is byte-pair encoding over the bytes of the text (byte-level BPE), so that every text has ids and decodes
-back to itself, also one with letters that the training text did not have. Other kinds stand beside it, as switches.
-All of them have the same four special tokens, see the same normalised text, and put `</s>` at its end.
+The default is byte-level byte-pair encoding (BPE): any text, even with letters that are not in the training text, can
+be encoded and decoded without loss. All kinds have the same four special tokens and the same normalisation, and put
+`</s>` at the end of a sentence.
 """
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,13 +23,15 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..model.sentences_vaswani import language_tags
+
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 # A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
 
-# How text is cut and put together again, and what learns the entries, unless there is nothing to learn.
+# A tokenizer without entries, and the trainer that learns them, if there is anything to learn.
 Untrained = tuple[Tokenizer, trainers.Trainer | None]
 
 
@@ -45,30 +46,29 @@ def train_tokenizer(
 
     Args:
         sentences (`Iterable[str]`): the training text of both sides.
-        vocab_size (`int`): entries to have at most, the four special tokens among them. The 260 of `"bytes"` are
-            always the same.
-        kind (`str`): what an entry is:
+        vocab_size (`int`): maximum number of entries, special tokens included. `"bytes"` always has 260.
+        kind (`str`): kind of the entries:
 
-            - `"bpe"`: byte-pair encoding, the paper's for English-German. Any text has ids.
-            - `"unigram"`: the pieces of a unigram language model, as SentencePiece's.
-            - `"wordpiece"`: word-pieces, the paper's for English-French; here learned by merging, as in byte-pair
-              encoding, and found in a word by longest match.
+            - `"bpe"`: byte-pair encoding, the paper's choice for English-German. Encodes any text.
+            - `"unigram"`: the pieces of a unigram language model, as in SentencePiece.
+            - `"wordpiece"`: word-pieces, the paper's choice for English-French; here learned by merging, as in
+              byte-pair encoding, and applied by longest match.
             - `"words"`: the most frequent words and runs of punctuation.
             - `"characters"`: the most frequent characters (Unicode code points).
-            - `"bytes"`: the bytes of UTF-8: byte b has the id b + 4. Any text has ids.
+            - `"bytes"`: the bytes of UTF-8; byte b has the id b + 4. Encodes any text.
 
-            What the others cannot spell is `<unk>`. To learn another one of kind `"wordpiece"` with transformers'
-            `train_new_from_iterator`, give it `continuing_subword_prefix=""`: it would mark pieces by `##` otherwise.
-        languages (`Sequence[str]`): target languages that are to have a tag. These are the last entries, in `"bytes"`
-            beyond the 260.
+            The kinds that cannot encode every text use `<unk>`. To retrain a `"wordpiece"` tokenizer with
+            `train_new_from_iterator` of transformers, pass `continuing_subword_prefix=""`; the default is `##`.
+        languages (`Sequence[str]`): target languages that get a tag. The tags are the last entries; with `"bytes"`
+            they follow the 260.
 
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
-        sentence, and decodes to the same sentence up to `<unk>`, Unicode normalisation (NFC) and runs of white space.
+        sentence. Decoding restores the sentence up to `<unk>`, Unicode normalisation (NFC) and runs of white space.
 
     Raises:
-        ValueError: `vocab_size` has no room for the special tokens and the bytes or characters of the text, or a
-            sentence has half a character of UTF-16.
+        ValueError: `vocab_size` is too small for the special tokens and the bytes or characters of the text, or a
+            sentence has an unpaired UTF-16 surrogate.
     """
     build = {
         "bpe": _bpe,
@@ -84,10 +84,10 @@ def train_tokenizer(
         try:
             tokenizer.train_from_iterator(sentences, trainer)
         except UnicodeEncodeError as error:
-            half = error.object[max(0, error.start - 20) : error.start + 20]
-            raise ValueError(f"A sentence has half a character of UTF-16, not the other: {half!r}.") from error
+            context = error.object[max(0, error.start - 20) : error.start + 20]
+            raise ValueError(f"A sentence has an unpaired UTF-16 surrogate: {context!r}.") from error
         except Exception as error:
-            # This one of the unigram trainer has no class of its own.
+            # The unigram trainer has no error class of its own.
             if "not large enough" in str(error):
                 raise ValueError(f"{too_small}, which has more characters.") from error
             raise
@@ -102,7 +102,7 @@ def train_tokenizer(
 
 
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """As transformers knows it, with `</s>` behind each sentence."""
+    """Wraps a tokenizer for transformers, and makes it put `</s>` after each sentence."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
@@ -113,27 +113,27 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         eos_token="</s>",
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-        # A "</s>" that somebody wrote in a sentence is text, not the end of it.
+        # A "</s>" in the text of a sentence does not end it.
         split_special_tokens=True,
     )
 
 
 def language_tag(language: str) -> str:
-    """What stands in front of a source sentence that is to be translated into a language: `"de"` -> `"<2de>"`."""
+    """Returns the tag of a target language, which goes in front of a source sentence: `"de"` -> `"<2de>"`."""
     return f"<2{language}>"
 
 
 def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[str]) -> None:
     """
-    Makes the tags of languages entries of a vocabulary, where they are not yet.
+    Adds the tags of languages to a vocabulary, unless they are there.
 
-    A tag takes the spaces beside it along, so that the sentence behind it has the ids that it has without one.
+    A tag absorbs the spaces around it, so a sentence has the same ids with and without a tag in front.
 
     Args:
-        tokenizer ([`PreTrainedTokenizerBase`]): is changed.
+        tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
         languages (`Sequence[str]`): language codes.
     """
-    # Not special: a special token's name in a text is plain text here, but a tag is written into the text.
+    # Not special: special tokens are not recognized in text, where the tags are written.
     tokenizer.add_tokens(
         [
             AddedToken(language_tag(language), lstrip=True, rstrip=True, normalized=False, special=False)
@@ -142,33 +142,28 @@ def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[st
     )
 
 
-def language_tags(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The tags of a tokenizer by their target languages, as `{"de": "<2de>"}`; none, if it is for one direction."""
-    return {match[1]: tag for tag in tokenizer.get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
-
-
 def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
     """
-    The tag of a target language, to be written in front of a sentence, as `f"{tag} {sentence}"`.
+    Looks up the tag of a target language, to be put in front of a sentence as `f"{tag} {sentence}"`.
 
     Args:
-        tokenizer ([`PreTrainedTokenizerBase`]): of a model for several directions.
+        tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of a multilingual model.
         language (`str`): target language.
 
     Returns:
         `str`: the tag.
 
     Raises:
-        ValueError: the vocabulary has none for this language; the message names those that it has.
+        ValueError: the vocabulary has no tag for this language; the message lists its languages.
     """
     tags = language_tags(tokenizer)
     if language not in tags:
-        there = f"only for {', '.join(tags)}" if tags else "nor for any other"
-        raise ValueError(f"There is no tag for the target language {language!r}, {there}.")
+        known = f", only for {', '.join(tags)}" if tags else ": the vocabulary has no language tags"
+        raise ValueError(f"There is no tag for the target language {language!r}{known}.")
     return tags[language]
 
 
-# ---- One function a kind ------------------------------------------------------------------------------------------
+# ---- One function for each kind -----------------------------------------------------------------------------------
 
 
 def _bpe(vocab_size: int) -> Untrained:
@@ -192,8 +187,8 @@ def _unigram(vocab_size: int) -> Untrained:
 
 
 def _wordpiece(vocab_size: int) -> Untrained:
-    # The space is in the piece that begins a word, so that no other piece needs a mark. Longer words would be <unk>;
-    # in a language that writes no spaces, a word is as long as a sentence.
+    # The first piece of a word includes its space, so other pieces need no prefix. Words above the limit would be
+    # <unk>, and in a language without spaces a word is as long as a sentence.
     model = models.WordPiece(unk_token="<unk>", continuing_subword_prefix="", max_input_chars_per_word=10_000)
     return _cut_into_words(model), trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, continuing_subword_prefix="", show_progress=False
@@ -215,7 +210,7 @@ def _characters(vocab_size: int) -> Untrained:
 
 def _bytes(_: int) -> Untrained:
     entries = [*SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    # No character is an entry, and nothing is merged: each falls back to its bytes.
+    # Without entries for characters and without merges, every character falls back to its bytes.
     ids = {entry: i for i, entry in enumerate(entries)}
     tokenizer = Tokenizer(models.BPE(ids, [], byte_fallback=True, unk_token="<unk>"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
@@ -241,9 +236,9 @@ def _clean(*more: normalizers.Normalizer) -> normalizers.Normalizer:
 
 def _settle(tokenizer: Tokenizer) -> None:
     """
-    The trainer of unigram models goes through hash maps, whose order is chance. It shows in the last digits of the
-    scores, in the ids of equal scores, and in characters that it has dropped and adds again in the end, each with
-    0.0001 more than the one before. Here all these have one score, and the ids are in the order of score and piece.
+    Makes a trained unigram model deterministic. Its trainer iterates over hash maps in random order, which shows in
+    the last digits of the scores, in the ids of equal scores, and in the characters that it drops and adds again at
+    the end, each with 0.0001 more than the one before. These get one score, and ids follow score and piece.
     """
     pieces = json.loads(tokenizer.to_str())["model"]["vocab"][len(SPECIAL_TOKENS) :]
     lowest = min(score for _, score in pieces)
@@ -258,20 +253,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Loads a tokenizer that a translation model can use.
 
     Args:
-        name (`str`): a folder, or the id of a repository on the Hub.
+        name (`str`): folder, or id of a repository on the Hub.
 
     Returns:
         [`PreTrainedTokenizerBase`].
 
     Raises:
-        ValueError: there is none, or it lacks what translation needs.
+        ValueError: the tokenizer is missing, is not fast, or has no pad or end-of-sentence token.
     """
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
-        raise ValueError(f"The folder {name} has no tokenizer: none of {', '.join(TOKENIZER_FILES)} is in it.")
+        raise ValueError(f"The folder {name} has no tokenizer: it contains neither {' nor '.join(TOKENIZER_FILES)}.")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(
-            f"The tokenizer {name} is not a fast one (with a tokenizer.json), which is what is used here."
+            f"The tokenizer {name} is not a fast one (with a tokenizer.json): convert it, or choose another."
         )
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:

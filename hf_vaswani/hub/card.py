@@ -1,11 +1,11 @@
-"""The card of a model: rendered from what its run wrote down. What nobody wrote down is left out."""
+"""The model card: rendered from the records of a run. Facts that were not recorded are omitted."""
 
 import html
 import logging
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +35,28 @@ _BESIDE = Path(__file__).with_name("model_card.md")
 TEMPLATE = _BESIDE if _BESIDE.is_file() else Path(__file__).parents[2] / "model_card.md"
 PICTURE = "curve.png"
 
-# No sentence of the run's own text is shown: it may be private.
+# The examples are not from the run's text, which may be private.
 EXAMPLES = {
     "de": "Ein Hund läuft durch den Garten.",
     "en": "A dog runs through the garden.",
     "fr": "Un chien court dans le jardin.",
 }
-# What Green Algorithms (Lannelongue, Grealey and Inouye, 2021) takes for a core of a processor that it does not know.
+# Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12
 
 
 def card_files(run_dir: Path, folder: Path, scored: Scored, repo_id: str | None, revision: str) -> dict[str, bytes]:
     """
-    The card and its picture; arguments and errors as those of [`render_card`].
+    Renders the card and its training curve. Takes the arguments of [`render_card`], and raises its errors.
 
     Returns:
-        `dict[str, bytes]`: contents by name. Without matplotlib there is no picture.
+        `dict[str, bytes]`: content by file name. Without matplotlib, there is no curve.
     """
     files = {}
     try:
         from .curve import curve_picture
     except ImportError as error:
-        logger.warning(f"The model card has no curve. {error}")
+        logger.warning(f"The model card has no training curve. {error}")
     else:
         training = _curve(run_dir / CURVE, scored.step, "loss")
         validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", "bleu")
@@ -75,53 +75,47 @@ def render_card(
     has_curve: bool = False,
 ) -> ModelCard:
     """
-    The card of a model or of a checkpoint.
+    Renders the card of a model or a checkpoint.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        folder (`Path`): that of the model: its weights are counted.
-        scored ([`Result`] or [`Validation`]): test of a model, or validation of a checkpoint.
-        repo_id (`str`, *optional*): repository on the Hub that the examples name; by default the run's name.
-        revision (`str`): its branch.
-        has_curve (`bool`): whether the picture of the training is beside the card.
+        run_dir (`Path`): the run folder.
+        folder (`Path`): folder of the model or checkpoint.
+        scored ([`Result`] or [`Validation`]): test of the model, or validation of the checkpoint.
+        repo_id (`str`, *optional*): repository on the Hub that the examples load; defaults to a local folder.
+        revision (`str`): branch of the repository.
+        has_curve (`bool`): whether the training curve is beside the card.
 
     Returns:
-        [`ModelCard`]: with metadata that `huggingface_hub` has checked, `model-index` among them.
+        [`ModelCard`]: with metadata in the form of `huggingface_hub`, including the scores as `model-index`.
 
     Raises:
-        ValueError: a file of the run cannot be read.
+        ValueError: a record of the run is missing or damaged.
     """
     recipe = load_recipe([str(run_dir / RECIPE)])
     environment = read_environment(run_dir)
-    is_test = isinstance(scored, Result)
-    split = "test" if is_test else "validation"
+    split = "test" if isinstance(scored, Result) else "validation"
     on_hub = _datasets_on_the_hub(recipe, environment)
     sources = [recipe.data, *recipe.more_data]
-    languages = list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
     rows = list(_score_rows(sources, scored, split, on_hub)) if scored.bleu is not None else []
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
     parameters = _count_parameters(folder / WEIGHTS)
     directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
-    card_data = _metadata(languages, recipe.hub.license, on_hub, name, rows, scored)
-    headline = ""
-    if rows:
-        headline = f": BLEU {scored.bleu:.2f} on the {split} text" + (", a mean" if len(rows) > 1 else "")
     return ModelCard.from_template(
-        card_data,
+        _metadata(recipe, on_hub, name, rows),
         template_path=str(TEMPLATE),
         title=_cell(name),
-        summary=f"A translation model, {directions}, of {_many(parameters)} parameters{headline}.",
+        summary=f"A translation model for {directions} with {_many(parameters)} parameters{_headline(scored, split)}.",
         model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
         pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
         example=EXAMPLES.get(recipe.data.source_language, "..."),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
         scores=[
-            {"text": f"{row['direction']}: {_cell(row['text'])}"}
-            | {metric: f"{row[metric]:.2f}" for metric in METRICS}
+            {"text": f"{row.direction}: {_cell(row.text)}"}
+            | {metric: f"{score:.2f}" for metric, score in row.scores.items()}
             for row in rows
         ],
-        search=_search(recipe, is_test),
-        signatures=[(METRICS[metric], (scored.signatures or {})[metric]) for metric in METRICS] if rows else [],
+        search=_search(recipe, split),
+        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows else [],
         curve=PICTURE if has_curve else None,
         texts=[_cell(text) for text in _texts(sources, environment, on_hub)],
         facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
@@ -131,88 +125,102 @@ def render_card(
     )
 
 
-def _metadata(
-    languages: list[str],
-    licence: str | None,
-    on_hub: set[str],
-    name: str,
-    rows: list[dict[str, Any]],
-    scored: Scored,
-) -> ModelCardData:
-    """What the Hub reads of a card: tags to find it by, and the scores as its `model-index`."""
+def _headline(scored: Scored, split: str) -> str:
+    if scored.bleu is None:
+        return ""
+    where = f"on average over {len(scored.sets)} {split} sets" if scored.sets else f"on the {split} set"
+    return f", BLEU {scored.bleu:.2f} {where}"
+
+
+# ---- Scores ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The scores of one evaluation set, and how the card refers to its text."""
+
+    direction: str
+    text: str
+    dataset: str
+    config: str | None
+    split: str | None
+    scores: dict[str, float]
+    signatures: dict[str, str]
+
+
+def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub: set[str]) -> Iterator[_Scores]:
+    parts = [part for part in sources if _text(part, split, on_hub)]
+    only = {metric: getattr(scored, metric) for metric in METRICS}
+    sets = scored.sets or {f"{parts[0].source_language}-{parts[0].target_language}": only}
+    for part, (name, scores) in zip(parts, sets.items(), strict=True):
+        from_dataset = getattr(part, f"{split}_files") is None
+        yield _Scores(
+            direction=name,
+            text=_text(part, split, on_hub),
+            dataset=part.dataset if from_dataset and part.dataset in on_hub else "text",
+            # The Hub merges the results of sets that have dataset, config and split in common.
+            config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
+            split=getattr(part, f"{split}_split") if from_dataset else None,
+            scores={metric: scores[metric] for metric in METRICS},
+            signatures=scored.signatures or {},
+        )
+
+
+def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) -> ModelCardData:
+    """Returns the metadata by which the Hub finds the model and shows its scores."""
+    sources = [recipe.data, *recipe.more_data]
+    languages = dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language))
+    results = [
+        EvalResult(
+            task_type="translation",
+            task_name=f"Translation {row.direction}",
+            dataset_type=row.dataset,
+            dataset_name=row.text,
+            dataset_config=row.config,
+            dataset_split=row.split,
+            metric_type=metric,
+            metric_name=METRICS[metric],
+            metric_value=round(score, 2),
+            metric_args={"signature": row.signatures[metric]},
+        )
+        for row in rows
+        for metric, score in row.scores.items()
+    ]
     return ModelCardData(
-        language=languages,
-        license=licence,
+        language=list(languages),
+        license=recipe.hub.license,
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
         datasets=sorted(on_hub) or None,
         metrics=list(METRICS) if rows else None,
         model_name=name if rows else None,
-        eval_results=[
-            EvalResult(
-                task_type="translation",
-                task_name=f"Translation {row['direction']}",
-                dataset_type=row["dataset"],
-                dataset_name=row["text"],
-                dataset_config=row["config"],
-                dataset_split=row["split"],
-                metric_type=metric,
-                metric_name=METRICS[metric],
-                metric_value=round(row[metric], 2),
-                metric_args={"signature": (scored.signatures or {})[metric]},
-            )
-            for row in rows
-            for metric in METRICS
-        ]
-        or None,
+        eval_results=results or None,
     )
 
 
-# ---- Scores ------------------------------------------------------------------------------------------------------
-
-
-def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub: set[str]) -> Iterator[dict[str, Any]]:
-    """The scores of each set, with what is known of its text."""
-    parts = [part for part in sources if _text(part, split, on_hub)]
-    only = {metric: getattr(scored, metric) for metric in METRICS}
-    sets = scored.sets or {f"{parts[0].source_language}-{parts[0].target_language}": only}
-    for part, (name, scores) in zip(parts, sets.items(), strict=True):
-        from_dataset = getattr(part, f"{split}_files") is None
-        yield {
-            "direction": name,
-            "text": _text(part, split, on_hub),
-            "dataset": part.dataset if from_dataset and part.dataset in on_hub else "text",
-            # The model-index takes two texts for one that have all these in common.
-            "config": (part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
-            "split": getattr(part, f"{split}_split") if from_dataset else None,
-        } | {metric: scores[metric] for metric in METRICS}
-
-
-def _search(recipe: Recipe, is_test: bool) -> str:
+def _search(recipe: Recipe, split: str) -> str:
     evaluation = recipe.evaluation
-    beams = evaluation.num_beams if is_test else evaluation.validation_num_beams
-    limit = f", at most {evaluation.max_length} tokens" if evaluation.max_length is not None else ""
-    if beams == 1:
-        return f"of greedy search{limit}"
-    return (
-        f"of beam search with {beams} beams and the length penalty {evaluation.length_penalty_type} "
-        f"{evaluation.length_penalty}{limit}"
-    )
+    beams = evaluation.num_beams if split == "test" else evaluation.validation_num_beams
+    penalty = f"{evaluation.length_penalty_type} length penalty {evaluation.length_penalty}"
+    settings = [f"{beams} beams", penalty] if beams > 1 else []
+    if evaluation.max_length is not None:
+        settings.append(f"at most {evaluation.max_length} tokens")
+    return ("beam search" if beams > 1 else "greedy search") + (f" ({', '.join(settings)})" if settings else "")
 
 
 # ---- Text --------------------------------------------------------------------------------------------------------
 
 
 def _datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
-    """Those that were no folders when the run began. Of a run that did not note it, none is said to be."""
+    """Returns the datasets that were not local folders when the run began; none if the run did not record it."""
     found = zip([recipe.data, *recipe.more_data], environment.data or [], strict=False)
     names = {part.dataset for part, noted in found if not noted.dataset_is_local}
     return {name for name in names if name not in (None, "pocket")}
 
 
 def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
-    """What a text is called; of a file the name, because where it lay is nobody's business. "" if there is none."""
+    """Returns the name of a split's text, "" if there is none. Paths are reduced to names: they may be private."""
     files: Files = getattr(part, f"{split}_files")
     if files is not None:
         sides = (part.source_language, part.target_language)
@@ -222,13 +230,13 @@ def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
     if part.dataset is None or name is None:
         return ""
     if part.dataset == "pocket":
-        return f"the built-in corpus of hf_vaswani, made by rule ({name})"
+        return f"the synthetic corpus built into hf_vaswani ({name})"
     config = f", {part.dataset_config}" if part.dataset_config else ""
     return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
 
 
 def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[str]) -> Iterator[str]:
-    """A line for each source: its texts, their pairs, the licence."""
+    """Describes each source in one line: texts, numbers of pairs, licence."""
     notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
     for part, noted in zip(sources, notes, strict=False):
         texts, pairs = [], noted.pairs
@@ -245,11 +253,11 @@ def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[st
 def _facts(
     recipe: Recipe, environment: Environment, scored: Scored, parameters: int, folder: Path
 ) -> Iterator[tuple[str, str]]:
-    """Names and values of the table, as far as there are values."""
+    """Yields names and values for the table of the training procedure."""
     training, config = recipe.training, read_json(folder / "config.json")
     yield "parameters", f"{parameters:,}"
     yield (
-        "network",
+        "architecture",
         f"{config['encoder_layers']} + {config['decoder_layers']} layers, d_model {config['d_model']}, "
         f"d_ff {config['d_ff']}, {config['num_heads']} heads",
     )
@@ -257,34 +265,35 @@ def _facts(
     averaged = scored.averaged if isinstance(scored, Result) else []
     yield (
         "updates",
-        f"{scored.step:,}" + (f", the mean of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
+        f"{scored.step:,}" + (f", average of {len(averaged)} checkpoints" if len(averaged) > 1 else ""),
     )
     processes = environment.processes
     tokens = training.tokens_per_batch * training.accumulation_steps * processes
-    yield "an update", f"up to {tokens:,} tokens a side, padding counted"
-    rate = (
-        f"peak {training.peak_learning_rate}" if training.peak_learning_rate else f"{training.warmup_steps} steps up"
+    yield "tokens per update", f"up to {tokens:,} on each side, padding included"
+    rate = f", peak {training.peak_learning_rate}" if training.peak_learning_rate else ""
+    yield (
+        "optimizer",
+        f"{training.optimizer}, {training.schedule} schedule{rate}, {training.warmup_steps:,} warm-up updates",
     )
-    yield "optimizer", f"{training.optimizer}, schedule {training.schedule}, {rate}"
     yield (
         "precision",
-        "float32" if environment.mixed_precision == "no" else f"mixed, {environment.mixed_precision}",
+        "float32" if environment.mixed_precision == "no" else f"{environment.mixed_precision} mixed precision",
     )
     yield "seed", str(environment.seed)
     threads = environment.cpu_threads * processes
     if hardware := environment.gpu or environment.cpu:
         yield (
             "hardware",
-            f"{processes} x {hardware}" if environment.gpu else f"{threads} threads x {hardware}",
+            f"{processes} x {hardware}" if environment.gpu else f"{threads} threads on {hardware}",
         )
     if seconds := scored.seconds:
-        yield "time of the training", f"{_duration(seconds)}, validations included"
+        yield "training time", f"{_duration(seconds)}, validations included"
         if energy := _energy(environment, seconds):
-            yield "energy, estimated", energy
+            yield "energy (estimate)", energy
     versions = {"Python": environment.python} | environment.packages
-    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "software", ", ".join(f"{name} {version}" for name, version in versions.items())
     if environment.git_revision:
-        yield "revision of hf_vaswani", environment.git_revision
+        yield "hf_vaswani revision", environment.git_revision
 
 
 def _duration(seconds: float) -> str:
@@ -294,20 +303,20 @@ def _duration(seconds: float) -> str:
 
 
 def _energy(environment: Environment, seconds: float) -> str | None:
-    """Time times power: of GPUs their limit, of a processor what is usual for a core."""
+    """Estimates the energy as time times power: the power limit of a GPU, or a typical value of a processor core."""
     if environment.gpu:
-        watts, count, source = environment.gpu_watts, environment.processes, "the limit of each GPU"
+        watts, count, source = environment.gpu_watts, environment.processes, "power limit of each GPU"
     else:
         watts, count = WATTS_OF_A_CORE, environment.cpu_threads * environment.processes
-        source = "a core of an unknown processor, after Lannelongue et al. (2021)"
+        source = "typical power of a core, Lannelongue et al., 2021"
     if not watts:
         return None
     energy = watts * count * seconds / 3_600_000
-    return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}) for that time; the rest of the machine is not counted"
+    return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}), without the rest of the machine"
 
 
 def _command(environment: Environment, on_hub: set[str]) -> str:
-    """The command of the training, a line for each option."""
+    """Returns the command of the training, with one option per line."""
     program, *arguments = map(str, environment.command or ["hf-vaswani"])
     name = Path(program).name
     words = [
@@ -315,7 +324,7 @@ def _command(environment: Environment, on_hub: set[str]) -> str:
             name, f"python {name}" if name.endswith(".py") else name
         )
     ]
-    # What stands by itself is the recipe's file.
+    # An argument without an option is the recipe file.
     key = "recipe"
     for argument in arguments:
         option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
@@ -330,7 +339,7 @@ def _command(environment: Environment, on_hub: set[str]) -> str:
 
 
 def _value(option: str, text: str, on_hub: set[str]) -> str:
-    """The value of an option, with the names of files and folders alone."""
+    """Returns the value of an option, with paths reduced to names."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -344,7 +353,7 @@ def _value(option: str, text: str, on_hub: set[str]) -> str:
 
 
 def _settings(recipe: Recipe, on_hub: set[str]) -> str:
-    """The keys of a recipe that are not at their default, as YAML."""
+    """Returns the keys of a recipe that differ from their defaults, as YAML, with paths reduced to names."""
     found: dict[str, Any] = {}
     here, defaults = asdict(recipe), asdict(Recipe())
     for section in ("data", "tokenizer", "model", "training", "evaluation"):
@@ -361,7 +370,7 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
 
 
 def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
-    """The value of a recipe's key; of a file or folder the name alone, because where it lay is nobody's business."""
+    """Reduces the paths in the value of a recipe's key to the names of files and folders: they may be private."""
     if isinstance(value, dict):
         inner = key.endswith("_files")
         return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
@@ -372,9 +381,9 @@ def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
 
 
 def _count_parameters(path: Path) -> int:
-    """Elements of the weights; a tied matrix is stored, and counts, once."""
+    """Counts the elements of the weights. A tied matrix is stored once, and counted once."""
     if not path.is_file():
-        raise ValueError(f"There is no {path}.")
+        raise ValueError(f"{path} is missing.")
     with safe_open(path, framework="pt") as weights:
         return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
 
@@ -384,15 +393,15 @@ def _many(count: int) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text as it may stand in a line, or in a cell of a table."""
+    """Escapes text for one line of Markdown, or one cell of a table."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|")
 
 
 def _curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
-    """Points up to an update. The training may be writing one, so that it is not whole; what is no number has none."""
+    """Reads the points of a log up to an update, and skips incomplete lines: the training may be writing one."""
     lines, _ = read_json_lines(path)
     numbers = [(line, [line.get(name, "") for name in names]) for line in lines if line["step"] <= last]
-    # A loss that is not finite is written as null; there is no BLEU of that kind.
+    # A non-finite loss is written as null, a BLEU is always finite.
     optional = [type(None) if name == "loss" else float for name in names]
     return [
         line

@@ -1,4 +1,4 @@
-"""To the Hub, with a score or not at all: the gate, one commit of everything, and pushes beside a training."""
+"""Publishing on the Hub: only with a score, in one commit, and in the background of a training."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_session, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from ..files import digest, read_json, temporary_name
@@ -32,36 +32,36 @@ from .card import card_files
 
 logger = logging.getLogger(__name__)
 
-# Seconds without a byte after which the Hub counts as lost. By itself its client waits for ever.
+# Timeout in seconds of the Hub's client, which has none by default.
 ANSWER_SECONDS = 120
-# Checkpoints that are to be published, or could not be.
+# Folder of checkpoints that wait to be published.
 UNPUBLISHED = "unpublished"
 LEFT_BY_AN_EARLIER_PUSH = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|\w+_vaswani\.py")
 
 
 class PublishingError(OSError):
-    """The Hub refused, or could not be reached; says what to do. What was there before is there as it was."""
+    """The Hub refused a request, or could not be reached; the message says what to do."""
 
 
-# ---- The score comes first ---------------------------------------------------------------------------------------
+# ---- Score -------------------------------------------------------------------------------------------------------
 
 
 def read_score(run_dir: Path, folder: Path) -> Scored:
     """
-    What is known of a model or a checkpoint of a run.
+    Reads the score of a model or a checkpoint of a run.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        folder (`Path`): `model`, or one that is called `checkpoint-N`.
+        run_dir (`Path`): the run folder.
+        folder (`Path`): its `model`, or a folder `checkpoint-N`.
 
     Returns:
         [`Result`] of a model or [`Validation`] of a checkpoint, with the digests of the files that were scored.
 
     Raises:
-        ValueError: it has no score.
+        ValueError: there is no score, or its record is damaged.
     """
     if not folder.is_dir():
-        raise ValueError(f"There is no {folder}.")
+        raise ValueError(f"The folder {folder} does not exist.")
     if has_checkpoint_name(folder):
         progress = read_progress(folder)
         lines = [line for line in known_validations(run_dir) if line.step == progress.step]
@@ -70,75 +70,61 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
         return replace(lines[-1], seconds=progress.seconds, files=progress.files)
     path = run_dir / RESULT
     if not path.is_file():
-        raise ValueError(f"{run_dir} has no result: it is not the folder of a run, or its training is not over.")
+        raise ValueError(f"{run_dir} has no result: it is not a run folder, or its training is not finished.")
     try:
         result = read_result(run_dir)
     except ValueError as error:
-        raise ValueError(f"{error} The command of the training makes it again from the checkpoints.") from error
+        raise ValueError(f"{error} Repeat the training command to write it again from the checkpoints.") from error
     if result.bleu is None:
         raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
     if result.files is None:
         raise ValueError(
-            f"{path} is of an older version, and does not say what was scored: {folder} is not published."
+            f"{path} was written by an older version, which did not record the scored files: {folder} is not "
+            "published."
         )
     return result
 
 
 def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
     """
-    The gate.
+    Checks that a BLEU is high enough for publishing.
 
     Raises:
-        ValueError: the BLEU is below the least; names both.
+        ValueError: it is below `min_bleu`, or NaN.
     """
-    # Not "below", so that what is no number does not pass.
+    # A NaN fails this comparison, but would pass `bleu < min_bleu`.
     if bleu is None or not bleu >= min_bleu:
         raise ValueError(f"{folder} is not published: its BLEU is {bleu:.2f}, and hub.min_bleu is {min_bleu:.2f}.")
 
 
-# ---- One commit --------------------------------------------------------------------------------------------------
+# ---- Commit ------------------------------------------------------------------------------------------------------
 
 
 def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
     """
-    Publishes a model or a checkpoint, in one commit: weights, config, generation config, tokenizer, code, card.
+    Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, code and card.
 
     Args:
-        run_dir (`Path`): the run's folder.
+        run_dir (`Path`): the run folder.
         folder (`Path`): its `model`, or one of its checkpoints.
-        hub ([`HubRecipe`]): where to, and from which BLEU on.
+        hub ([`HubRecipe`]): destination and minimum BLEU.
 
     Returns:
-        `str`: the address of the commit. Where everything is on the Hub already, there is no new one.
+        `str`: URL of the commit; without changes, that of the last commit.
 
     Raises:
-        ValueError: the BLEU is too low, or missing, or a file is not the one that was scored.
+        ValueError: the BLEU is missing or too low, or a file differs from the one that was scored.
         PublishingError: the Hub refused, or could not be reached.
     """
     scored = read_score(run_dir, folder)
     check_score(folder, scored.bleu, hub.min_bleu)
     repo_id, revision = str(hub.repo_id), hub.revision
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
-    with _in_one_sentence(folder, repo_id, revision):
+    with _publishing_errors(folder, repo_id, revision):
         api = HfApi()
-        api.create_repo(repo_id, private=hub.private, exist_ok=True)
-        if hub.private and not api.model_info(repo_id).private:
-            raise PublishingError(
-                f"{folder} is not published: hub.private is true, but {repo_id} is public. Make it private on the "
-                "Hub, or name another hub.repo_id."
-            )
-        if revision != "main":
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        there = api.model_info(repo_id, revision=revision)
-        names = {each.rfilename for each in there.siblings or []}
-        if "config.json" in names:
-            config = read_json(Path(api.hf_hub_download(repo_id, "config.json", revision=there.sha)))
-            if config.get("model_type") != "vaswani":
-                raise PublishingError(
-                    f"{folder} is not published: {repo_id} ({revision}) has a model of another kind, "
-                    f"{config.get('model_type')!r}, which would be mixed with this one. Name another hub.repo_id."
-                )
-        # Weights in several files, or code, that an earlier push left and this one does not have.
+        head = _prepare_branch(api, folder, hub)
+        # Shards of weights and code files that this model does not have.
+        names = {each.rfilename for each in head.siblings or []}
         old = [name for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)]
         commit = api.create_commit(
             repo_id,
@@ -148,35 +134,57 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
             ],
             commit_message=f"{folder.name}: BLEU {scored.bleu:.2f} after {scored.step:,} updates",
             revision=revision,
-            # What somebody else has published meanwhile is not to be written over.
-            parent_commit=there.sha,
+            # The Hub refuses the commit if somebody else has committed in the meantime.
+            parent_commit=head.sha,
         )
     return str(commit.commit_url)
 
 
+def _prepare_branch(api: HfApi, folder: Path, hub: HubRecipe) -> ModelInfo:
+    """Creates repository and branch if necessary, and returns the branch's state; refuses one that must not change."""
+    repo_id, revision = str(hub.repo_id), hub.revision
+    api.create_repo(repo_id, private=hub.private, exist_ok=True)
+    if hub.private and not api.model_info(repo_id).private:
+        raise PublishingError(
+            f"{folder} is not published: hub.private is true, but {repo_id} is public. Make it private on the Hub, or "
+            "use another hub.repo_id."
+        )
+    if revision != "main":
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    head = api.model_info(repo_id, revision=revision)
+    if any(each.rfilename == "config.json" for each in head.siblings or []):
+        config = read_json(Path(api.hf_hub_download(repo_id, "config.json", revision=head.sha)))
+        if config.get("model_type") != "vaswani":
+            raise PublishingError(
+                f"{folder} is not published: {repo_id} ({revision}) has a model of another type, "
+                f"{config.get('model_type')!r}. Use another hub.repo_id."
+            )
+    return head
+
+
 def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes]:
-    """The files of a model by the names that they get on the Hub: those that were scored, and no other."""
+    """Returns the files that were scored, by their names on the Hub."""
     found: dict[str, str | bytes] = {}
     for name, sha256 in scored.items():
         path = folder / name
         if not path.is_file() or digest(path) != sha256:
-            what = "was changed" if path.is_file() else "is missing"
+            what = "was changed" if path.is_file() else "was deleted"
             raise ValueError(f"{path} {what} since the model was scored: {folder} is not published.")
-        # What was validated is the moving average, where there is one.
+        # If there is a moving average, it was validated.
         found[WEIGHTS if name == EMA_WEIGHTS else name] = str(path)
     return found
 
 
 @contextlib.contextmanager
-def _in_one_sentence(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
-    """Whatever goes wrong between here and the Hub, as a [`PublishingError`] that says what to do."""
+def _publishing_errors(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
+    """Turns every error of the Hub's client into a [`PublishingError`] that says what to do."""
     client = get_session()
     before, client.timeout = client.timeout, ANSWER_SECONDS
     try:
         yield
     except PublishingError:
         raise
-    # The client has its own errors, those of its HTTP library, RuntimeError and ValueError.
+    # The client raises its own errors, those of its HTTP library, RuntimeError and ValueError.
     except Exception as error:
         sentence = f"{folder} could not be published: {_advice(error, repo_id, revision)}"
         token = get_token()
@@ -187,85 +195,87 @@ def _in_one_sentence(folder: Path, repo_id: str, revision: str) -> Iterator[None
 
 def _advice(error: Exception, repo_id: str, revision: str) -> str:
     if isinstance(error, LocalTokenNotFoundError):
-        return "there is no token for the Hub: log in by `hf auth login`, or put one into HF_TOKEN."
+        return "there is no token for the Hub. Log in with `hf auth login`, or set HF_TOKEN."
     if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE says that there is no network: unset it, and give the command again."
-    # Of an upload that it has tried often enough, the client only says which file it was.
+        return "HF_HUB_OFFLINE is set. Unset it, and repeat the command."
+    # After its last attempt to upload a file, the client raises an error that only names the file.
     refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__
     status = refusal.response.status_code if isinstance(refusal, HfHubHTTPError) else None
     said = " ".join(str(getattr(refusal, "server_message", None) or error).split())
     if status == 401:
-        # The Hub says the same to those that have no token at all.
-        whose = "does not know this token" if get_token() else "wants a token"
-        return f"the Hub {whose}: log in by `hf auth login`, or put a token with the right to write into HF_TOKEN."
+        # The Hub answers the same to a wrong token and to none.
+        what = "does not know this token" if get_token() else "requires a token"
+        return f"the Hub {what}. Log in with `hf auth login`, or set HF_TOKEN to a token with write permission."
     if status == 403:
         return (
-            f"the token may not write to {repo_id}. It takes one with the right to write, of the owner or of a member "
-            f"of the organization ({said})."
+            f"the token may not write to {repo_id} ({said}). Use a token with write permission, of the owner or of a "
+            "member of the organization."
         )
     if status in (409, 412):
         return (
-            f"somebody has changed {repo_id} ({revision}) meanwhile. Look at what is there now; the same command "
-            "again puts this on top of it."
+            f"somebody else has changed {repo_id} ({revision}) in the meantime. Check what it contains now; the same "
+            "command commits on top of it."
         )
     if (status is not None and status < 500 and status != 429) or type(error) is ValueError:
-        return f"the Hub refused it for {repo_id} ({revision}): {said}"
-    trouble = "has had too many requests from here" if status == 429 else "failed, or could not be reached"
-    again = "What is there is whole, be it the old or the new; the same command again makes sure of it."
-    return f"the Hub {trouble} ({type(error).__name__}: {said}). {again}"
+        return f"the Hub refused the request for {repo_id} ({revision}): {said}"
+    trouble = "has received too many requests" if status == 429 else "failed, or could not be reached"
+    return (
+        f"the Hub {trouble} ({type(error).__name__}: {said}). The repository has either the old or the new version, "
+        "never a mixture; repeat the command to publish the new one."
+    )
 
 
-# ---- Beside a training -------------------------------------------------------------------------------------------
+# ---- During a training -------------------------------------------------------------------------------------------
 
 
 def _waiting(run_dir: Path) -> list[Path]:
-    """Checkpoints that are to be published, the oldest first."""
+    """Returns the checkpoints that wait to be published, oldest first."""
     return checkpoint_folders(run_dir / UNPUBLISHED)
 
 
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     """
-    Publishes the newest of the checkpoints that could not be published before; it takes the place of the older ones.
-    What is not good enough any more is dropped.
+    Publishes the newest of the checkpoints that wait to be published, and discards the others. It is discarded too if
+    its BLEU is too low by now.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        hub ([`HubRecipe`]): where to, and from which BLEU on.
+        run_dir (`Path`): the run folder.
+        hub ([`HubRecipe`]): destination and minimum BLEU.
 
     Raises:
-        PublishingError: the Hub refused, or could not be reached; they stay.
+        PublishingError: the Hub refused, or could not be reached; the checkpoints are kept.
     """
     waiting = _waiting(run_dir)
     if not waiting:
         return
     try:
-        logger.info(f"{waiting[-1].name} is published: {push_checkpoint(run_dir, waiting[-1], hub)}")
+        logger.info(f"Published {waiting[-1].name}: {push_checkpoint(run_dir, waiting[-1], hub)}")
     except ValueError as error:
         logger.warning(str(error))
     for folder in waiting:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-        # If nothing has come meanwhile.
+        # The folder is not empty if another checkpoint has arrived in the meantime.
         (run_dir / UNPUBLISHED).rmdir()
 
 
 class Publisher:
     """
-    Publishes checkpoints in a thread, while the training goes on.
+    Publishes checkpoints in a background thread of a training.
 
     Args:
-        run_dir (`Path`): the run's folder.
-        hub ([`HubRecipe`]): where to, which checkpoints, from which BLEU on.
-        step (`int`): updates of the checkpoint that the run goes on from, or 0; what waits of later ones will come
-            again.
+        run_dir (`Path`): the run folder.
+        hub ([`HubRecipe`]): destination, frequency and minimum BLEU.
+        step (`int`): updates of the checkpoint that the run resumes from, or 0. Waiting checkpoints of later updates
+            are discarded, because the training will write them again.
     """
 
     def __init__(self, run_dir: Path, hub: HubRecipe, step: int) -> None:
         self.run_dir, self.hub = run_dir, hub
         if hub.repo_id is not None and get_token() is None:
             logger.warning(
-                f"There is no token for the Hub, and {hub.repo_id} will want one: log in by `hf auth login`, or put "
-                "one into HF_TOKEN"
+                f"There is no token for the Hub, and publishing to {hub.repo_id} requires one: log in with "
+                "`hf auth login`, or set HF_TOKEN"
             )
         for folder in _waiting(run_dir):
             if checkpoint_step(folder) > step:
@@ -275,7 +285,7 @@ class Publisher:
         self.lock = threading.Lock()
 
     def offer(self, checkpoint: Path, number: int) -> None:
-        """Takes the `number`-th checkpoint, if its turn has come and its BLEU is high enough."""
+        """Publishes the `number`-th checkpoint of the run, if it is due and its BLEU is high enough."""
         if self.hub.every_n_checkpoints is None or number % self.hub.every_n_checkpoints:
             return
         try:
@@ -288,12 +298,12 @@ class Publisher:
         with self.lock:
             self.more = True
             if self.thread is None:
-                # The end of the program does not wait for it: what it has not published by then is kept.
+                # A daemon: the program's end does not wait for it, and checkpoints that still wait are kept.
                 self.thread = threading.Thread(target=self._push, daemon=True)
                 self.thread.start()
 
     def _keep(self, checkpoint: Path, names: list[str]) -> None:
-        """Other names for the files, because the checkpoint will be deleted when its time has come."""
+        """Links or copies the files, because the training will delete the checkpoint later."""
         kept = self.run_dir / UNPUBLISHED / checkpoint.name
         temporary = temporary_name(kept)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -315,13 +325,13 @@ class Publisher:
                 self.more = False
             try:
                 push_waiting(self.run_dir, self.hub)
-            # Nothing that happens here may end a training.
+            # No error in publishing may end a training.
             except Exception as error:
-                logger.warning(f"{error} It is kept, and tried again with the next one, or at the end.")
+                logger.warning(f"{error} It is retried with the next checkpoint, or at the end.")
 
     def wait(self) -> None:
-        """Waits until the thread has nothing left to do."""
+        """Waits until the thread has published everything."""
         thread = self.thread
         if thread is not None:
-            logger.info("Waiting for a checkpoint that is being published")
+            logger.info("Waiting until a checkpoint is published")
             thread.join()

@@ -1,7 +1,7 @@
-"""What a Vaswani model is: its sizes, its switches and its token ids, checked when they are set.
+"""Configuration of a Vaswani model: sizes, switches and token ids, with checks.
 
-The field names are the letters of "Attention Is All You Need" (Vaswani et al., 2017); the defaults are its base model
-(Table 3), and those of the authors' own code (tensor2tensor) where the paper is silent.
+Fields are named after the letters of "Attention Is All You Need" (Vaswani et al., 2017). The defaults are its base
+model (Table 3), and those of the authors' code (tensor2tensor) where the paper is silent.
 """
 
 import copy
@@ -17,8 +17,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# What a saved folder says about its code. The files lie beside the weights, so that the folder also loads where this
-# package is not installed, given trust_remote_code=True.
+# Written to config.json, which is saved with the files that it names: with trust_remote_code=True the folder loads
+# without this package.
 AUTO_MAP = {
     "AutoConfig": "configuration_vaswani.VaswaniConfig",
     "AutoModel": "modeling_vaswani.VaswaniModel",
@@ -39,21 +39,23 @@ CUSTOM_PIPELINES = {
 }
 
 
-class CustomPipelines(dict[str, Any]):
+class PipelineTasks(dict[str, Any]):
     """
-    The `custom_pipelines` of a config, which answer to `translation_xx_to_yy` as well. They hand out copies, because
-    transformers replaces the names in them by the classes.
+    Entries by the name of a pipeline task, in which `translation_xx_to_yy` has the entry of `translation`, and is an
+    alias of it if there is no such entry. Used for the `custom_pipelines` of a config and transformers' task aliases.
     """
 
     def __contains__(self, task: object) -> bool:
-        return super().__contains__(self._task(task))
+        return super().__contains__(task) or re.fullmatch(r"translation_[^_]+_to_[^_]+", str(task)) is not None
 
     def __getitem__(self, task: str) -> Any:
-        return copy.deepcopy(super().__getitem__(self._task(task)))
+        # A copy, because transformers replaces the class names in custom pipelines by the classes.
+        return copy.deepcopy(super().__getitem__(task))
 
-    @staticmethod
-    def _task(task: Any) -> Any:
-        return "translation" if re.fullmatch(r"translation_[^_]+_to_[^_]+", str(task)) else task
+    def __missing__(self, task: str) -> Any:
+        if task not in self:
+            raise KeyError(task)
+        return self.get("translation", "translation")
 
 
 @strict
@@ -65,12 +67,11 @@ class VaswaniConfig(PreTrainedConfig):
         vocab_size (`int`, defaults to 37000):
             Entries of the vocabulary that source and target share (Section 5.1).
         d_model (`int`, defaults to 512):
-            Width of the embeddings and of every sub-layer's output (Section 3.1). Even, where positions are
-            sinusoids.
+            Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even for sinusoids.
         d_ff (`int`, defaults to 2048):
             Width of the hidden layer of the feed-forward networks (Section 3.3).
         num_heads (`int`, defaults to 8):
-            Attention heads *h* of every attention, in both stacks (Section 3.2.2).
+            Heads *h* of every attention, in both stacks (Section 3.2.2).
         d_k (`int`, *optional*):
             Width of a head's queries and keys; `None` means `d_model / num_heads` (Section 3.2.2, Table 3 row B).
         d_v (`int`, *optional*):
@@ -80,58 +81,58 @@ class VaswaniConfig(PreTrainedConfig):
         decoder_layers (`int`, defaults to 6):
             Layers *N* of the decoder (Section 3.1).
         dropout (`float`, defaults to 0.1):
-            *P_drop*: on the sum of embedding and position, and on each sub-layer's output before it is added
+            Dropout *P_drop* of the sum of embedding and position, and of each sub-layer's output before it is added
             (Section 5.4).
         attention_dropout (`float`, defaults to 0.0):
-            Dropout on the attention weights; the paper has none.
+            Dropout of the attention weights, which is not in the paper.
         activation_dropout (`float`, defaults to 0.0):
-            Dropout inside the feed-forward networks, after the activation; the paper has none.
+            Dropout inside the feed-forward networks, after the activation, which is not in the paper.
         activation_function (`str`, defaults to `"relu"`):
-            Activation of the feed-forward networks, by transformers' name (Section 3.3).
+            Activation of the feed-forward networks, by its name in transformers (Section 3.3).
         norm_position (`str`, defaults to `"post"`):
-            `"post"`: LayerNorm(x + Sublayer(x)), as Section 3.1; `"pre"`: x + Sublayer(LayerNorm(x)) and one
-            LayerNorm on top of each stack, as tensor2tensor's later versions.
+            `"post"`: LayerNorm(x + Sublayer(x)), as in Section 3.1; `"pre"`: x + Sublayer(LayerNorm(x)) and one
+            LayerNorm on top of each stack, as in later versions of tensor2tensor.
         position_encoding (`str`, defaults to `"sinusoidal"`):
             `"sinusoidal"`: computed, for any length (Section 3.5); `"learned"`: a table of `max_position_embeddings`
             rows for each stack (Table 3 row E).
         sinusoid_layout (`str`, defaults to `"interleaved"`):
-            `"interleaved"`: sine and cosine in turn, as Section 3.5; `"concatenated"`: the same sines, then the same
-            cosines (Marian); `"tensor2tensor"`: concatenated, the exponents from 0 to 1 inclusive (also fairseq's,
-            with another `position_offset`).
+            `"interleaved"`: alternating sines and cosines, as in Section 3.5; `"concatenated"`: the same sines, then
+            the same cosines (Marian); `"tensor2tensor"`: concatenated, with exponents from 0 to 1 inclusive (also
+            fairseq, with another `position_offset`).
         position_offset (`int`, defaults to 0):
-            Number of a sentence's first position where positions are sinusoids; 2 in fairseq, which counts on from
-            the id of `<pad>`. The rows of a learned table are counted from 0.
+            First position of a sentence for sinusoids; 2 in fairseq, which starts after the id of `<pad>`. The rows of
+            a learned table are always counted from 0.
         max_position_embeddings (`int`, defaults to 1024):
-            Rows of a learned table. It is no limit for sinusoids.
+            Rows of a learned table. Sinusoids have no limit.
         layer_norm_eps (`float`, defaults to 1e-6):
-            Added to the variance in LayerNorm (tensor2tensor's value).
+            Epsilon added to the variance in LayerNorm (tensor2tensor's value).
         attention_bias (`bool`, defaults to `False`):
-            Whether the four projections of an attention have biases; the paper's have none (Section 3.2.2).
+            Whether the four projections of an attention have biases; not in the paper (Section 3.2.2).
         lm_head_bias (`bool`, defaults to `False`):
-            Whether the pre-softmax linear transformation has a bias; the paper's has none (Section 3.4).
+            Whether the pre-softmax linear transformation has a bias; not in the paper (Section 3.4).
         scale_embedding (`bool`, defaults to `True`):
             Whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
         share_embeddings (`bool`, defaults to `True`):
-            Whether source and target use one embedding matrix (Section 3.4). transformers ties nothing while
-            `tie_word_embeddings` is false, so neither does this.
+            Whether source and target share one embedding matrix (Section 3.4). Without effect if
+            `tie_word_embeddings` is false, because transformers then ties no weights.
         tie_word_embeddings (`bool`, defaults to `True`):
             Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
         language_pairs (`list[list[str]]`, *optional*):
             Directions that the model was trained for, as `[["en", "de"], ["en", "fr"]]`; pipelines refuse others.
-            `None` where nobody knows.
+            `None` if they are not known.
         use_cache (`bool`, defaults to `True`):
-            Whether the decoder returns its keys and values, so that generation computes them only once.
+            Whether the decoder returns its keys and values, which generation then computes only once.
         is_encoder_decoder (`bool`, defaults to `True`):
-            transformers' own; a [`VaswaniEncoderModel`] sets it to `False`.
-        is_decoder (`bool`, defaults to `False`): transformers' own.
-        pad_token_id (`int`, defaults to 0): Id of `<pad>`; its embedding is zero and stays zero.
+            Field of transformers; a [`VaswaniEncoderModel`] sets it to `False`.
+        is_decoder (`bool`, defaults to `False`): Field of transformers.
+        pad_token_id (`int`, defaults to 0): Id of `<pad>`, whose embedding is zero and stays zero.
         bos_token_id (`int`, defaults to 1): Id of `<s>`.
         eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.
         decoder_start_token_id (`int`, defaults to 1):
             First symbol of the decoder's input: the target is shifted right by one (Section 3.1).
 
     Raises:
-        ValueError: where sizes do not fit together; the message has both numbers.
+        ValueError: if a size or name is invalid, or sizes do not fit together.
     """
 
     model_type = "vaswani"
@@ -178,15 +179,15 @@ class VaswaniConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         custom_pipelines = kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
-        # transformers asks a config for pipelines before its own registry, and then for trust_remote_code. So they are
-        # an attribute only where this file itself came with the weights; elsewhere the task is registered.
+        # If a config has custom pipelines, transformers prefers them to its registry and demands trust_remote_code. So
+        # the attribute is set only if this file itself came with the weights; otherwise the task is registered.
         if custom_pipelines and __name__.startswith("transformers_modules."):
-            self.custom_pipelines = CustomPipelines(custom_pipelines)
-        # `@strict` calls it as well, and whenever a config is saved, but wraps the ValueError in one of its own kind.
+            self.custom_pipelines = PipelineTasks(custom_pipelines)
+        # `@strict` calls it as well, also when a config is saved, but wraps the ValueError in another one.
         self.validate_architecture()
 
     def validate_architecture(self) -> None:
-        """Refuses sizes and names that cannot make a model."""
+        """Raises a `ValueError` for sizes and names that do not describe a model."""
         sizes = "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings"
         for name in sizes.split():
             size = getattr(self, name)
@@ -208,7 +209,10 @@ class VaswaniConfig(PreTrainedConfig):
                 f"but it is {self.position_offset}."
             )
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id {self.pad_token_id} has no row: vocab_size is {self.vocab_size}.")
+            raise ValueError(
+                f"pad_token_id must be at least 0 and below vocab_size ({self.vocab_size}), "
+                f"but it is {self.pad_token_id}."
+            )
         if (self.d_k is None or self.d_v is None) and self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
@@ -216,9 +220,7 @@ class VaswaniConfig(PreTrainedConfig):
             )
         for pair in self.language_pairs or ():
             if len(pair) != 2:
-                raise ValueError(
-                    f"language_pairs must have a source and a target language in each, but one is {pair}."
-                )
+                raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
         for name in ("dropout", "attention_dropout", "activation_dropout"):
@@ -226,25 +228,25 @@ class VaswaniConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
         if self.activation_function not in ACT2FN:
             raise ValueError(
-                f"activation_function {self.activation_function!r} is not one that transformers knows: "
+                f"activation_function {self.activation_function!r} is not known to transformers: use one of "
                 f"{', '.join(sorted(ACT2FN))}."
             )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """
-        As in [`PreTrainedConfig`], which loads a config.json by it.
+        Makes a config from the contents of a config.json, see [`PreTrainedConfig.from_dict`].
 
         Raises:
-            ValueError: a field has a value of another type, or one that makes no model.
+            ValueError: if a field has a value of another type, or an invalid one.
         """
         try:
             return super().from_dict(config_dict, **kwargs)
         except StrictDataclassError as error:
-            raise ValueError(f"The config of the model cannot be used: {' '.join(str(error).split())}") from error
+            raise ValueError(f"The model's config is invalid: {' '.join(str(error).split())}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as it is written to config.json."""
+        """Returns the contents of config.json."""
         fields = super().to_dict()
         if self.is_encoder_decoder:
             fields["custom_pipelines"] = copy.deepcopy(CUSTOM_PIPELINES)
@@ -254,12 +256,12 @@ class VaswaniConfig(PreTrainedConfig):
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
         """
-        Writes config.json, and the files that it names beside it. A model calls it as well when it is saved;
-        transformers by itself would name only the class that is saved, and copy no file for a subclass of it.
+        Writes config.json and the model's code beside it. Models call it when they are saved. transformers alone would
+        name only the class that is saved, and copy no code for a subclass.
         """
         os.makedirs(save_directory, exist_ok=True)
         for path in Path(__file__).parent.glob("*_vaswani.py"):
-            # The text alone: where the package is read-only, its copies are to be writable, for the next save.
+            # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
         self.auto_map = AUTO_MAP | (getattr(self, "auto_map", None) or {})
         super().save_pretrained(save_directory, push_to_hub, **kwargs)

@@ -32,8 +32,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
-from .decoding_vaswani import AsWritten
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import cpu_dropout, is_plain_linear, smoothed_linear_cross_entropy
 

@@ -1,15 +1,15 @@
-"""Text in, translation out: the `translation` pipeline, for every sequence-to-sequence model of transformers.
+"""The `translation` pipeline, for every sequence-to-sequence model of transformers.
 
-The answers have the shapes that they had in transformers 4.
+Its inputs and outputs are those of transformers 4.
 """
 
 import copy
 import os
-import re
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
@@ -18,58 +18,67 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from .sentences_vaswani import join_sentences, sentence_spans
+from .sentences_vaswani import join_sentences, language_tags, sentence_spans
 
-# Held by the thread that uses a tokenizer, whose calls change its settings, or that changes the mode of a model. One
-# for all pipelines, because pipelines may share both; translating itself needs no lock.
+# Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
+# can share tokenizers and models, so they share the lock. Translation itself runs without it.
 LOCK = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    # A process that is forked, to read a dataset, gets no tokenizer that another thread is in the middle of.
+    # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
-# Of each model that translates: how many threads use it, and which of its modules go back to training after that.
-USERS: Counter[torch.nn.Module] = Counter()
-IN_TRAINING: dict[torch.nn.Module, list[torch.nn.Module]] = {}
+
+@dataclass
+class _Use:
+    """The threads in [`evaluation_mode`] of one model, and its modules that they found in training mode."""
+
+    threads: int = 0
+    in_training: list[torch.nn.Module] = field(default_factory=list)
+
+
+IN_USE: defaultdict[torch.nn.Module, _Use] = defaultdict(_Use)
 
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout is off as long as a thread is in here, and the last one leaves the model as it was."""
+    """Puts a model in evaluation mode. The last of several threads to leave gives its modules their modes back."""
     with LOCK:
-        USERS[model] += 1
-        IN_TRAINING.setdefault(model, []).extend([module for module in model.modules() if module.training])
+        use = IN_USE[model]
+        use.threads += 1
+        use.in_training += [module for module in model.modules() if module.training]
         model.eval()
     try:
         yield
     finally:
         with LOCK:
-            USERS[model] -= 1
-            if not USERS[model]:
-                del USERS[model]
-                for module in IN_TRAINING.pop(model):
+            use.threads -= 1
+            if not use.threads:
+                del IN_USE[model]
+                for module in use.in_training:
                     module.training = True
 
 
 class VaswaniTranslationPipeline(Pipeline):
-    """Translates sentences with any encoder-decoder model that can generate.
+    """
+    Translates text with any encoder-decoder model that can generate.
 
-    Beam search with 4 beams and at most 256 new tokens, unless the model's generation config or the caller says
-    otherwise. The model translates in evaluation mode and is handed back in the mode that it came in. Any number of
-    threads may translate with one pipeline at a time; but beside calls with `stop_strings`, for which `generate` uses
-    the tokenizer by itself, all should truncate alike.
+    The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
+    these. The model translates in evaluation mode and gets its previous mode back. Several threads may use one
+    pipeline at the same time; but with `stop_strings`, for which `generate` calls the tokenizer itself, they should
+    all pass the same `truncation`.
 
     Args:
-        model (`PreTrainedModel`): An encoder-decoder model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer; it needs a pad token as soon as `batch_size` is above 1.
-        task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"`, which names the two languages as well.
-        split_sentences (`bool`, *optional*, defaults to `False`): As in [`~VaswaniTranslationPipeline.__call__`], and
-            the default of every call.
-        kwargs: What [`Pipeline`] takes (`device`, `batch_size`, `num_workers`, ...), and everything that
-            [`~VaswaniTranslationPipeline.__call__`] takes, as the default of every call.
+        model ([`PreTrainedModel`]): an encoder-decoder model.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, which needs a pad token if `batch_size` is above 1.
+        task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` to set the two languages as well.
+        split_sentences (`bool`, *optional*, defaults to `False`): default of every call, see
+            [`~VaswaniTranslationPipeline.__call__`].
+        kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
+            of [`~VaswaniTranslationPipeline.__call__`].
 
     Raises:
-        ValueError: If there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
-            the name of the task, or lacks weights in the folder that it was loaded from by its name.
+        ValueError: if there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
+            the name of the task, or was loaded from a folder with missing weights.
 
     Example:
 
@@ -80,16 +89,16 @@ class VaswaniTranslationPipeline(Pipeline):
     ```
     """
 
-    # The annotations of transformers leave out what the Auto classes return.
+    # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
 
-    # None and not True: what is missing then reaches __init__, which says so in one sentence.
+    # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
     _load_processor = _load_image_processor = _load_video_processor = False
     _load_feature_extractor = False
     _pipeline_calls_generate = True
-    # Fills in only what neither the model's generation config nor the caller sets.
+    # Applies where neither the model's generation config nor the caller sets a value.
     _default_generation_config = GenerationConfig(num_beams=4, max_new_tokens=256)
 
     def __init__(
@@ -103,31 +112,31 @@ class VaswaniTranslationPipeline(Pipeline):
     ) -> None:
         if tokenizer is None:
             raise ValueError(
-                f"There is no tokenizer for {model.name_or_path or type(model).__name__}: pass `tokenizer=`, or let "
-                "AutoTokenizer.from_pretrained say which file or package is missing."
+                f"There is no tokenizer for {model.name_or_path or type(model).__name__}: pass `tokenizer=`, or call "
+                "AutoTokenizer.from_pretrained to see which file or package is missing."
             )
         if getattr(model, "loading_error", None):
-            raise ValueError(f"{model.loading_error} To translate all the same, set its loading_error to None.")
+            raise ValueError(f"{model.loading_error} To translate anyway, set the model's loading_error to None.")
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"Translation needs an encoder-decoder model, and {type(model).__name__} is not one.")
-        # T5 keeps settings for each pair of languages in its config, the text before every sentence among them.
+        # T5's config has settings for each pair of languages, among them a prefix for the sentences.
         task_settings = dict((getattr(model.config, "task_specific_params", None) or {}).get(task, {}))
         prefix = task_settings.pop("prefix", None)
         defaults = copy.deepcopy(self._default_generation_config)
         positions = getattr(model.config, "max_position_embeddings", None)
         offset = getattr(model.generation_config, "max_length_offset", None)
         if "max_length" in task_settings or offset is not None:
-            # The model knows better: a limit for this pair of languages, or one for each sentence.
+            # The model has its own limit, for this pair of languages or for each sentence.
             defaults.max_new_tokens = None
         elif positions is not None:
-            # A short model would run out of positions before it has made 256 tokens.
+            # A model with few positions would run out of them before 256 tokens.
             defaults.max_new_tokens = min(defaults.max_new_tokens, positions - 1)
         defaults.update(**task_settings)
         self._default_generation_config = defaults
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
         self.split_sentences = split_sentences
-        # pipeline() has used it by now and hands it on all the same; generate() would refuse it.
+        # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
         if prefix is not None:
@@ -144,18 +153,18 @@ class VaswaniTranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Sorts keywords into those of `preprocess`, of `_forward` and of `postprocess`.
-
-        `return_text` is taken and dropped: text is what comes back unless `return_tensors` is true.
+        """
+        Sorts keywords into those of `preprocess`, of `_forward` and of `postprocess`. `return_text` is ignored,
+        because text is returned unless `return_tensors` is true.
         """
         before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
         after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-        # The base class keeps these two for itself.
+        # The base class does not pass these two on.
         if self.assistant_model is not None:
             generate_kwargs.setdefault("assistant_model", self.assistant_model)
         if self.assistant_tokenizer is not None:
             generate_kwargs.setdefault("assistant_tokenizer", self.assistant_tokenizer)
-        # Only what was given: a keyword that a call leaves out keeps the value from the constructor.
+        # A keyword that a call does not give keeps the constructor's value.
         before = {name: value for name, value in before.items() if value is not None}
         after = {name: value for name, value in after.items() if value is not None}
         return before, generate_kwargs, after
@@ -169,48 +178,47 @@ class VaswaniTranslationPipeline(Pipeline):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Translates one text, or many. A text is one sentence for the model, unless it is split.
+        """
+        Translates one text or many. The model reads each text as one sentence, unless `split_sentences` is set.
 
         Args:
             inputs (`str`, `list[str]`, `list` of such lists, generator of `str` or `torch.utils.data.Dataset` of
-                `str`): The texts; a column of a dataset (`dataset["en"]`) counts as a list. Lists may be nested to any
-                depth, as long as one has only texts or only lists in it; transformers 4 translated but the first text
-                of each inner list.
-            args: Ignored, with a warning, as in every pipeline.
-            split_sentences (`bool`, *optional*, defaults to `False`): Translate each sentence of a text on its own
-                (see [`sentence_spans`]) and join the translations, the best with the best, the second with the second:
-                by the text's own white space where that has a newline, else by one space, or by none in a script that
-                has none. A language tag that a text begins with, as `<2de>`, is put in front of all its sentences.
-            num_workers (`int`, *optional*, defaults to 0): Processes that tokenize, or, of a dataset whose texts are
-                split, that read it.
-            batch_size (`int`, *optional*, defaults to 1): Sentences that the model translates at a time. Where texts
-                are split, these are of all texts of a list, but of one text of a generator or a dataset.
-            return_tensors (`bool`, *optional*): Give token ids back and not text.
-            return_text (`bool`, *optional*): Text is the default; `return_tensors=True` wins over this one.
-            clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): Remove spaces before punctuation.
-            truncation (`bool` or `str`, *optional*): Cut sentences that are longer than the tokenizer's
-                `model_max_length` or the model's `max_position_embeddings`; without it they reach the model as they
-                are.
-            src_lang (`str`, *optional*): Source language, for the multilingual tokenizers that need one.
-            tgt_lang (`str`, *optional*): Target language, likewise, and for the tokenizers whose vocabulary has a tag
-                for each target language, as `<2de>`: it is put in front of the sentence. A model whose config names
-                its languages (`language_pairs`) refuses others.
-            kwargs: Everything else goes to `model.generate`: `num_beams`, `num_return_sequences`,
-                `generation_config`, ...
+                `str`): the texts. A column of a dataset (`dataset["en"]`) counts as a list. Lists may be nested to any
+                depth, if each has either texts or lists as items; transformers 4 translated only the first text of
+                each inner list.
+            args: ignored, with a warning, as in every pipeline.
+            split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
+                (see [`sentence_spans`]) and join the translations of the same rank (see [`join_sentences`]). A
+                language tag at the beginning of a text, as `<2de>`, is put in front of each sentence.
+            num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
+                texts are split.
+            batch_size (`int`, *optional*, defaults to 1): number of sentences that the model translates at a time. If
+                texts are split, a batch has sentences of all texts of a list, but of one text of a generator or
+                dataset.
+            return_tensors (`bool`, *optional*): return token ids instead of text.
+            return_text (`bool`, *optional*): ignored; text is the default, and `return_tensors=True` overrides it.
+            clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
+            truncation (`bool` or `str`, *optional*): truncate sentences that are longer than the tokenizer's
+                `model_max_length` or the model's `max_position_embeddings`. By default they are not truncated.
+            src_lang (`str`, *optional*): source language, for multilingual tokenizers that need one.
+            tgt_lang (`str`, *optional*): target language, for multilingual tokenizers that need one, and for
+                vocabularies with a tag for each target language, as `<2de>`, which is put in front of the sentence.
+                Models whose config has `language_pairs` accept these languages only.
+            kwargs: arguments of `model.generate`: `num_beams`, `num_return_sequences`, `generation_config`, ...
 
         Returns:
             `list[dict]` with the key `translation_text` (`str`), or `translation_token_ids` (`torch.LongTensor` of
-            shape `(target,)`): for one text, its translations; for a list, one dict a text, or one list of dicts a
-            text if there are several translations of each, nested as the lists are. A generator or a dataset gives an
-            iterator, which translates as it is read, of one list of dicts a text. A text of white space alone is
-            translated as an empty one.
+            shape `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
+            text if there are several translations of each, nested like the input. For a generator or a dataset, an
+            iterator over one list of dicts per text, which translates while it is read. Text of white space alone is
+            translated to an empty text.
 
         Raises:
-            TypeError: If `inputs` or one of the texts is something else.
-            ValueError: If a keyword is known neither here nor to `generate`, if sentences cannot be batched because
-                the tokenizer has no pad token, if a text has half of a surrogate pair, if the model was not trained
-                for a language, if its vocabulary has tags for target languages and neither the call nor the text says
-                which, or if token ids are asked for of texts that are split.
+            TypeError: if `inputs` or one of the texts has another type.
+            ValueError: if neither the pipeline nor `generate` knows a keyword, sentences cannot be batched because the
+                tokenizer has no pad token, a text has half of a surrogate pair, the model was not trained for a
+                language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
+                `return_tensors` is used with `split_sentences`.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
         translate = super().__call__
@@ -229,50 +237,48 @@ class VaswaniTranslationPipeline(Pipeline):
         return translate(inputs, *args, **kwargs)
 
     def _translate_sentences(self, inputs: Any, *args: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
-        """What the base class's `__call__` does, for texts that are split."""
+        """Does the work of the base class's `__call__` for texts that are split into sentences."""
         after = self._sanitize_parameters(**kwargs)[2]
         if {**self._postprocess_params, **after}.get("return_tensors"):
-            raise ValueError("The translations of sentences are joined as text: there are no return_tensors of them.")
+            raise ValueError(
+                "return_tensors=True is not supported with split_sentences=True, which joins translations as text: "
+                "leave one of them out."
+            )
         if isinstance(inputs, str):
-            return self._translate_sentences([inputs], *args, num_workers=num_workers, **kwargs)[0]
+            return self._translate_split([inputs], *args, num_workers=num_workers, **kwargs)[0]
         if isinstance(inputs, list):
-            texts = [self._without_tag(text) for text in inputs]
-            spans_of = [sentence_spans(text) for _, text in texts]
-            sentences = [
-                tag + text[start:end]
-                for (tag, text), spans in zip(texts, spans_of, strict=True)
-                for start, end in spans
-            ]
-            found = iter(super().__call__(sentences, *args, num_workers=num_workers, **kwargs))
-            return [
-                [
-                    {
-                        "translation_text": join_sentences(
-                            text, spans, [candidate["translation_text"] for candidate in of_rank]
-                        )
-                    }
-                    for of_rank in zip(*(next(found) for _ in spans), strict=True)
-                ]
-                for (_, text), spans in zip(texts, spans_of, strict=True)
-            ]
+            return self._translate_split(inputs, *args, num_workers=num_workers, **kwargs)
         if isinstance(inputs, Dataset):
             workers = self._num_workers if num_workers is None else num_workers
             inputs = DataLoader(inputs, batch_size=None, num_workers=workers or 0)
 
         def translate(text: Any) -> Any:
             _require_text(text, "a sentence")
-            return self._translate_sentences(text, *args, num_workers=0, **kwargs)
+            return self._translate_split([text], *args, num_workers=0, **kwargs)[0]
 
         return PipelineIterator(inputs, translate, {})
 
+    def _translate_split(self, texts: list[str], *args: Any, **kwargs: Any) -> list[list[dict[str, str]]]:
+        """Translates the sentences of all texts together, and joins those of each text."""
+        split = [self._split(text) for text in texts]
+        sentences = [sentence for _, _, of_text in split for sentence in of_text]
+        translations = iter(super().__call__(sentences, *args, **kwargs))
+        return [_join(text, spans, [next(translations) for _ in spans]) for text, spans, _ in split]
+
+    def _split(self, text: str) -> tuple[str, list[tuple[int, int]], list[str]]:
+        """Returns a text without its language tag, the spans of its sentences, and the sentences with the tag."""
+        tag, text = self._without_tag(text)
+        spans = sentence_spans(text)
+        return text, spans, [tag + text[start:end] for start, end in spans]
+
     def _without_tag(self, text: str) -> tuple[str, str]:
-        """The language tag that a text begins with, and a space, or nothing; and the rest of it."""
+        """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
         with LOCK:
-            tags = self._language_tags().values()
+            tags = language_tags(self.tokenizer).values()
         tag = next((tag for tag in tags if text.lstrip().startswith(tag)), None)
         return ("", text) if tag is None else (f"{tag} ", text.lstrip().removeprefix(tag))
 
-    # The base class annotates each parameter of these three steps as a dict.
+    # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(
         self,
         input_: str,
@@ -280,22 +286,23 @@ class VaswaniTranslationPipeline(Pipeline):
         src_lang: str | None = None,
         tgt_lang: str | None = None,
     ) -> BatchEncoding:
-        """Turns one sentence into the model's inputs, a batch of 1.
+        """
+        Tokenizes one sentence.
 
         Args:
-            input_ (`str`): The sentence.
-            truncation (`bool` or `str`, *optional*, defaults to `False`): As the tokenizer takes it.
-            src_lang (`str`, *optional*): Source language; the one in the name of the task if there is none.
-            tgt_lang (`str`, *optional*): Target language, likewise.
+            input_ (`str`): the sentence.
+            truncation (`bool` or `str`, *optional*, defaults to `False`): the tokenizer's argument.
+            src_lang (`str`, *optional*): source language; by default that in the name of the task.
+            tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
 
         Returns:
-            `BatchEncoding`: `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` of shape `(1, 1)`,
-            which is 1 for a sentence without a word, and for a multilingual tokenizer the settings of `generate` that
-            choose the target language.
+            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` of shape
+            `(1, 1)`, which is 1 for a sentence without a word, and the settings of `generate` by which a multilingual
+            tokenizer chooses the target language.
 
         Raises:
-            TypeError: If the sentence is not a `str`.
-            ValueError: If the model was not trained for the languages, or is not told into which to translate.
+            TypeError: if the sentence is not a `str`.
+            ValueError: if the model was not trained for the languages, or needs a target language.
         """
         _require_text(input_, "a sentence")
         source_language, target_language = self._check_direction(src_lang, tgt_lang)
@@ -314,13 +321,13 @@ class VaswaniTranslationPipeline(Pipeline):
                 )
             else:
                 encoding = self.tokenizer(sentence, **settings)
-        # Some tokenizers make it for encoders of their own kind; generate() does not take it.
+        # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
         encoding["is_blank"] = torch.tensor([[int(is_blank)]])
         return encoding
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
-        """Source and target language, from the name of the task if not given; refuses what the model cannot do."""
+        """Returns source and target language, by default the task's, after checking the model's `language_pairs`."""
         source, target = src_lang or self._task_languages[0], tgt_lang or self._task_languages[1]
         pairs = getattr(self.model.config, "language_pairs", None)
         if pairs and not any(source in (None, pair[0]) and target in (None, pair[1]) for pair in pairs):
@@ -328,51 +335,49 @@ class VaswaniTranslationPipeline(Pipeline):
                 f"{word} {language!r}" for word, language in (("from", source), ("to", target)) if language
             )
             known = ", ".join("-".join(pair) for pair in pairs)
-            raise ValueError(f"The model does not translate {asked}: its config says that it was trained for {known}.")
+            raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
     def _language_tag(self, language: str | None, tag: str) -> str:
         """
-        The tag of the target language and a space, to go in front of a sentence, where the vocabulary has tags.
+        Returns the tag of the target language and a space, to put in front of a sentence, or nothing if the sentence
+        has a tag or the vocabulary has none.
 
         Args:
-            language (`str`, *optional*): the target language. Without one it is that of the model, if its config names
-                its languages and has but one of them.
-            tag (`str`): the tag that the sentence has already and a space, or nothing.
+            language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
+            tag (`str`): the sentence's own tag and a space, or nothing.
         """
-        tags = self._language_tags()
+        tags = language_tags(self.tokenizer)
         known = {pair[1] for pair in getattr(self.model.config, "language_pairs", None) or ()} & tags.keys()
         if language is None and not tag and known:
             if len(known) > 1:
                 raise ValueError(
-                    f"The model translates into {', '.join(sorted(known))}: say into which by tgt_lang, or put one of "
+                    f"The model translates into {', '.join(sorted(known))}: choose one by tgt_lang, or put one of "
                     f"{', '.join(tags[each] for each in sorted(known))} in front of the text."
                 )
             (language,) = known
         if language is None or not tags:
             return ""
         if language not in tags:
-            raise ValueError(f"There is no tag for the target language {language!r}, only for {', '.join(tags)}.")
+            raise ValueError(
+                f"The vocabulary has no tag for the target language {language!r}, only for {', '.join(tags)}."
+            )
         if tag and tag.strip() != tags[language]:
             raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
         return "" if tag else f"{tags[language]} "
 
-    def _language_tags(self) -> dict[str, str]:
-        """The tags that the vocabulary has, by their languages."""
-        get_added_vocab = getattr(self.tokenizer, "get_added_vocab", dict)
-        return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
-
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, torch.Tensor]:
-        """Translates one batch.
+        """
+        Translates one batch.
 
         Returns:
-            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`): of a sentence without
-            a word nothing but padding, because a model would invent something.
+            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`). Those of a sentence
+            without a word are padding, because a model would invent a translation.
         """
         is_blank = model_inputs["is_blank"][:, 0].bool()
         model_inputs = {name: value for name, value in model_inputs.items() if name != "is_blank"}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
-        # What the tokenizer adds for the target language; batching made a list of equal items of it.
+        # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
         language = {
             name: value[0] if isinstance(value, list) else value
             for name, value in model_inputs.items()
@@ -383,7 +388,7 @@ class VaswaniTranslationPipeline(Pipeline):
         settings.setdefault("tokenizer", self.tokenizer)
 
         if is_blank.all():
-            # Somebody may be waiting for it.
+            # Another thread may be waiting for the end of the stream.
             if settings.get("streamer") is not None:
                 settings["streamer"].end()
             config = settings.get("generation_config") or self.model.generation_config
@@ -402,11 +407,11 @@ class VaswaniTranslationPipeline(Pipeline):
         return {"output_ids": output_ids}  # [batch, candidates, target]
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Lets the caller's length limit replace the model's, be it a `max_length` or a `max_new_tokens`.
-
-        On their own they would meet in `generate`, where `max_new_tokens` wins, whoever set it, with a warning.
         """
-        # A generation config given to the call replaces what the constructor was given.
+        Lets the caller's length limit override the model's, whether it is `max_length` or `max_new_tokens`. In
+        `generate` itself `max_new_tokens` overrides the other one, whoever set it, with a warning.
+        """
+        # A generation config of the call replaces the constructor's settings.
         constructor = {} if "generation_config" in generate_kwargs else self._generate_kwargs
         for keywords in (generate_kwargs, constructor):
             limits = {name: keywords.get(name) for name in ("max_length", "max_new_tokens")}
@@ -420,15 +425,16 @@ class VaswaniTranslationPipeline(Pipeline):
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
-        """Turns the token ids of one sentence into its answer.
+        """
+        Decodes the translations of one sentence.
 
         Args:
             model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`.
-            return_tensors (`bool`, *optional*, defaults to `False`): Keep the ids.
-            clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): Remove spaces before punctuation.
+            return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
+            clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
 
         Returns:
-            `list[dict]`: One dict a candidate, the best first.
+            `list[dict]`: one dict per candidate, the best first.
         """
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
@@ -443,7 +449,7 @@ class VaswaniTranslationPipeline(Pipeline):
 
 
 def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
-    """Raises the `TypeError` of this module unless `sentence` is a `str`, and a `ValueError` if it is no text."""
+    """Raises a `TypeError` unless `sentence` is a `str`, and a `ValueError` if it cannot be encoded."""
     if not isinstance(sentence, str):
         raise TypeError(f"Translation takes a str{alternatives}, but {where} is a {type(sentence)}.")
     try:
@@ -454,8 +460,18 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         ) from error
 
 
+def _join(
+    text: str, spans: Sequence[tuple[int, int]], translations: Sequence[Sequence[dict[str, str]]]
+) -> list[dict[str, str]]:
+    """Joins the translations of a text's sentences, candidates of the same rank with each other."""
+    return [
+        {"translation_text": join_sentences(text, spans, [candidate["translation_text"] for candidate in of_rank])}
+        for of_rank in zip(*translations, strict=True)
+    ]
+
+
 def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
-    """The texts of a list, or of lists within lists; raises a TypeError where there is something else."""
+    """Yields the texts of nested lists; raises a `TypeError` for an item of another type."""
     nested = _is_nested(items)
     for position, item in enumerate(items):
         where = f"item {position} of {name}"
@@ -467,7 +483,7 @@ def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
 
 
 def _nested_as(items: list[Any], translations: Iterator[Any]) -> list[Any]:
-    """The translations of the texts of a list, in lists that are nested like it."""
+    """Returns the translations of the texts of a list, nested like it."""
     if _is_nested(items):
         return [_nested_as(item, translations) for item in items]
     return [next(translations) for _ in items]

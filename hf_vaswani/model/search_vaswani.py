@@ -24,7 +24,8 @@ from transformers.generation import (
     logits_process,
 )
 
-from .decoding_vaswani import EnsembleDecoder, is_unmodified
+from .as_written_vaswani import is_unmodified
+from .decoding_vaswani import EnsembleDecoder
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.

@@ -1,18 +1,19 @@
-"""A text cut into sentences, and their translations joined again: by a few rules, for any language."""
+"""Splitting a text into sentences, by a few rules for any language; joining their translations; language tags."""
 
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 OPENING, CLOSING = "\"'“”„‘’‚«»‹›([{¿¡", "\"'“”‘’«»‹›)]}"
 WHITE_SPACE = " \t\u00a0\u202f"
 MARKS = tuple(".!?…؟۔।॥")
-# Of scripts that have no spaces: these end a word as well.
+# Marks of scripts without spaces, which end a word as well.
 WIDE_MARKS, WIDE_CLOSING = tuple("。！？｡"), "」』）】》”’"
-# A mark that closes may stand by itself, as in "« Bonjour. »": then it belongs to the word before.
+# A closing mark with spaces around it, as in "« Bonjour. »", belongs to the word before.
 WORD = re.compile(r"[^\s。！？｡]*[。！？｡]+[」』）】》”’]*|\S+(?:[^\S\n]+[”’»›)\]}]+(?!\S))?")
-# What has a period that ends no sentence: letters, as in "J.", "z. B.", "e.g.", "Ph.D."; numbers, as in "3. Mai" and
-# "Ludwig XIV."; and consonants, as in "Dr.", "vs.", "bzw."; and some that no sentence ends with.
+# Words whose period does not end a sentence: letters, as in "J.", "z. B.", "e.g.", "Ph.D."; numbers, as in "3. Mai"
+# and "Ludwig XIV."; consonants, as in "Dr.", "vs.", "bzw."; and some abbreviations that never end a sentence.
 ABBREVIATION = re.compile(
     r"\W*(?:(?:[A-Za-zÀ-ӿ]{1,2}\.)+[A-Za-zÀ-ӿ]{1,2}|[A-Za-zÀ-ӿ]|\d{1,2}|[IVX]+|[A-Z]?[bcdfghjklmnpqrstvwxz]{1,4}"
     r"|Prof|Capt|Col|Gen|Gov|Rep|Rev|Sen|Abb|Fig|Tel|inkl)\."
@@ -21,17 +22,18 @@ ABBREVIATION = re.compile(
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """
-    Where the sentences of a text are.
+    Splits a text into sentences.
 
-    A sentence ends before a newline; behind `.!?…` and the like, if white space follows and then no small letter; and
-    behind `。！？`. A period ends none before a number, or in an abbreviation, which is told by its form alone: "He is
-    12. She is 10." and "It is vitamin C. It helps." stay together, which does little harm; "usw. Auch" is cut.
+    A sentence ends before a newline; after `.!?…` and similar marks, if white space follows and then no lower-case
+    letter; and after `。！？`. A period does not end a sentence before a number or in an abbreviation, which is
+    recognised by its form alone: "He is 12. She is 10." and "It is vitamin C. It helps." stay together, which does
+    little harm, and "usw. Auch" is split.
 
     Args:
-        text (`str`): of any length.
+        text (`str`): a text of any length.
 
     Returns:
-        `list[tuple[int, int]]`: where each begins and ends; between them there is but white space. A text without a
+        `list[tuple[int, int]]`: start and end of each sentence, with only white space between them. A text without a
         word is one sentence.
     """
     words = list(WORD.finditer(text))
@@ -46,9 +48,9 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _ends_sentence(word: str, after: str) -> bool:
-    """Whether a sentence ends behind a word, and before the one that comes after it."""
+    """Returns whether a sentence ends between two words."""
     if _is_wide(word):
-        # What was said in quotes goes on with a comma, or with hiragana, as in 「行く。」と言った.
+        # A sentence continues after a quotation with a comma or with hiragana, as in 「行く。」と言った.
         return not after.startswith(("，", "、")) and not (word[-1] in WIDE_CLOSING and "ぁ" <= after[0] <= "ゟ")
     bare, first = word.rstrip(CLOSING + WHITE_SPACE), after.lstrip(OPENING)[:1]
     if not bare.endswith(MARKS) or first.islower():
@@ -57,22 +59,22 @@ def _ends_sentence(word: str, after: str) -> bool:
 
 
 def _is_wide(text: str) -> bool:
-    """Whether a text ends as a sentence does in a script that has no spaces."""
+    """Returns whether a text ends with a sentence mark of a script without spaces."""
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
 def join_sentences(text: str, spans: Sequence[tuple[int, int]], translations: Sequence[str]) -> str:
     """
-    One text of the translations of another one's sentences.
+    Joins the translations of a text's sentences.
 
     Args:
-        text (`str`): the other one.
-        spans (`Sequence[tuple[int, int]]`): where its sentences are, as [`sentence_spans`] has them.
-        translations (`Sequence[str]`): of each.
+        text (`str`): the source text.
+        spans (`Sequence[tuple[int, int]]`): its sentences, from [`sentence_spans`].
+        translations (`Sequence[str]`): a translation of each sentence.
 
     Returns:
-        `str`: between two of them the white space of the text where that has a newline, else one space, or none in a
-        script that has none.
+        `str`: the translations, separated by the source's white space if that has a newline, else by one space, or by
+        nothing after a mark of a script without spaces.
     """
     pieces, end = [""], 0
     for (start, next_end), translation in zip(spans, translations, strict=True):
@@ -85,3 +87,12 @@ def join_sentences(text: str, spans: Sequence[tuple[int, int]], translations: Se
             pieces.append(translation)
         end = next_end
     return "".join(pieces) + (text[end:] if "\n" in text[end:] else "")
+
+
+def language_tags(tokenizer: Any) -> dict[str, str]:
+    """
+    Returns the tags of target languages in a vocabulary, as `{"de": "<2de>"}`. They are put in front of a source
+    sentence. A tokenizer for a single direction has no tags.
+    """
+    get_added_vocab = getattr(tokenizer, "get_added_vocab", dict)
+    return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}

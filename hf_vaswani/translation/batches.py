@@ -10,9 +10,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import length_batches
-from ..data.tokenizer import language_tags
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import evaluation_mode
+from ..model.sentences_vaswani import language_tags
 
 
 def translate_corpus(

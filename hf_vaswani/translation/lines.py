@@ -9,9 +9,8 @@ from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.tokenizer import language_tags
 from ..interruption import delayed_signals
-from ..model.sentences_vaswani import sentence_spans
+from ..model.sentences_vaswani import language_tags, sentence_spans
 from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 

@@ -1,4 +1,4 @@
-"""Texts and the command line that tests of several verbs share."""
+"""Texts and helpers shared by the tests of several verbs."""
 
 import io
 import resource
@@ -20,7 +20,7 @@ def translate(monkeypatch, capsys, text: bytes, *arguments: str) -> tuple[int, s
 
 @pytest.fixture
 def texts(tmp_path):
-    """Two files of many short lines, some empty; the whole text as bytes."""
+    """Writes two files of many short lines, some empty; returns their folder and the whole text as bytes."""
     words = ["one", "two three", "", "four five six", "nine"]
     lines = [f"{words[i % 5]} {words[i % 3]}".strip() for i in range(60)]
     (tmp_path / "a.txt").write_text("\n".join(lines[:33]) + "\n", encoding="utf-8")
@@ -30,7 +30,7 @@ def texts(tmp_path):
 
 @contextmanager
 def size_limit(size: int) -> Iterator[None]:
-    """No file grows beyond it: what a full disk does, under another name."""
+    """Limits the size of files: writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -26,7 +26,7 @@ def evaluate(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def test_evaluate_gives_the_score_of_the_trainings_test(tiny_run, tmp_path, capsys) -> None:
+def test_evaluate_repeats_the_test_score_of_the_training(tiny_run, tmp_path, capsys) -> None:
     result = json.loads((tiny_run / "test.json").read_text())
     data = [str(tiny_run.parent / f"text.{language}") for language in ("en", "de")]
     output = tmp_path / "translations"
@@ -121,7 +121,7 @@ def test_compare_shows_one_table(tmp_path, capsys) -> None:
     assert rows[0]["score"] == score(texts["good"], references)["bleu"]
     for systems, words in (
         ([names["good"]], "needs at least two systems"),
-        ([names["good"], names["good"]], "one is there twice"),
+        ([names["good"], names["good"]], "is given twice: name each file"),
         ([names["good"], str(tmp_path / "none")], "There is no file"),
     ):
         assert main(["compare", *systems, "--references", names["references"]]) == 2

@@ -15,11 +15,11 @@ from hf_vaswani.translation import quantization
 from .conftest import translate
 
 
-def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) -> None:
+def test_a_target_language_prepends_its_tag(tiny_run, monkeypatch, capsys) -> None:
     seen = []
     monkeypatch.setattr(translation, "translate_corpus", lambda model, tokenizer, lines: seen.extend(lines) or lines)
     arguments = ["--model", str(tiny_run / "model"), "--target-language", "de"]
-    # The model knows its one language, and needs no tag for it.
+    # A bilingual model needs no tag.
     code, _, error = translate(monkeypatch, capsys, b"one\n", *arguments[:3], "fr")
     assert (code, seen) == (2, []) and "The model translates into de, but --target-language is 'fr'" in error
     assert translate(monkeypatch, capsys, b"one\n", *arguments)[0] == 0
@@ -45,7 +45,7 @@ def test_a_target_language_is_the_tag_in_front(tiny_run, monkeypatch, capsys) ->
     assert code == 2 and "standard input, line 2, has no target language tag" in error and "<2de>" in error
 
 
-def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+def test_models_with_different_vocabularies_are_refused(tiny_run, tmp_path, monkeypatch, capsys) -> None:
     model, other = str(tiny_run / "model"), tmp_path / "other"
     text = b"one two three\nnine\n"
     _, expected, _ = translate(monkeypatch, capsys, text, "--model", model)
@@ -57,7 +57,7 @@ def test_several_models_have_one_vocabulary(tiny_run, tmp_path, monkeypatch, cap
     assert (code, out) == (2, "") and f"{model} and {other} have different vocabularies" in error
 
 
-def test_int8_is_another_model(tiny_run, monkeypatch, capsys) -> None:
+def test_int8_quantizes_the_model(tiny_run, monkeypatch, capsys) -> None:
     seen = []
     monkeypatch.setattr(quantization, "to_int8", lambda model: seen.append(model) or model)
     arguments = ("--model", str(tiny_run / "model"))
@@ -66,7 +66,7 @@ def test_int8_is_another_model(tiny_run, monkeypatch, capsys) -> None:
     assert out == translate(monkeypatch, capsys, b"one two\n", *arguments)[1]
 
 
-def test_one_beam_warns_of_nothing(tiny_run, monkeypatch, capsys, caplog) -> None:
+def test_greedy_search_warns_about_nothing(tiny_run, monkeypatch, capsys, caplog) -> None:
     transformers_logging.enable_propagation()
     try:
         code, _, err = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), "--num-beams", "1")
@@ -93,7 +93,7 @@ def test_compressed_text_is_read(tiny_run, texts, capsys) -> None:
     assert "a.txt.gz cannot be read as gz" in capsys.readouterr().err
 
 
-def test_what_never_ends_is_no_line(tiny_run, monkeypatch, capsys) -> None:
+def test_a_line_without_end_is_refused(tiny_run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(inputs, "LONGEST_LINE", 2**20)
     assert main(["translate", "/dev/zero", "--model", str(tiny_run / "model")]) == 2
     assert "/dev/zero, line 1, is longer than 1,048,576 bytes" in capsys.readouterr().err

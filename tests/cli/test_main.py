@@ -50,14 +50,18 @@ def test_every_verb_explains_itself(capsys, monkeypatch) -> None:
 
 def test_help_and_version_import_no_more_than_the_package() -> None:
     program = (
-        "import sys, hf_vaswani; before = set(sys.modules); from hf_vaswani.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}), file=sys.stderr)"
+        "import contextlib, sys, hf_vaswani; before = set(sys.modules)\n"
+        "from hf_vaswani.cli import main\n"
+        "for verb in [], *([verb] for verb in sys.argv[2:]):\n"
+        "    for option in ['--help', *(['--version'] if not verb else [])]:\n"
+        "        with contextlib.suppress(SystemExit):\n"
+        "            main([*verb, option])\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}), file=sys.stderr)"
     )
-    for arguments in (["--version"], ["--help"], ["translate", "--help"]):
-        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        assert set(done.stderr.split()) - set(sys.stdlib_module_names) <= {"hf_vaswani"}
+    command = [sys.executable, "-c", program, "--", *VERBS[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.count("usage: ") == len(VERBS)
+    assert set(done.stderr.split()) - set(sys.stdlib_module_names) == {"hf_vaswani"}
 
 
 def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeypatch, capsys) -> None:
@@ -76,36 +80,40 @@ def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeyp
     assert main(arguments) == 2 and capsys.readouterr().err == "hf-vaswani: Out of memory.\n"
 
 
-def test_a_reader_that_has_enough_ends_a_verb_quietly(tiny_run, texts) -> None:
+def test_a_closed_pipe_ends_a_verb_quietly(tiny_run, texts) -> None:
     command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
     script = f"{command} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and "rror" not in done.stderr, done.stderr
 
 
-DOORS = {
+ENTRY_POINTS = {
     "module": ["-m", "hf_vaswani.cli", "translate", "--model", "nowhere"],
     "script": ["-c", "import sys, hf_vaswani_start; sys.exit(hf_vaswani_start.main())", "translate"],
     "launcher": [str(ROOT / "train.py"), "none.yaml"],
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_ctrl_c_while_libraries_are_imported_is_quiet(door) -> None:
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_ctrl_c_while_libraries_are_imported_is_quiet(entry_point) -> None:
     for seconds in (0.3, 0.8, 1.6):
         process = subprocess.Popen(
-            [sys.executable, *DOORS[door]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, *ENTRY_POINTS[entry_point]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        # On a fast machine it may have come to its own error, or to its own word, before.
+        # A fast machine may reach the verb's own error, or its own message, before the signal.
         assert (process.returncode, err) in ((130, ""), (130, "hf-vaswani: stopped.\n")) or process.returncode == 2
         assert "Traceback" not in err and not out
 
 
-def test_ctrl_c_of_others_is_theirs_and_threads_sleep_while_they_wait() -> None:
-    """Importing the package changes no signal; the doors set the policy before torch is loaded."""
+def test_importing_keeps_signal_handlers_and_starting_makes_threads_sleep() -> None:
+    """Importing the package changes no handler; the entry points set the policy before torch is loaded."""
     programs = (
         "import signal, hf_vaswani; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)",
         "import os, hf_vaswani_start as start; start.before_imports(); import sys; "
@@ -131,7 +139,7 @@ TRAIN = "accelerate,datasets,evaluate,jinja2,jsonargparse,sacrebleu,tabulate,pan
 CONVERT = "ctranslate2,onnx,onnxruntime,onnxscript,sentencepiece"
 
 
-def test_each_extra_does_without_the_others(tiny_run, tmp_path) -> None:
+def test_each_extra_works_without_the_others(tiny_run, tmp_path) -> None:
     (tmp_path / "text").write_text("one two\n")
     model, text = str(tiny_run / "model"), str(tmp_path / "text")
     for blocked, arguments in (
@@ -151,7 +159,7 @@ def test_each_extra_does_without_the_others(tiny_run, tmp_path) -> None:
         assert done.returncode == 2 and "pip install 'hf_vaswani[train]'" in done.stderr, done.stderr
 
 
-def test_standard_output_that_is_full_or_closed_is_named(tiny_run, texts, monkeypatch, capsys) -> None:
+def test_full_or_closed_standard_streams_are_named(tiny_run, texts, monkeypatch, capsys) -> None:
     arguments = ["translate", str(texts[0] / "a.txt"), "--model", str(tiny_run / "model")]
     for verb in (arguments, ["--version"]):
         with open("/dev/full", "w") as full:
@@ -166,7 +174,7 @@ def test_standard_output_that_is_full_or_closed_is_named(tiny_run, texts, monkey
     assert main(["translate", *arguments[2:]]) == 2 and "Standard input is closed" in capsys.readouterr().err
 
 
-def test_standard_output_that_is_full_is_no_trouble_at_the_end(tiny_run, texts) -> None:
+def test_full_standard_output_is_reported_once(tiny_run, texts) -> None:
     command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
     done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "Standard output cannot be written" in done.stderr

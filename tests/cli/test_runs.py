@@ -10,7 +10,7 @@ from hf_vaswani.cli import main
 
 
 def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
-    """That of the run itself, from the same checkpoints; named one by one, or as the last of their run."""
+    """Averaging the run's checkpoints, by name or with --last, gives the run's own model."""
     from safetensors.torch import load_file
 
     names = [str(tiny_run / name) for name in ("checkpoint-8", "checkpoint-12")]
@@ -24,7 +24,7 @@ def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
         assert model.generation_config.num_beams == 2
         assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
         assert not list(folder.glob("*.bin")) + list(folder.glob("*.pkl")) + list(folder.glob("progress.json"))
-    # Models can be averaged too, of whichever runs; the mean of a model and itself is that model.
+    # Models can be averaged too; the mean of a model with itself is that model.
     model = str(tiny_run / "model")
     assert main(["average", model, model, "--output", str(tmp_path / "again")]) == 0
     again = load_file(tmp_path / "again" / "model.safetensors")
@@ -32,7 +32,7 @@ def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
 
 
 def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
-    # Only the last checkpoint of this run was validated.
+    # Only this run's last checkpoint was validated.
     assert main(["average", str(tiny_run), "--best", "1", "--output", str(tmp_path / "best")]) == 0
     assert "checkpoint-12" in capsys.readouterr().out
     assert main(["average", str(tiny_run), "--best", "2", "--by", "loss", "--output", str(tmp_path / "two")]) == 2
@@ -56,14 +56,14 @@ def test_average_of_the_best(tiny_run, tmp_path, capsys) -> None:
         ),
     ],
 )
-def test_what_cannot_be_averaged_is_said(tiny_run, tmp_path, capsys, arguments, words) -> None:
+def test_bad_selections_are_refused(tiny_run, tmp_path, capsys, arguments, words) -> None:
     new = tmp_path / "new"
     assert main(["average", *(argument.format(run=tiny_run, new=new) for argument in arguments)]) == 2
     assert words in capsys.readouterr().err
     assert not new.exists()
 
 
-def test_average_of_the_best_by_what_the_recipe_ranks_by_or_by_the_other(tmp_path, monkeypatch) -> None:
+def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatch) -> None:
     from hf_vaswani import averaging
 
     averaged = []

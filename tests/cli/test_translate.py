@@ -14,7 +14,7 @@ from hf_vaswani.translation import lines as translation
 from .conftest import size_limit, translate
 
 
-def test_lines_in_lines_out_empty_lines_stay_empty(tiny_run, monkeypatch, capsys) -> None:
+def test_each_line_gives_one_line_and_empty_lines_stay_empty(tiny_run, monkeypatch, capsys) -> None:
     text = "one two\n\nthree\u2028four\r\n   \nfive".encode()
     code, out, _ = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
     assert code == 0
@@ -35,7 +35,7 @@ def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -
     assert greedy.splitlines() == one_beam
 
 
-def test_a_byte_order_mark_is_no_text_and_the_beam_is_the_one_asked_for(tiny_run, monkeypatch, capsys) -> None:
+def test_a_byte_order_mark_is_skipped_and_num_beams_is_used(tiny_run, monkeypatch, capsys) -> None:
     seen = []
 
     def spy(model, tokenizer, sentences):
@@ -80,7 +80,7 @@ def test_files_are_read_in_their_order(tiny_run, texts, monkeypatch, capsys) -> 
 
 
 @pytest.mark.parametrize("more", [[], ["--n-best", "2"], ["--n-best", "2", "--format", "jsonl"]], ids=str)
-def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> None:
+def test_an_interrupted_output_is_resumed(tiny_run, texts, monkeypatch, capsys, more) -> None:
     monkeypatch.setattr(translation, "LINES_AT_A_TIME", 7)
     folder, _ = texts
     arguments = ["translate", "--model", str(tiny_run / "model"), str(folder / "a.txt"), *more]
@@ -90,7 +90,7 @@ def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> N
     whole = output.read_bytes()
     assert main(arguments) == 2 and "exists already" in capsys.readouterr().err and output.read_bytes() == whole
     end_of_a_line = len(b"".join(whole.splitlines(keepends=True)[:20]))
-    # Nothing yet, a line without its end, whole lines, everything.
+    # Empty, within a line, after a line, complete.
     for cut in (0, end_of_a_line - 2, end_of_a_line, len(whole)):
         output.write_bytes(whole[:cut])
         assert main([*arguments, "--resume"]) == 0
@@ -109,7 +109,7 @@ def test_an_output_is_completed(tiny_run, texts, monkeypatch, capsys, more) -> N
         ([], "eins\n" * 34, "The output is of 34 lines already, but the text has only 33"),
     ],
 )
-def test_an_output_of_something_else_is_not_completed(tiny_run, texts, capsys, more, content, words) -> None:
+def test_an_output_of_another_format_or_text_is_not_resumed(tiny_run, texts, capsys, more, content, words) -> None:
     folder, _ = texts
     output = folder / "out.txt"
     output.write_text(content, encoding="utf-8")
@@ -162,7 +162,7 @@ def test_outputs_and_texts_are_files(tiny_run, texts, capsys) -> None:
         assert words in capsys.readouterr().err
 
 
-def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> None:
+def test_n_best_translations_and_scores_are_those_of_generate(tiny_run, texts, monkeypatch, capsys) -> None:
     folder = str(tiny_run / "model")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     sentences = ["one two three", "", "four five"]
@@ -196,12 +196,12 @@ def test_the_n_best_with_their_scores(tiny_run, texts, monkeypatch, capsys) -> N
         (["nowhere.txt"], "There is no file 'nowhere.txt'"),
     ],
 )
-def test_what_does_not_fit_together(tiny_run, monkeypatch, capsys, arguments, words) -> None:
+def test_conflicting_options_are_refused(tiny_run, monkeypatch, capsys, arguments, words) -> None:
     code, out, error = translate(monkeypatch, capsys, b"one\n", "--model", str(tiny_run / "model"), *arguments)
     assert (code, out) == (2, "") and words in error
 
 
-def test_the_text_is_not_its_own_output(tiny_run, texts, capsys) -> None:
+def test_an_input_file_is_refused_as_output(tiny_run, texts, capsys) -> None:
     file = texts[0] / "b.txt"
     before = file.read_bytes()
     arguments = ["--model", str(tiny_run / "model"), str(file), "--output", str(file), "--resume"]
@@ -221,7 +221,7 @@ def test_a_device_is_written_to(tiny_run, texts, capsys, verb) -> None:
     assert "hf-vaswani: /dev/full cannot be written: No space left on device." in said and "Traceback" not in said
 
 
-def test_a_pipe_is_written_to_and_not_completed(tiny_run, texts, capsys) -> None:
+def test_a_pipe_is_written_to_and_not_resumed(tiny_run, texts, capsys) -> None:
     folder, _ = texts
     arguments = ["translate", str(folder / "a.txt"), "--model", str(tiny_run / "model"), "--output"]
     assert main([*arguments, str(folder / "file")]) == 0
@@ -251,7 +251,7 @@ def test_a_full_disk_keeps_whole_lines_and_is_named(tiny_run, texts, capsys) -> 
 @pytest.mark.parametrize(
     ("text", "lines"), [(b"", 0), (b"one", 1), (b"one\r\ntwo\r\n", 2), (b"\xef\xbb\xbfone\n", 1), (b"o\0ne\n\0\n", 2)]
 )
-def test_every_text_has_as_many_lines_as_before(tiny_run, monkeypatch, capsys, text, lines) -> None:
+def test_the_number_of_lines_is_kept(tiny_run, monkeypatch, capsys, text, lines) -> None:
     code, out, err = translate(monkeypatch, capsys, text, "--model", str(tiny_run / "model"))
     assert code == 0 and out.count("\n") == lines, err
 
@@ -263,8 +263,8 @@ def scores(capsys, tmp_path, model: str, sources: list[str], targets: list[str])
     return code, *capsys.readouterr()
 
 
-def test_scores_are_what_beam_search_reports_of_a_translation(tiny_run, tmp_path, capsys) -> None:
-    """That of transformers, which is let to find this translation and no other."""
+def test_scores_are_those_of_beam_search(tiny_run, tmp_path, capsys) -> None:
+    """Compares with transformers' search, constrained to the given translation."""
     folder = str(tiny_run / "model")
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     sentences = ["one two three", "nine", "four five six", "seven seven eight nine one two", ""]
@@ -288,7 +288,7 @@ def test_scores_are_what_beam_search_reports_of_a_translation(tiny_run, tmp_path
         assert float(row[1]) == pytest.approx(float(row[0]) / int(row[2]), abs=1e-4)
 
 
-def test_scores_of_files_of_unequal_length(tiny_run, tmp_path, capsys) -> None:
+def test_files_of_unequal_length_are_refused(tiny_run, tmp_path, capsys) -> None:
     folder = str(tiny_run / "model")
     for sources, targets, shorter in ((["one"], ["eins", "zwei"], "source"), (["one", "two"], ["eins"], "target")):
         code, _, error = scores(capsys, tmp_path, folder, sources, targets)

@@ -1,4 +1,4 @@
-"""hf-vaswani convert: from one format to another, both sides compared; a model that Marian learned on real text."""
+"""hf-vaswani convert: every pair of formats, damaged inputs, and a Marian model trained on real text."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ from hf_vaswani.conversion.protocol import Foreign
 from hf_vaswani.metrics import score
 from hf_vaswani.translation.batches import translate_corpus
 
-from . import test_fairseq, test_marian
-from .test_marian import spms  # noqa: F401
+from .fairseq_folders import simple_folder
+from .marian_folders import marian_folder, npz_folder, numbered, pieces, train_spm
 
 
 def convert(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -40,7 +40,7 @@ def difference(said: str) -> float:
 # ---- One verb ----------------------------------------------------------------------------------------------------
 
 
-def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> None:
+def test_a_model_converts_to_ctranslate2_and_onnx(tiny_run, tmp_path, capsys) -> None:
     model = tiny_run / "model"
     for kind in ("ctranslate2", "onnx"):
         code, said, err = convert(capsys, model, tmp_path / kind, "--to", kind, "--sentence", "one two three")
@@ -56,10 +56,10 @@ def test_ours_goes_to_ctranslate2_and_to_onnx(tiny_run, tmp_path, capsys) -> Non
     assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
 
 
-def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:  # noqa: F811
+def test_marian_converts_in_both_directions_and_to_ctranslate2(spms, tmp_path, capsys) -> None:
     source = tmp_path / "opus"
     source.mkdir()
-    test_marian.marian_folder(source, spms)
+    marian_folder(source, spms)
     for kind in ("vaswani", "ctranslate2"):
         code, said, err = convert(capsys, source, tmp_path / kind, "--to", kind, "--sentence", "the red dog")
         assert code == 0, err
@@ -67,40 +67,40 @@ def test_marian_comes_in_and_goes_on(spms, tmp_path, capsys) -> None:  # noqa: F
     code, said, err = convert(capsys, tmp_path / "vaswani", tmp_path / "back", "--to", "marian")
     assert code == 0 and difference(said) < 1e-5, err
     assert isinstance(MarianMTModel.from_pretrained(tmp_path / "back"), MarianMTModel)
-    # What was written is read again.
+    # The written folder can be read again.
     code, said, err = convert(capsys, tmp_path / "back", tmp_path / "again", "--to", "vaswani")
-    assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+    assert code == 0 and difference(said) < 1e-5 and "differs" not in said, err
     first, again = (load_file(tmp_path / name / "model.safetensors") for name in ("vaswani", "again"))
     assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
     tokenizers = [AutoTokenizer.from_pretrained(tmp_path / name) for name in ("vaswani", "again")]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
 
 
-def test_fairseq_comes_in(tmp_path, capsys) -> None:
+def test_fairseq_converts(tmp_path, capsys) -> None:
     (tmp_path / "fairseq").mkdir()
-    test_fairseq.simple_folder(tmp_path / "fairseq")
+    simple_folder(tmp_path / "fairseq")
     code, said, err = convert(capsys, tmp_path / "fairseq", tmp_path / "ours", "--to", "vaswani")
     assert code == 0 and difference(said) < 1e-5, err
     assert VaswaniForConditionalGeneration.from_pretrained(tmp_path / "ours").config.position_offset == 2
 
 
-def test_what_exists_is_not_replaced_without_force(tiny_run, tmp_path, capsys) -> None:
+def test_an_existing_folder_is_only_replaced_with_force(tiny_run, tmp_path, capsys) -> None:
     destination = tmp_path / "there"
     destination.mkdir()
     (destination / "mine").write_text("mine")
     code, _, err = convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2")
-    assert code == 2 and "exists already; --force replaces it" in err and err.count("\n") == 1
+    assert code == 2 and "already exists: use --force to replace it" in err and err.count("\n") == 1
     assert [path.name for path in destination.iterdir()] == ["mine"]
     assert convert(capsys, tiny_run / "model", destination, "--to", "ctranslate2", "--force")[0] == 0
     assert (destination / "model.bin").is_file() and not (destination / "mine").exists()
 
 
-def test_a_folder_that_has_no_name_is_not_replaced(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+def test_the_destination_must_name_a_new_folder(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
     for name in (".", "..", "/", "../in/.."):
         code, _, err = convert(capsys, tiny_run / "model", name, "--to", "onnx", "--force")
-        assert code == 2 and f"{str(Path(name))!r} has no name of its own" in err and err.count("\n") == 1, err
+        assert code == 2 and f"{str(Path(name))!r} does not name a new folder" in err and err.count("\n") == 1, err
     code, _, err = convert(capsys, tiny_run / "model", tiny_run, "--to", "onnx", "--force")
     assert code == 2 and "would replace" in err
     code, _, err = convert(capsys, tiny_run / "model", "out", "--to", "onnx", "--sentence", "one \udcff")
@@ -110,10 +110,10 @@ def test_a_folder_that_has_no_name_is_not_replaced(tiny_run, tmp_path, capsys, m
 @pytest.mark.parametrize(
     ("to", "options", "words"),
     [
-        ("marian", [], "layer_norm_eps 1e-06, but Marian's is always 1e-05"),
-        ("vaswani", [], "is of the format vaswani already"),
-        ("onnx", ["--quantization", "int8"], "A quantization (int8) is of ctranslate2, and not of onnx"),
-        ("ctranslate2", ["--quantization", "int3"], "quantization must be one of"),
+        ("marian", [], "layer_norm_eps 1e-06, but Marian supports only 1e-05"),
+        ("vaswani", [], "is already in the format vaswani"),
+        ("onnx", ["--quantization", "int8"], "--quantization int8 is only supported with --to ctranslate2"),
+        ("ctranslate2", ["--quantization", "int3"], "--quantization must be one of"),
     ],
 )
 def test_a_failure_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path, capsys, to, options, words) -> None:
@@ -122,12 +122,12 @@ def test_a_failure_is_one_sentence_and_leaves_nothing(tiny_run, tmp_path, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
+def test_an_unknown_format_lists_what_was_looked_for(tiny_run, tmp_path, capsys) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     for source, words in (
-        (tmp_path, "is not known; looked for: a config.json with the model_type vaswani"),
-        (tmp_path / "none", "There is no "),
-        (tmp_path / "config.json", "is not known"),
+        (tmp_path, "is unknown; looked for: a config.json with the model_type vaswani"),
+        (tmp_path / "none", " does not exist"),
+        (tmp_path / "config.json", "is unknown"),
     ):
         code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
         assert code == 2 and words in err and err.count("\n") == 1, err
@@ -140,14 +140,14 @@ def test_what_is_not_known_is_said_with_what_was_looked_for(tiny_run, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_nearly_right_is_said(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+def test_likely_mistakes_have_messages_of_their_own(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     for kind in ("ctranslate2", "onnx"):
         assert convert(capsys, tiny_run / "model", tmp_path / kind, "--to", kind)[0] == 0
     monkeypatch.chdir(tmp_path)
     for source, words in (
-        (tiny_run, f"is the folder of a run: give its model, {tiny_run / 'model'}"),
-        ("ctranslate2", "model.bin, which is a model of CTranslate2: that is only written"),
-        ("onnx", "encoder.onnx, which is an ONNX graph: that is only written"),
+        (tiny_run, f"is a run folder: give its model, {tiny_run / 'model'}"),
+        ("ctranslate2", "model.bin, a CTranslate2 model: this format can be written but not read"),
+        ("onnx", "encoder.onnx, an ONNX graph: this format can be written but not read"),
         ("some/model", "some/model is neither a local folder nor a model on the Hub"),
     ):
         code, _, err = convert(capsys, source, tmp_path / "out", "--to", "marian")
@@ -205,28 +205,33 @@ def with_nan_in_pickle(path: Path) -> None:
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
         ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
         ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),
-        ("npz", "model.npz", lambda path: path.write_text("text"), "is not a whole .npz file"),
-        ("npz", "model.npz", lambda path: path.write_bytes(path.read_bytes()[:-2000]), "is not a whole .npz file"),
-        ("npz", "decoder.yml", lambda path: damaged_text(path, "a: ["), "is not YAML"),
+        ("npz", "model.npz", lambda path: path.write_text("text"), "is damaged or not an .npz file"),
+        (
+            "npz",
+            "model.npz",
+            lambda path: path.write_bytes(path.read_bytes()[:-2000]),
+            "is damaged or not an .npz file",
+        ),
+        ("npz", "decoder.yml", lambda path: damaged_text(path, "a: ["), "is not valid YAML"),
         ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nbeam-size: 0"), "beam-size 0"),
         ("npz", "decoder.yml", lambda path: damaged_text(path, "vocabs: [vocab0.yml]\nnormalize: a"), "normalize 'a'"),
-        ("npz", "vocab0.yml", lambda path: path.write_bytes(b"\xff"), "is not UTF-8 at byte 0"),
+        ("npz", "vocab0.yml", lambda path: path.write_bytes(b"\xff"), "line 1, is not UTF-8"),
         ("fairseq", "checkpoint_best.pt", with_nan_in_pickle, "embed_tokens.weight that are not finite"),
-        ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "has no pieces to merge"),
+        ("fairseq", "bpecodes", lambda path: damaged_text(path, "#version: 0.2\n"), "contains no pieces to merge"),
     ],
 )
-def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
+def test_damaged_files_are_rejected_by_name(request, tmp_path, capsys, kind, file, damage, words) -> None:
     folder = tmp_path / "model"
     if kind == "ours":
         shutil.copytree(request.getfixturevalue("tiny_run") / "model", folder)
     else:
         folder.mkdir()
     if kind == "marian":
-        test_marian.marian_folder(folder, request.getfixturevalue("spms"))
+        marian_folder(folder, request.getfixturevalue("spms"))
     elif kind == "npz":
-        test_marian.npz_folder(folder, request.getfixturevalue("spms"))
+        npz_folder(folder, request.getfixturevalue("spms"))
     elif kind == "fairseq":
-        test_fairseq.simple_folder(folder)
+        simple_folder(folder)
     damage(folder / file)
     code, _, err = convert(capsys, folder, tmp_path / "out", "--to", "onnx")
     assert code == 2 and words in err and err.count("\n") == 1, err
@@ -235,14 +240,14 @@ def test_damaged_files_are_refused_by_name(request, tmp_path, capsys, kind, file
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
-def test_half_precision_goes_out_as_float32(tiny_run, tmp_path, capsys, to) -> None:
+def test_half_precision_is_written_as_float32(tiny_run, tmp_path, capsys, to) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "half")
     VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").half().save_pretrained(tmp_path / "half")
     code, said, err = convert(capsys, tmp_path / "half", tmp_path / "out", "--to", to)
     assert code == 0 and difference(said) < 1e-5, err
 
 
-def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path, capsys) -> None:
+def test_weights_that_do_not_match_the_config_are_rejected(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     for layers, kind in ((2, "12 tensors are missing, the first is model.encoder.layers.1"), (0, None)):
@@ -256,7 +261,7 @@ def test_weights_that_are_not_those_of_the_config_are_refused(tiny_run, tmp_path
     assert code == 2 and "1 tensor is too many, more" in err and not (tmp_path / "out").exists()
 
 
-def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run, capsys) -> None:
+def test_a_sentence_that_is_too_long_is_named_as_the_cause(tmp_path, tiny_run, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     with_value(tmp_path / "model" / "config.json", max_position_embeddings=10, position_encoding="learned")
     model = VaswaniForConditionalGeneration(AutoConfig.from_pretrained(tmp_path / "model"))
@@ -264,7 +269,7 @@ def test_a_sentence_that_is_too_long_is_not_laid_to_the_model(tmp_path, tiny_run
     arguments = ["--to", "ctranslate2", "--sentence", "one two three four five six seven"]
     code, _, err = convert(capsys, tmp_path / "model", tmp_path / "new" / "out", *arguments)
     assert code == 2 and "The sentence of " in err and " tokens cannot be translated: " in err, err
-    # Nor is the folder left that was made on the way.
+    # The parent folder is removed too.
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -279,18 +284,42 @@ def test_a_signal_leaves_nothing(tiny_run, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# The signal comes when the graphs are written, and before they get their name.
+# Sends the signal while the temporary folder is being written.
 STOPPED = """
 import os, signal, sys
 from hf_vaswani.conversion import onnx
 from hf_vaswani.cli import main
 
-def save(source, folder):
+def save(loaded, folder, quantization):
     assert folder.is_dir()
     os.kill(os.getpid(), signal.SIGTERM)
 
 onnx.save = save
 sys.exit(main(["convert", sys.argv[1], sys.argv[2], "--to", "onnx"]))
+"""
+
+
+def test_the_convert_extra_is_enough(tiny_run, tmp_path) -> None:
+    """Every module can be imported, and a model converted, without the packages of other extras."""
+    command = [sys.executable, "-c", WITHOUT_OTHER_EXTRAS, str(tiny_run / "model"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "model.bin").is_file()
+    imported = set(done.stdout.split())
+    assert {path.stem for path in Path(conversion.__file__).parent.glob("*.py")} - {"__init__"} == imported
+
+
+WITHOUT_OTHER_EXTRAS = """
+import importlib, pkgutil, sys
+from pathlib import Path
+for name in ("jsonargparse", "datasets", "accelerate", "evaluate", "sacrebleu"):
+    sys.modules[name] = None
+from hf_vaswani import conversion
+for module in pkgutil.iter_modules(conversion.__path__):
+    importlib.import_module(f"hf_vaswani.conversion.{module.name}")
+    print(module.name)
+from hf_vaswani.conversion.convert import convert
+convert(Path(sys.argv[1]), Path(sys.argv[2]), "ctranslate2")
 """
 
 
@@ -300,55 +329,57 @@ def test_a_file_or_a_link_is_not_replaced(tiny_run, tmp_path, capsys) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "folder")
     for name in ("file", "link"):
         code, _, err = convert(capsys, tiny_run / "model", tmp_path / name, "--to", "ctranslate2", "--force")
-        assert code == 2 and "is not a folder that could be replaced" in err
+        assert code == 2 and "is not a folder, so it cannot be replaced" in err
     assert (tmp_path / "file").read_text() == "mine" and (tmp_path / "link").is_symlink()
 
 
-def test_what_is_wrong_with_the_source_is_not_laid_to_the_destination(spms, tmp_path, capsys) -> None:  # noqa: F811
+def test_errors_of_the_source_do_not_name_the_destination(spms, tmp_path, capsys) -> None:
     source = tmp_path / "opus"
     source.mkdir()
-    test_marian.marian_folder(source, spms)
+    marian_folder(source, spms)
     (source / "source.spm").unlink()
     (source / "source.spm").mkdir()
     code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
     assert code == 2 and "source.spm" in err and "could not be written" not in err
     shutil.rmtree(source)
     source.mkdir()
-    test_marian.marian_folder(source, spms)
+    marian_folder(source, spms)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"vocab_size": "x"}))
     code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
     assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
 
 
-def test_rules_of_the_search_are_given_or_named(tiny_run, tmp_path, capsys) -> None:
+def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
     with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
     code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "ct2", "--to", "ctranslate2")
-    assert code == 0 and "also has do_sample=True, min_length=5, begin_suppress_tokens=[7], which is not carr" in said
-    assert "by the same names: give repetition_penalty=1.3." in said and "give min_decoding_length=0." in said
+    assert code == 0 and "translations: do_sample=True, min_length=5, begin_suppress_tokens=[7]." in said
+    assert "of the same names: pass repetition_penalty=1.3." in said and "pass min_decoding_length=0." in said
     code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "onnx", "--to", "onnx")
-    assert code == 0 and "min_length=5, repetition_penalty=1.3, begin_suppress_tokens=[7], which is not" in said
-    assert "from having the sequences of ids [[7, 8]]" in said
+    assert (
+        code == 0
+        and "min_length=5, repetition_penalty=1.3, begin_suppress_tokens=[7], bad_words_ids=[[7, 8]]." in said
+    )
 
 
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"max_length_offset": 0}, "the tokens of the batch's longest source + 0."),
-        ({"max_length_offset": None}, "give max_decoding_length=20."),
+        ({"max_length_offset": 0}, "the number of tokens in the longest source + 0."),
+        ({"max_length_offset": None}, "pass max_decoding_length=20."),
         ({"max_length_offset": 2}, "longest source + 2."),
         ({"max_length_offset": 2, "forced_eos_token_id": 2}, "longest source + 1."),
-        ({"max_new_tokens": 5}, "give max_decoding_length=5."),
-        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "give max_decoding_length=4."),
-        ({"max_length": 5}, "give max_decoding_length=4."),
-        ({"max_new_tokens": 5, "min_new_tokens": 3}, "give min_decoding_length=3."),
+        ({"max_new_tokens": 5}, "pass max_decoding_length=5."),
+        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "pass max_decoding_length=4."),
+        ({"max_length": 5}, "pass max_decoding_length=4."),
+        ({"max_new_tokens": 5, "min_new_tokens": 3}, "pass min_decoding_length=3."),
     ],
     ids=str,
 )
 def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words) -> None:
-    """A model that says one word for ever: how long its translations are is all by rule."""
+    """With a model that repeats one word forever, only the limits decide the length of a translation."""
     model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     word = AutoTokenizer.from_pretrained(tmp_path / "model")("drei")["input_ids"][0]
@@ -364,23 +395,36 @@ def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, w
             capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two three four"
         )
         assert code == 0 and not err, err
-        assert "another one" not in said
+        assert "differs" not in said
         assert to == "onnx" or words in said, said
         assert "Vaswani: d" in said
 
 
-def test_the_generation_configs_start_is_the_one_that_counts(tiny_run, tmp_path, capsys) -> None:
+def test_the_start_token_of_the_generation_config_counts(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     start = AutoTokenizer.from_pretrained(tmp_path / "model").unk_token_id
     with_value(tmp_path / "model" / "generation_config.json", decoder_start_token_id=start)
     for to in ("ctranslate2", "onnx"):
         code, said, err = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two")
-        assert code == 0 and difference(said) < 1e-5 and "another one" not in said, err
+        assert code == 0 and difference(said) < 1e-5 and "differs" not in said, err
     engine = json.loads((tmp_path / "ctranslate2" / "config.json").read_text("utf-8"))
     assert engine["decoder_start_token"] == "<unk>"
 
 
-def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys, monkeypatch) -> None:
+@pytest.mark.parametrize("to", ["ctranslate2", "onnx"])
+def test_a_model_is_loaded_once(tiny_run, tmp_path, monkeypatch, to) -> None:
+    loaded, from_pretrained = [], VaswaniForConditionalGeneration.from_pretrained
+
+    def counted(folder: Path, *arguments: object, **options: object) -> VaswaniForConditionalGeneration:
+        loaded.append(Path(folder))
+        return from_pretrained(folder, *arguments, **options)
+
+    monkeypatch.setattr(VaswaniForConditionalGeneration, "from_pretrained", counted)
+    conversion.convert(tiny_run / "model", tmp_path / to, to)
+    assert loaded == [tiny_run / "model"]
+
+
+def test_different_logits_are_an_error(tiny_run, tmp_path, capsys, monkeypatch) -> None:
     save = to_ctranslate2.save
 
     def wrong(*arguments: object) -> Foreign:
@@ -390,11 +434,11 @@ def test_another_model_is_not_passed_off_as_the_same(tiny_run, tmp_path, capsys,
 
     monkeypatch.setattr(to_ctranslate2, "save", wrong)
     code, _, err = convert(capsys, tiny_run / "model", tmp_path / "out", "--to", "ctranslate2")
-    assert code == 2 and "do not compute the same: their logits differ by 0.01" in err
+    assert code == 2 and "compute different logits: they differ by 0.01" in err
     assert not (tmp_path / "out").exists()
 
 
-def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None:
+def test_the_mask_of_the_comparison_covers_all_padding(tiny_run) -> None:
     model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
     ids, mask, decoder_ids = conversion.random_batch(model)
     assert ((ids == model.config.pad_token_id) == (mask == 0)).all() and not mask.all()
@@ -407,16 +451,16 @@ def test_the_batch_of_the_comparison_has_padding_where_it_says(tiny_run) -> None
 
 @pytest.fixture(scope="session")
 def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
-    """A small Marian of transformers that was trained on Multi30k for two minutes, once, and kept for other runs."""
+    """A small MarianMTModel, trained on Multi30k for two minutes and cached for later runs."""
     folder = Path(request.config.cache.mkdir("learned_marian"))
     if (folder / "model.safetensors").is_file():
         return folder
     texts = [(multi30k / f"train.{language}").read_text("utf-8").splitlines() for language in ("en", "de")]
     both = [line for pair in zip(*texts, strict=True) for line in pair]
-    spm = test_marian.train_spm(both[:20_000], vocab_size=2000, hard_vocab_limit=False)
+    spm = train_spm(both[:20_000], vocab_size=2000, hard_vocab_limit=False)
     for side in ("source", "target"):
         (folder / f"{side}.spm").write_bytes(spm)
-    vocab = test_marian.numbered(test_marian.pieces(spm))
+    vocab = numbered(pieces(spm))
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer"}))
     tokenizer = MarianTokenizer.from_pretrained(folder)
@@ -431,7 +475,7 @@ def learned_marian(request: pytest.FixtureRequest, multi30k: Path) -> Path:
         model = MarianMTModel(config).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
         encoded = [tokenizer(side)["input_ids"] for side in texts]
-        # Of like length, so that little of a batch is padding.
+        # Sorted by length for batches with little padding.
         order = sorted(range(len(encoded[0])), key=lambda i: (len(encoded[1][i]), len(encoded[0][i])))
         places = torch.randperm(len(order) // 64)
         for place in places:
@@ -472,7 +516,9 @@ def beams(model: torch.nn.Module, tokenizer: object, texts: list[str]) -> list[s
 
 
 @pytest.mark.real_data
-def test_a_learned_marian_translates_the_same_both_ways(learned_marian, ours_of_marian, test_text, tmp_path) -> None:
+def test_a_trained_marian_translates_the_same_in_both_directions(
+    learned_marian, ours_of_marian, test_text, tmp_path
+) -> None:
     sentences, _ = test_text
     expected = beams(
         MarianMTModel.from_pretrained(learned_marian).eval(), AutoTokenizer.from_pretrained(learned_marian), sentences
@@ -491,7 +537,7 @@ def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text
     model = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
     tokenizer = AutoTokenizer.from_pretrained(ours_of_marian)
     expected = translate_corpus(model, tokenizer, sentences, num_beams=4, early_stopping="never")
-    # So young a model sometimes never ends, and at the longest length only ours puts a </s>.
+    # After so little training, some translations never end; at the maximum length, only ours has a </s>.
     ended = [i for i, text in enumerate(expected) if len(tokenizer(text)["input_ids"]) < 55]
     assert len(ended) > 180
     bleu = score(expected, references)["bleu"]

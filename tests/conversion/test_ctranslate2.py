@@ -1,7 +1,6 @@
-"""CTranslate2 computes what we compute, of any model that it can hold, and finds the same translations."""
+"""CTranslate2 computes the same logits and translations, for every model that it supports."""
 
 import importlib
-import math
 import random
 import re
 import subprocess
@@ -14,7 +13,11 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.conversion.protocol import Foreign, Loaded
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.translation.loading import load_translator
+
+from ..networks import random_batch, random_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
@@ -22,9 +25,7 @@ from hf_vaswani.conversion.ctranslate2 import ACTIVATIONS, Ctranslate2Translator
 
 PAD, START, EOS = 0, 1, 2
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in ("a", "e", "i", "o", "u", "ai")]
-# The tokenizer has fewer tokens than the embeddings have rows.
-SIZES = {"vocab_size": 51, "d_model": 24, "d_ff": 37, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
-# LayerNorm's epsilon is large here: a wrong one is to be seen.
+# LayerNorm's epsilon is large enough to notice a wrong one.
 MODELS = {
     "post": {"layer_norm_eps": 0.05},
     "pre": {"norm_position": "pre", "sinusoid_layout": "concatenated", "activation_function": "silu"}
@@ -37,30 +38,17 @@ MODELS = {
 }
 
 
-def random_model(seed: int = 0, **fields) -> VaswaniForConditionalGeneration:
-    """Every weight is drawn anew; its translations vary, in length too."""
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**SIZES | fields)).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        if weight.dim() > 1:
-            weight.copy_(noise * (2 if "layers" in name else 1) / math.sqrt(weight.shape[-1]))
-        else:
-            weight.copy_(0.3 * noise + name.endswith("norm.weight"))
-    for matrix in {model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight}:
-        matrix[PAD] = 0
-    # The end is one token of many: louder, it comes often enough.
-    model.lm_head.weight[EOS] *= 1.5
-    model.generation_config.max_length_offset = 10
-    return model
-
-
 def save_random(folder: Path, seed: int = 0, **fields) -> VaswaniForConditionalGeneration:
-    """Writes such a model with a tokenizer of words."""
+    """Writes a random model with a tokenizer of words, which has fewer tokens than the embeddings have rows."""
     model = random_model(seed, **fields)
     model.save_pretrained(folder)
     train_tokenizer([" ".join(WORDS)], len(WORDS) + 4, kind="words").save_pretrained(folder)
     return model
+
+
+def convert(ours: Path, folder: Path, quantization: str | None = None) -> Foreign:
+    """Converts the model of a folder."""
+    return save(Loaded(*load_translator(ours, torch.float32), ours), folder, quantization)
 
 
 def random_sentences(count: int = 60) -> list[str]:
@@ -68,28 +56,22 @@ def random_sentences(count: int = 60) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
 
 
-def random_batch(config: VaswaniConfig, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids without sense, the padding on either side, and any tokens in the targets."""
-    generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(3, 46, (rows, 9), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1, 4:], mask[2, :3] = 0, 0
-    targets = torch.randint(0, config.vocab_size, (rows, 8), generator=generator)
-    targets[:, 0] = config.decoder_start_token_id
-    return ids.masked_fill(mask == 0, PAD), mask, targets
+def ids_for(config: VaswaniConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns a batch whose targets contain all ids, including special tokens and rows without a token."""
+    return random_batch(range(3, 46), range(config.vocab_size), start=config.decoder_start_token_id)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=str)
 def converted(request, tmp_path_factory):
-    """A random model, its folder, CTranslate2's, and what came back."""
+    """A random model, its folder, CTranslate2's folder, and the model in CTranslate2."""
     folder = tmp_path_factory.mktemp("model")
     model = save_random(folder / "ours", **MODELS[request.param])
-    return model, folder / "ours", folder / "theirs", save(folder / "ours", folder / "theirs", None)
+    return model, folder / "ours", folder / "theirs", convert(folder / "ours", folder / "theirs", None)
 
 
 def test_logits_are_ours(converted) -> None:
     model, _, _, foreign = converted
-    ids, mask, targets = random_batch(model.config)
+    ids, mask, targets = ids_for(model.config)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
     torch.testing.assert_close(foreign.logits(ids, mask, targets), expected, atol=1e-4, rtol=0)
 
@@ -102,7 +84,7 @@ def test_log_probabilities_of_translations_are_ours(converted) -> None:
         [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(side)["input_ids"]] for side in (sources, targets)
     ]
     translator = ctranslate2.Translator(str(theirs), intra_threads=1)
-    # CTranslate2 puts the end behind a target by itself.
+    # CTranslate2 appends the end token to a target.
     found = translator.score_batch(tokens[0], [target[:-1] for target in tokens[1]])
     for source, target, result in zip(sources, targets, found, strict=True):
         labels = tokenizer(target, return_tensors="pt")["input_ids"]
@@ -121,14 +103,14 @@ def test_greedy_translations_are_ours(converted) -> None:
     model, folder, _, foreign = converted
     sentences = random_sentences()
     expected = translated(model, AutoTokenizer.from_pretrained(folder), sentences)
-    # Were they all the same, to be equal would say little.
+    # Equality means something only if the translations vary.
     assert len(set(expected)) > 15 and len({len(text.split()) for text in expected}) > 5
     assert sum(ours == theirs for ours, theirs in zip(expected, foreign.translate(sentences), strict=True)) >= 59
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.4])
-def test_the_written_folder_is_all_it_takes_to_find_our_beams(converted, length_penalty) -> None:
-    """As the module says it is used."""
+def test_the_folder_alone_translates_as_our_beam_search(converted, length_penalty) -> None:
+    """As in the docstring of the module."""
     model, folder, theirs, _ = converted
     sentences = random_sentences()
     rules = {"length_penalty_type": "power", "early_stopping": True, "finish_candidates": "top", "max_new_tokens": 25}
@@ -152,9 +134,9 @@ def test_the_written_folder_is_all_it_takes_to_find_our_beams(converted, length_
 def test_each_activation_is_the_same(name, tmp_path) -> None:
     sizes = {"encoder_layers": 1, "decoder_layers": 1}
     model = save_random(tmp_path / "ours", activation_function=name, **sizes)
-    ids, mask, targets = random_batch(model.config)
+    ids, mask, targets = ids_for(model.config)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-    found = save(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
+    found = convert(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -164,8 +146,8 @@ def test_each_activation_is_the_same(name, tmp_path) -> None:
 )
 def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) -> None:
     model = save_random(tmp_path / "ours", d_model=64, d_ff=128)
-    foreign = save(tmp_path / "ours", tmp_path / "theirs", quantization)
-    ids, mask, targets = random_batch(model.config)
+    foreign = convert(tmp_path / "ours", tmp_path / "theirs", quantization)
+    ids, mask, targets = ids_for(model.config)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     engine = Ctranslate2Translator(tmp_path / "theirs", tokenizer, model.generation_config, model.config)
@@ -173,26 +155,35 @@ def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) ->
     assert least < torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) < 1
     assert not torch.equal(found, expected)
     assert len(foreign.translate(random_sentences(3))) == 3
-    # Nobody is to take these logits for the model's.
+    # The comparison must not expect equal logits.
     assert foreign.is_rounded and quantization in foreign.notes[-1]
+
+
+def test_quantizing_does_not_change_the_model_in_memory(tmp_path) -> None:
+    save_random(tmp_path / "ours")
+    loaded = Loaded(*load_translator(tmp_path / "ours", torch.float32), tmp_path / "ours")
+    before = {name: weight.clone() for name, weight in loaded.model.state_dict().items()}
+    save(loaded, tmp_path / "theirs", "int8")
+    assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
 def test_quantized_files_are_smaller(tmp_path) -> None:
     save_random(tmp_path / "ours", d_model=64, d_ff=128, max_position_embeddings=16)
     sizes = []
     for quantization in ("float32", "float16", "int8"):
-        save(tmp_path / "ours", tmp_path / quantization, quantization)
+        convert(tmp_path / "ours", tmp_path / quantization, quantization)
         sizes.append((tmp_path / quantization / "model.bin").stat().st_size)
     assert sizes[0] > 1.9 * sizes[1] and sizes[0] > sizes[2]
 
 
-def test_half_precision_of_our_own_is_read(tmp_path) -> None:
+def test_half_precision_models_are_converted(tmp_path) -> None:
     model = save_random(tmp_path / "ours")
     model.bfloat16().save_pretrained(tmp_path / "ours")
     model.float()
-    ids, mask, targets = random_batch(model.config)
+    ids, mask, targets = ids_for(model.config)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-    found = save(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
+    found = convert(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
@@ -211,8 +202,8 @@ def test_half_precision_of_our_own_is_read(tmp_path) -> None:
     ],
     ids=["suppressed", "at least", "two ends"],
 )
-def test_the_generation_configs_rules_are_kept(rules, notes, tmp_path) -> None:
-    """Those of models that were Marian's or fairseq's."""
+def test_settings_of_the_generation_config_are_followed(rules, notes, tmp_path) -> None:
+    """Settings that models converted from Marian and fairseq have."""
     sentences = random_sentences()
     model = save_random(tmp_path / "ours", **MODELS["pre"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours")
@@ -221,30 +212,30 @@ def test_the_generation_configs_rules_are_kept(rules, notes, tmp_path) -> None:
     model.generation_config.update(**rules(often))
     model.save_pretrained(tmp_path / "ours")
     expected = translated(model, tokenizer, sentences)
-    foreign = save(tmp_path / "ours", tmp_path / "theirs")
+    foreign = convert(tmp_path / "ours", tmp_path / "theirs")
     assert expected != free
     assert sum(a == b for a, b in zip(expected, foreign.translate(sentences), strict=True)) >= 59
     for note in notes(*tokenizer.convert_ids_to_tokens([PAD, EOS, often])):
         assert note in " ".join(foreign.notes)
 
 
-def test_notes_say_what_to_give_for_our_search(tmp_path) -> None:
+def test_notes_recommend_settings(tmp_path) -> None:
     model = save_random(tmp_path / "ours")
-    assert any("beam_size=1" in note for note in save(tmp_path / "ours", tmp_path / "greedy").notes)
+    assert any("beam_size=1" in note for note in convert(tmp_path / "ours", tmp_path / "greedy").notes)
     model.generation_config.num_beams = 4
     model.save_pretrained(tmp_path / "ours")
-    notes = " ".join(save(tmp_path / "ours", tmp_path / "gnmt").notes)
-    # The paper's 0.6: at 20 tokens, ((5 + length) / 6)^0.6 and length^0.48 have the same logarithmic derivative.
+    notes = " ".join(convert(tmp_path / "ours", tmp_path / "gnmt").notes)
+    # alpha = 0.6: at 20 tokens, ((5 + length) / 6)^0.6 and length^0.48 have the same logarithmic derivative.
     assert "((5 + length) / 6)^0.6" in notes and "beam_size=4, length_penalty=0.48, patience=2" in notes
     model.generation_config.update(length_penalty_type="power", length_penalty=1.5, early_stopping=True)
     model.save_pretrained(tmp_path / "ours")
-    notes = " ".join(save(tmp_path / "ours", tmp_path / "power").notes)
+    notes = " ".join(convert(tmp_path / "ours", tmp_path / "power").notes)
     assert "beam_size=4, length_penalty=1.5, patience=1" in notes and "GNMT" not in notes
 
 
 def test_the_converter_of_ctranslate2_writes_the_same(tmp_path) -> None:
     save_random(tmp_path / "ours")
-    save(tmp_path / "ours", tmp_path / "saved", "int8")
+    convert(tmp_path / "ours", tmp_path / "saved", "int8")
     command = [sys.executable, "-m", "hf_vaswani.conversion.ctranslate2", "--model", str(tmp_path / "ours")]
     command += ["--output_dir", str(tmp_path / "converted"), "--quantization", "int8"]
     command += ["--copy_files", "tokenizer.json", "tokenizer_config.json"]
@@ -254,25 +245,27 @@ def test_the_converter_of_ctranslate2_writes_the_same(tmp_path) -> None:
     assert {"model.bin", "config.json", "shared_vocabulary.json", "tokenizer.json"} <= set(saved)
 
 
-def test_what_the_engine_cannot_do_is_refused_before_anything_is_written(tmp_path) -> None:
+def test_unsupported_models_are_rejected_before_anything_is_written(tmp_path) -> None:
     save_random(tmp_path / "mish", activation_function="mish")
-    with pytest.raises(ValueError, match="no activation_function 'mish', but only these: .*relu"):
-        save(tmp_path / "mish", tmp_path / "theirs")
+    with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only .*relu"):
+        convert(tmp_path / "mish", tmp_path / "theirs")
     with pytest.raises(ValueError, match="quantization must be one of int8, .*, but it is 'int4'"):
-        save(tmp_path / "mish", tmp_path / "theirs", "int4")
+        convert(tmp_path / "mish", tmp_path / "theirs", "int4")
     model = save_random(tmp_path / "endless")
     model.generation_config.eos_token_id = None
     model.generation_config.save_pretrained(tmp_path / "endless")
     with pytest.raises(ValueError, match="no eos_token_id"):
-        save(tmp_path / "endless", tmp_path / "theirs")
+        convert(tmp_path / "endless", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 
 
-def test_logits_of_another_start_are_refused(converted) -> None:
+def test_logits_need_the_start_token_of_the_model(converted) -> None:
     model, _, _, foreign = converted
-    ids, mask, targets = random_batch(model.config)
+    ids, mask, targets = ids_for(model.config)
     targets[3, 0] = 9
-    with pytest.raises(ValueError, match=f"starts with token {model.config.decoder_start_token_id}, .* start with 9"):
+    with pytest.raises(
+        ValueError, match=f"start with token 9, but CTranslate2 starts with {model.config.decoder_start_token_id}"
+    ):
         foreign.logits(ids, mask, targets)
 
 

@@ -1,8 +1,7 @@
-"""ONNX Runtime computes what we compute, for any numbers of sentences and tokens, at once and token by token."""
+"""ONNX Runtime computes the same logits and translations, for any batch size and length, with and without a cache."""
 
 import importlib
 import io
-import math
 import random
 import re
 import sys
@@ -14,8 +13,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
+from hf_vaswani.conversion.protocol import Loaded
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.translation.loading import load_translator
+
+from ..networks import random_batch, random_model
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -24,29 +26,12 @@ from hf_vaswani.conversion.onnx import OnnxTranslator, save
 
 PAD, EOS = 0, 2
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in ("a", "e", "i", "o", "u", "ai")]
-SIZES = {"vocab_size": 51, "d_model": 24, "d_ff": 37, "num_heads": 4, "encoder_layers": 2, "decoder_layers": 2}
 MODELS = {
     "post": {"layer_norm_eps": 0.05},
     "pre": {"norm_position": "pre", "position_encoding": "learned", "max_position_embeddings": 30}
     | {"activation_function": "gelu", "attention_bias": True, "lm_head_bias": True, "d_k": 5, "d_v": 7}
     | {"tie_word_embeddings": False, "share_embeddings": False, "encoder_layers": 1, "decoder_layers": 3},
 }
-
-
-def random_model(**fields) -> VaswaniForConditionalGeneration:
-    """Every weight is drawn anew; its translations vary, in length too."""
-    model = VaswaniForConditionalGeneration(VaswaniConfig(**SIZES | fields)).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(4)
-    for name, weight in model.named_parameters():
-        noise = torch.randn(weight.shape, generator=generator)
-        if weight.dim() > 1:
-            weight.copy_(noise * (2 if "layers" in name else 1) / math.sqrt(weight.shape[-1]))
-        else:
-            weight.copy_(0.3 * noise + name.endswith("norm.weight"))
-    # The end is one token of many: louder, it comes often enough.
-    model.lm_head.weight[EOS] *= 1.5
-    model.generation_config.max_length_offset = 20
-    return model
 
 
 def random_sentences(count: int) -> list[str]:
@@ -56,43 +41,39 @@ def random_sentences(count: int) -> list[str]:
 
 @pytest.fixture(scope="module", params=MODELS, ids=str)
 def converted(request, tmp_path_factory):
-    """A random model, the folder of its graphs, and what came back."""
+    """A random model, the folder of its graphs, and the model in ONNX Runtime."""
     folder = tmp_path_factory.mktemp("model")
-    model = random_model(**MODELS[request.param])
+    model = random_model(seed=4, max_length_offset=20, **MODELS[request.param])
     model.save_pretrained(folder / "ours")
     train_tokenizer([" ".join(WORDS)], len(WORDS) + 4, kind="words").save_pretrained(folder / "ours")
     with redirect_stdout(io.StringIO()) as said:
-        foreign = save(folder / "ours", folder / "onnx")
-    # The exporters would say what they are at.
+        loaded = Loaded(*load_translator(folder / "ours", torch.float32), folder / "ours")
+        foreign = save(loaded, folder / "onnx")
+    # The exporters' own reports are suppressed.
     assert said.getvalue() == ""
     return model, folder / "onnx", foreign
 
 
-def random_batch(rows: int, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids without sense, with padding on the right of some and on the left of others."""
-    generator = torch.Generator().manual_seed(rows)
-    ids = torch.randint(3, 51, (rows, source), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1::3, 1 + source // 2 :], mask[2::3, : source // 2] = 0, 0
-    return ids.masked_fill(mask == 0, PAD), mask, torch.randint(1, 51, (rows, target), generator=generator)
+def ids_of_shape(*shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return random_batch(range(3, 51), range(1, 51), shape)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 9, 4), (5, 3, 1), (2, 7, 13), (6, 25, 3)], ids=str)
 def test_logits_are_ours_for_any_sizes(converted, shape) -> None:
     model, _, foreign = converted
-    ids, mask, targets = random_batch(*shape)
+    ids, mask, targets = ids_of_shape(*shape)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
     torch.testing.assert_close(foreign.logits(ids, mask, targets), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("parts", [(1, 1, 1, 1, 1), (3, 1, 1), (2, 3)], ids=str)
-def test_tokens_at_a_time_give_the_same_as_all_at_once(converted, parts) -> None:
+def test_decoding_with_the_cache_equals_decoding_at_once(converted, parts) -> None:
     model, folder, _ = converted
-    ids, mask, targets = random_batch(4, 6, 5)
+    ids, mask, targets = ids_of_shape(4, 6, 5)
     expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
     translator = OnnxTranslator(folder)
     source = translator.read(ids.numpy(), mask.numpy())
-    past, found = translator.nothing_before(source), []
+    past, found = translator.empty_cache(source), []
     for tokens in targets.split(parts, dim=1):
         logits, past = translator.write(tokens.numpy(), mask.numpy(), past, source)
         found.append(torch.from_numpy(logits))
@@ -109,7 +90,7 @@ def test_greedy_translations_are_ours(converted) -> None:
     model, folder, foreign = converted
     sentences = random_sentences(100)
     expected = translated(model, AutoTokenizer.from_pretrained(folder), sentences)
-    # Were they all the same, to be equal would say little.
+    # Equality means something only if the translations vary.
     assert len(set(expected)) > 15 and len({len(text.split()) for text in expected}) > 5
     assert sum(ours == theirs for ours, theirs in zip(expected, foreign.translate(sentences), strict=True)) >= 99
     assert foreign.translate([]) == []
@@ -125,8 +106,8 @@ def test_greedy_translations_are_ours(converted) -> None:
     ],
     ids=["suppressed", "at least", "two ends"],
 )
-def test_the_generation_configs_rules_are_kept(converted, rules) -> None:
-    """Those of models that were Marian's or fairseq's."""
+def test_settings_of_the_generation_config_are_followed(converted, rules) -> None:
+    """Settings that models converted from Marian and fairseq have."""
     model, folder, _ = converted
     translator, sentences = OnnxTranslator(folder), random_sentences(40)
     tokenizer, before = translator.tokenizer, model.generation_config
@@ -140,7 +121,7 @@ def test_the_generation_configs_rules_are_kept(converted, rules) -> None:
     assert sum(a == b for a, b in zip(expected, translator.translate(sentences), strict=True)) >= 39
 
 
-def test_the_folder_has_all_that_is_needed_and_nothing_of_this_machine(converted) -> None:
+def test_the_folder_is_complete_and_contains_no_paths_of_this_machine(converted) -> None:
     model, folder, _ = converted
     graphs = {f"{name}.onnx{end}" for name in ("encoder", "decoder") for end in ("", ".data")}
     texts = {f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")}
@@ -155,7 +136,7 @@ def test_the_folder_has_all_that_is_needed_and_nothing_of_this_machine(converted
         assert b".py" not in content and str(Path(__file__).parent.parent).encode() not in content
 
 
-def test_free_axes_have_names(converted) -> None:
+def test_dynamic_axes_have_names(converted) -> None:
     model, folder, _ = converted
     config, translator = model.config, OnnxTranslator(folder)
     sides = {side: getattr(translator, side) for side in ("encoder", "decoder")}

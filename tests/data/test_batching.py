@@ -1,4 +1,4 @@
-"""No pair lost or doubled, no batch above its budget, the same order for the same seed, and each process its share."""
+"""No pair is lost or repeated, no batch exceeds its budget, seeds fix the order, and processes share the batches."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ def test_no_batch_is_above_the_budget_and_most_are_nearly_full() -> None:
     assert np.median(cells) > 0.9 * 400
 
 
-def test_pairs_above_the_longest_side_are_left_out() -> None:
+def test_pairs_above_the_longest_side_are_skipped() -> None:
     sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=30))
     short = np.flatnonzero(LENGTHS.max(axis=1) <= 30)
     assert sorted(flat(sampler.updates())) == short.tolist()
@@ -54,8 +54,8 @@ def test_pairs_above_the_longest_side_are_left_out() -> None:
         TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=1))
 
 
-def test_source_and_target_are_counted_each_for_itself() -> None:
-    """The paper's "25000 source tokens and 25000 target tokens": not their sum, and padding counts on both sides."""
+def test_the_budget_holds_for_source_and_target_separately() -> None:
+    """The paper's "25000 source tokens and 25000 target tokens": not their sum; padding is included."""
     batches = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400)).batches()
     padded = np.array([len(batch) * LENGTHS[batch].max(axis=0) for batch in batches])
     assert padded.max(axis=0).tolist() == pytest.approx([400, 400], rel=0.02)
@@ -63,7 +63,7 @@ def test_source_and_target_are_counted_each_for_itself() -> None:
     assert padded.sum(axis=1).max() > 1.8 * 400
 
 
-def test_pairs_of_like_length_are_together() -> None:
+def test_pairs_of_similar_length_share_a_batch() -> None:
     sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400))
     longest = LENGTHS.max(axis=1)
     spans = [np.ptp(longest[batch]) for batch in sampler.batches()]
@@ -79,17 +79,17 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
     assert order(1, 0) != order(2, 0)
-    # Not only the batches' order differs between epochs, but also who is in them.
+    # Epochs differ not only in the order of the batches, but also in their pairs.
     assert {tuple(sorted(batch)) for batch in order(1, 0)} != {tuple(sorted(batch)) for batch in order(1, 1)}
 
 
-def test_batches_do_not_come_in_the_order_of_their_lengths() -> None:
+def test_batches_are_not_sorted_by_length() -> None:
     widths = [LENGTHS[batch].max() for batch in TokenBudgetBatchSampler(LENGTHS, BatchOrder(200)).batches()]
     steps_up = sum(a <= b for a, b in itertools.pairwise(widths)) / (len(widths) - 1)
     assert 0.3 < steps_up < 0.7
 
 
-def test_a_position_continues_where_the_epoch_was_left() -> None:
+def test_a_position_resumes_within_an_epoch() -> None:
     sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=3))
     whole, counts = list(sampler), sampler.batches_of_updates()
     sampler.set_position(0, 5)
@@ -98,7 +98,7 @@ def test_a_position_continues_where_the_epoch_was_left() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_an_update_among_them(processes, accumulation) -> None:
+def test_processes_share_the_batches_of_an_update(processes, accumulation) -> None:
     alone = TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, batches_per_update=accumulation * processes)).updates()
     shares = [
         TokenBudgetBatchSampler(LENGTHS, BatchOrder(200, 1, accumulation, processes, process)).updates()
@@ -110,7 +110,7 @@ def test_processes_share_an_update_among_them(processes, accumulation) -> None:
         assert sorted(flat([update])) == sorted(flat(parts))
 
 
-def test_pairs_above_the_budget_are_left_out_and_counted() -> None:
+def test_pairs_above_the_budget_are_skipped_and_counted() -> None:
     lengths = np.array([[3, 4], [50, 2], [5, 5], [2, 51]])
     sampler = TokenBudgetBatchSampler(lengths, BatchOrder(20))
     assert sampler.skipped == 2
@@ -138,7 +138,7 @@ def test_collator_pads_each_side_to_its_own_width() -> None:
 
 
 def test_collator_equals_a_slow_one() -> None:
-    """Lists or arrays, of any lengths: cell by cell."""
+    """Compares every cell, for lists and arrays of any length."""
     random = np.random.default_rng(1)
     for _ in range(20):
         pairs = [
@@ -157,7 +157,7 @@ def test_collator_equals_a_slow_one() -> None:
 
 
 class Rows(torch.utils.data.Dataset):
-    """Pairs with LENGTHS, in which every id of a row is its index."""
+    """Pairs with the lengths in LENGTHS; every id of a row is its index."""
 
     def __len__(self) -> int:
         return len(LENGTHS)
@@ -179,7 +179,7 @@ def equal(first: list, second: list) -> bool:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_position_goes_on_as_if_nothing_had_been(workers) -> None:
+def test_every_position_resumes_exactly(workers) -> None:
     count = len(build().sampler.updates())
     made = list(itertools.islice(build().after(build().start), 2 * count + 2))
     assert made[count - 1][1] == {"epoch": 0, "update": count}
@@ -214,11 +214,11 @@ def test_the_fingerprint_is_that_of_the_text() -> None:
 
     assert json.loads(json.dumps(of(LENGTHS))) == of(LENGTHS.copy())
     assert of(LENGTHS)["pairs"] == 997
-    # As many tokens, otherwise ordered.
+    # The same number of tokens in another order.
     assert of(LENGTHS) != of(LENGTHS[::-1].copy())
 
 
-def test_weights_take_pairs_twice_or_a_part_of_them() -> None:
+def test_weights_repeat_or_sample_pairs() -> None:
     taken = []
     for epoch in (0, 1):
         sampler = TokenBudgetBatchSampler(LENGTHS, BatchOrder(400, max_length=30), [(400, 2), (597, 0.25)])
@@ -231,7 +231,7 @@ def test_weights_take_pairs_twice_or_a_part_of_them() -> None:
     assert (taken[0] != taken[1]).any()
 
 
-def test_collator_of_nothing_has_nothing_to_learn() -> None:
+def test_an_empty_batch_has_no_labels() -> None:
     batch = PairCollator(0)([])
     assert batch.pop("numbers").shape == (0,)
     assert (batch["labels"] == -100).all()
@@ -240,7 +240,7 @@ def test_collator_of_nothing_has_nothing_to_learn() -> None:
 
 @pytest.mark.real_data
 def test_little_padding_on_multi30k(multi30k) -> None:
-    """At most 5 % of all positions, source and target together, with a joint vocabulary of 10 000."""
+    """At most 5 % of all positions of both sides are padding, with a joint vocabulary of 10,000."""
     sides = [(multi30k / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]
     tokenizer = train_tokenizer(itertools.chain(*sides), 10_000)
     lengths = np.array([[len(ids) for ids in tokenizer(side)["input_ids"]] for side in sides]).T

@@ -1,4 +1,4 @@
-"""Text becomes ids once; the ids are read as they were written, without copies, and know where they come from."""
+"""Text is encoded once; the ids are read back without copies, and keep the numbers of their pairs."""
 
 import pickle
 import tracemalloc
@@ -29,7 +29,7 @@ def tokenizer():
 
 @pytest.fixture
 def on_disk(tmp_path):
-    """Many record batches in a file: `datasets` writes a thousand rows at a time."""
+    """A file with many record batches: `datasets` writes a thousand rows at a time."""
 
     def save(count: int) -> Dataset:
         text(numbers_in_words(count)).save_to_disk(tmp_path / str(count))
@@ -53,18 +53,18 @@ def test_encoding_ends_sentences_drops_empty_pairs_and_is_cached(tmp_path) -> No
     np.testing.assert_array_equal(pair_lengths(encoded), expected)
 
 
-def test_ids_are_those_of_the_tokenizer_whoever_makes_them(tokenizer, on_disk) -> None:
+def test_ids_are_those_of_the_tokenizer_in_any_number_of_processes(tokenizer, on_disk) -> None:
     pairs = on_disk(2500)
     encoded = encode_pairs(pairs, tokenizer)
     assert encoded["source_ids"][:] == tokenizer(list(pairs["source"]))["input_ids"]
     assert encoded["target_ids"][:] == tokenizer(list(pairs["target"]))["input_ids"]
-    # Without the fingerprint of the first, the second would only be read from its cache.
+    # Otherwise the second result would be read from the cache of the first.
     shared = encode_pairs(pairs.with_format("numpy"), tokenizer, num_proc=2)
     assert shared.cache_files != encoded.cache_files
     assert shared[:] == encoded[:]
 
 
-def test_numbers_count_the_lines_and_go_on_in_the_next_source(tokenizer) -> None:
+def test_numbers_count_the_lines_across_sources(tokenizer) -> None:
     first = encode_pairs(text([("a", "b"), ("", "b"), ("c", "d")]), tokenizer)
     second = encode_pairs(text([("a", ""), ("a", "b")]), tokenizer, first_number=4)
     assert concatenate_datasets([first, second])["number"][:] == [1, 3, 5]
@@ -97,7 +97,7 @@ def test_views_are_the_rows(tokenizer, on_disk) -> None:
 
 
 def test_memory_does_not_grow_with_the_text(tokenizer, on_disk) -> None:
-    """A Python object for each sentence or pair would take more: an empty `str` has 49 bytes."""
+    """One Python object per sentence or pair would take more: an empty `str` has 49 bytes."""
     peaks = []
     for count in (3000, 23_000):
         pairs = on_disk(count)
@@ -123,11 +123,11 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch) -> None:
 
     pairs, tokenizer = Dataset.from_dict({"source": ["a"], "target": ["b"]}), train_tokenizer(["a b"], 300)
     monkeypatch.setattr(ArrowWriter, "finalize", full)
-    with pytest.raises(OSError, match="ids could not be written into the cache .*No space left"):
+    with pytest.raises(OSError, match="ids cannot be written to the cache .*No space left"):
         encode_pairs(pairs, tokenizer)
 
 
-def test_the_cache_knows_tags_numbers_and_the_tokenizers_switch(tmp_path) -> None:
+def test_the_cache_depends_on_tags_numbers_and_split_special_tokens(tmp_path) -> None:
     text(numbers_in_words(9)).save_to_disk(tmp_path / "text")
     pairs, tokenizer = (
         Dataset.load_from_disk(tmp_path / "text"),
@@ -140,7 +140,7 @@ def test_the_cache_knows_tags_numbers_and_the_tokenizers_switch(tmp_path) -> Non
     assert len(set(files)) == 4
 
 
-def test_half_a_character_in_a_sentence_is_named() -> None:
+def test_an_unpaired_surrogate_is_quoted() -> None:
     tokenizer = train_tokenizer(["one two"], 270)
-    with pytest.raises(ValueError, match=r"half a character of UTF-16.*'a\\ud800b'"):
+    with pytest.raises(ValueError, match=r"unpaired UTF-16 surrogate.*'a\\ud800b'"):
         encode_rows(["one", "a\ud800b"], ["one", "two"], [1, 2], tokenizer)

@@ -1,4 +1,4 @@
-"""Every way to name sentence pairs gives the same pairs; every slip gives a sentence with file and line."""
+"""Every way to give sentence pairs reads the same pairs; every mistake is reported with file and line."""
 
 import csv
 import gzip
@@ -10,7 +10,7 @@ import pytest
 
 from hf_vaswani.data.reading import load_pairs
 
-# What readers of tables stumble over: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
+# Hard for readers of tables: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
 PAIRS = [
     ('He said "yes".', 'Er sagte "ja".'),
     ('"Quoted', '"Zitiert'),
@@ -43,13 +43,13 @@ def test_the_direction_is_the_recipes(tmp_path) -> None:
     assert rows(pairs["train"]) == [(de, en) for en, de in PAIRS]
 
 
-def test_line_ends_of_windows_and_a_byte_order_mark_are_no_text(tmp_path) -> None:
+def test_windows_line_ends_and_a_byte_order_mark_are_removed(tmp_path) -> None:
     files = aligned(tmp_path, ending="\r\n")
     Path(files["en"]).write_bytes(b"\xef\xbb\xbf" + Path(files["en"]).read_bytes())
     assert rows(load_pairs("en", "de", train_files=files)["train"]) == PAIRS
 
 
-def test_a_changed_file_is_not_answered_from_the_cache(tmp_path) -> None:
+def test_a_changed_file_is_read_again(tmp_path) -> None:
     first = load_pairs("en", "de", train_files=aligned(tmp_path))
     second = load_pairs("en", "de", train_files=aligned(tmp_path, [("new", "neu")]))
     assert (len(first["train"]), rows(second["train"])) == (len(PAIRS), [("new", "neu")])
@@ -129,7 +129,7 @@ def test_a_folder_in_the_hubs_layout(tmp_path) -> None:
     assert [rows(pairs[split]) for split in ("train", "validation", "test")] == [PAIRS] * 3
 
 
-def test_files_take_the_place_of_the_datasets_split(tmp_path) -> None:
+def test_files_override_the_split_of_the_dataset(tmp_path) -> None:
     pairs = load_pairs("de", "en", dataset="pocket", train_files=aligned(tmp_path))
     assert len(pairs["train"]) == len(PAIRS)
     assert len(pairs["test"]) == 500
@@ -183,7 +183,7 @@ def test_missing_files_languages_columns_and_values(tmp_path) -> None:
         load_pairs("en", "en", train_files=aligned(tmp_path))
     with pytest.raises(FileNotFoundError, match="someone/nothing"):
         load_pairs("en", "de", dataset="someone/nothing")
-    with pytest.raises(ValueError, match="English and German"):
+    with pytest.raises(ValueError, match="languages en and de"):
         load_pairs("en", "fr", dataset="pocket")
 
 
@@ -219,7 +219,7 @@ def test_a_table_without_header_has_its_width_from_the_first_row_and_may_end_in_
 
 
 @pytest.mark.parametrize("kind", ["aligned", "tsv", "csv", "jsonl", "translation.jsonl", "parquet", "saved", "pocket"])
-def test_a_stream_has_the_pairs_that_are_read_onto_the_disk(tmp_path, kind) -> None:
+def test_a_stream_has_the_same_pairs_as_the_cache(tmp_path, kind) -> None:
     path = tmp_path / f"text.{kind}"
     table = [{"en": en, "de": de} for en, de in PAIRS]
     data: dict[str, object] = {"train_files": str(path)}
@@ -255,12 +255,12 @@ def test_a_stream_has_the_pairs_that_are_read_onto_the_disk(tmp_path, kind) -> N
         ("number.jsonl", b'{"en": 1, "de": "b"}\n', ["number.jsonl, line 1", "1 for its source text"]),
         ("other.jsonl", b'{"en": "a", "fr": "b"}\n', ["other.jsonl", "no column 'de'", "'en', 'fr'"]),
         ("cut.jsonl", b'{"en": "a", "de": "b"}\n\n{"en": "a"', ["cut.jsonl, line 3, is not JSON"]),
-        ("list.jsonl", b'["a", "b"]\n', ["list.jsonl, line 1, is not an object"]),
+        ("list.jsonl", b'["a", "b"]\n', ["list.jsonl, line 1, is not a JSON object"]),
         ("flat.jsonl", b'{"en": "a", "translation": "b"}\n', ["flat.jsonl, line 1 has no source text"]),
-        ("half.jsonl", b'{"en": "a", "de": "\\ud83d"}\n', ["half.jsonl, line 1, has half a character"]),
+        ("half.jsonl", b'{"en": "a", "de": "\\ud83d"}\n', ["half.jsonl, line 1, has an unpaired UTF-16 surrogate"]),
     ],
 )
-def test_what_is_wrong_with_a_stream_shows_when_it_is_read(tmp_path, name, content, words) -> None:
+def test_errors_in_a_stream_are_raised_on_reading(tmp_path, name, content, words) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as error:
         list(load_pairs("en", "de", train_files=str(tmp_path / name), streaming=True)["train"])
@@ -285,7 +285,7 @@ BROKEN = [
     ("wide.tsv", b"\t".join(b"column" for _ in range(2000)), ["wide.tsv", "no column 'en'", "'column', 'col ... "]),
     ("cut.json", b'[{"en": "a", "de": "b"}, {"en": "a', ["cut.json", "is not JSON", "character 33"]),
     ("none.json", b'[{"en": "a", "de": "b"}, {"en": null, "de": "b"}]', ["none.json, row 2", "no source text"]),
-    ("half.json", b'[{"en": "\\ud83d", "de": "b"}]', ["half.json, row 1", "half a character"]),
+    ("half.json", b'[{"en": "\\ud83d", "de": "b"}]', ["half.json, row 1", "unpaired UTF-16 surrogate"]),
     ("cut.tsv.gz", gzip.compress(b"en\tde\n" + bytes(range(32, 127)) * 9)[:60], ["cut.tsv.gz", "as gz", "ended"]),
     ("plain.jsonl.gz", b'{"en": "a", "de": "b"}\n', ["plain.jsonl.gz", "as gz", "Not a gzipped file"]),
     ("packed.tsv", gzip.compress(b"en\tde\na\tb\n"), ["packed.tsv, line 1", "not UTF-8"]),
@@ -306,8 +306,8 @@ def test_a_broken_file_is_one_sentence(tmp_path, name, content, words, streaming
 
 @pytest.mark.parametrize("kind", ["aligned", "tsv", "tsv.gz", "csv", "jsonl", "json", "parquet"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_byte_order_mark_in_front_of_a_text_is_no_text(tmp_path, kind, streaming) -> None:
-    """That of a file, and those which stay in its middle when files are joined; elsewhere U+FEFF is a character."""
+def test_a_byte_order_mark_at_the_start_of_a_text_is_removed(tmp_path, kind, streaming) -> None:
+    """At the start of a file, and of lines after concatenation; elsewhere U+FEFF is a character."""
     mark, path = "\ufeff", tmp_path / f"text.{kind}"
     table = [(f"{mark}a", f"{mark}{mark}b"), ("c", f"{mark}d"), (f"{mark}e{mark}f", f"g{mark}")]
     if kind == "aligned":
@@ -329,7 +329,7 @@ def test_a_byte_order_mark_in_front_of_a_text_is_no_text(tmp_path, kind, streami
     assert found == [("a", "b"), ("c", "d"), (f"e{mark}f", f"g{mark}")]
 
 
-def test_a_field_of_a_csv_file_may_be_long_and_the_process_keeps_its_limit(tmp_path) -> None:
+def test_csv_fields_may_be_long_and_the_global_limit_is_restored(tmp_path) -> None:
     path, before = tmp_path / "text.csv", csv.field_size_limit()
     path.write_text("en,de\n" + "x" * 200_000 + ',"' + "y" * 200_000 + '"\n')
     assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == [("x" * 200_000, "y" * 200_000)]
@@ -339,9 +339,9 @@ def test_a_field_of_a_csv_file_may_be_long_and_the_process_keeps_its_limit(tmp_p
     assert csv.field_size_limit() == before
 
 
-def test_a_folder_is_no_file_of_text(tmp_path) -> None:
+def test_a_folder_is_refused_as_a_text_file(tmp_path) -> None:
     for files in ({"en": str(tmp_path), "de": str(tmp_path)}, str(tmp_path)):
-        with pytest.raises(ValueError, match="is a folder|of a kind"):
+        with pytest.raises(ValueError, match="is a folder|unknown extension"):
             load_pairs("en", "de", train_files=files)
 
 
@@ -355,7 +355,7 @@ def test_a_damaged_dataset_is_named(tmp_path, name, damage) -> None:
     except (ValueError, OSError) as error:
         assert str(tmp_path / "saved") in str(error)
     else:
-        # What `datasets` can do without.
+        # `datasets` does not need this file.
         assert rows(pairs["train"]) == PAIRS
 
 
@@ -373,7 +373,7 @@ def test_a_dataset_has_two_different_columns(tmp_path) -> None:
             load_pairs("en", "de", **data, streaming=streaming)
 
 
-def test_the_built_in_corpus_has_the_splits_that_are_asked_for() -> None:
+def test_the_built_in_corpus_reads_only_the_requested_splits() -> None:
     pairs = load_pairs("en", "de", dataset="pocket", validation_split=None, test_split="validation")
     assert list(pairs) == ["train", "test"]
     assert rows(pairs["test"]) == rows(load_pairs("en", "de", dataset="pocket")["validation"])
@@ -382,7 +382,7 @@ def test_the_built_in_corpus_has_the_splits_that_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("content", ["en\tde\n", "\n\n"])
-def test_a_table_without_rows_has_none(tmp_path, content) -> None:
+def test_a_table_without_rows_is_an_empty_set(tmp_path, content) -> None:
     path = tmp_path / "text.tsv.gz"
     path.write_bytes(gzip.compress(content.encode()))
     assert rows(load_pairs("en", "de", train_files=str(path))["train"]) == []

@@ -1,4 +1,4 @@
-"""Several sources in one corpus: what each epoch takes of them, their numbers, tags and sets."""
+"""Several sources in one corpus: their weights in an epoch, numbers, tags and evaluation sets."""
 
 import logging
 from collections import Counter
@@ -19,7 +19,7 @@ WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "ac
 
 
 def write(folder: Path, language: str, count: int, empty: tuple[int, ...] = ()) -> dict[str, str]:
-    """Two files of `count` lines: digits, and digits in words; the lines in `empty` have no words."""
+    """Writes two files of `count` lines, digits and digits in words; the lines in `empty` have no words."""
     lines = [" ".join(str(number * 7919)) for number in range(1, count + 1)]
     other = ["" if n in empty else f"{language}: {line}" for n, line in enumerate(lines, start=1)]
     files = {"en": folder / f"{language}.{count}.en", language: folder / f"{language}.{count}.{language}"}
@@ -48,7 +48,7 @@ def two_directions(folder: Path, weight: float = 1.0, **keys: object) -> Recipe:
 
 
 def epochs(updates, count: int = 1) -> list[Counter[int]]:
-    """How often each pair is in each of the first epochs."""
+    """Counts each pair in each of the first epochs."""
     found: list[Counter[int]] = [Counter() for _ in range(count)]
     for batches, position in updates.after(updates.start):
         for batch in batches:
@@ -71,7 +71,7 @@ def test_an_epoch_has_every_pair_of_every_source_once(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("weight", "often"), [(2, 56), (0.5, 14), (1.25, 35), (0.001, 1)])
-def test_a_weight_says_how_often_an_epoch_takes_each_pair(tmp_path, weight, often) -> None:
+def test_a_weight_repeats_or_samples_pairs_in_an_epoch(tmp_path, weight, often) -> None:
     recipe = two_directions(tmp_path, weight)
     sources = read_sources(recipe)
     first, second = epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2)
@@ -81,7 +81,7 @@ def test_a_weight_says_how_often_an_epoch_takes_each_pair(tmp_path, weight, ofte
         assert set(numbers) <= GERMAN | FRENCH
         assert sum(french.values()) == often
         assert set(french.values()) <= {int(weight), -int(-weight // 1)}
-    # The half of another epoch is another half.
+    # Each epoch draws another half.
     assert (first == second) == (weight == 2)
     assert epochs(build_updates(recipe, sources, make_tokenizer(recipe, sources)), 2) == [first, second]
 
@@ -115,11 +115,11 @@ def test_each_direction_has_its_sets(tmp_path) -> None:
     french = sets["validation"][1]
     assert french.source[0] == "<2fr> 7 9 1 9"
     assert french.target[0] == "fr: 7 9 1 9"
-    # What is translated as text has the ids of the training.
+    # Translated text has the same ids as in training.
     assert tokenizer(french.source)["input_ids"] == french.encoded["source_ids"][:]
 
 
-def test_a_vocabulary_that_is_given_gets_the_tags_that_it_lacks(tmp_path) -> None:
+def test_a_given_vocabulary_gets_the_missing_tags(tmp_path) -> None:
     recipe = two_directions(tmp_path)
     sources = read_sources(recipe)
     recipe.data.target_tag = False
@@ -144,14 +144,14 @@ def test_a_vocabulary_that_does_not_end_its_sentences_is_refused(tmp_path) -> No
         make_tokenizer(recipe, sources)
 
 
-def test_two_target_languages_without_tags_are_pointed_out(tmp_path, caplog) -> None:
+def test_two_target_languages_without_tags_are_warned_about(tmp_path, caplog) -> None:
     recipe = two_directions(tmp_path)
     read_sources(recipe)
     assert not caplog.records
     recipe.data.target_tag = False
     read_sources(recipe)
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "in de, fr, and nothing tells the model which one" in warning and "data.target_tag" in warning
+    assert "languages are de, fr, but the source sentences have no tag" in warning and "data.target_tag" in warning
 
 
 def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
@@ -172,7 +172,7 @@ def test_a_stream_of_two_sources_has_tags_and_numbers_of_each(tmp_path) -> None:
             break
     assert sorted(number for number in numbers if number < 10**12) == sorted(GERMAN)
     french = Counter(number - 10**12 for number in numbers if number > 10**12)
-    # As many as of the first, 50, so each once or twice; two of the lines are empty.
+    # Mixed 50 to 50, so each occurs once or twice; two of the lines are empty.
     assert french == Counter([*range(1, 31), *range(1, 21)]) - Counter({1: 2, 30: 2})
 
 
@@ -187,7 +187,7 @@ def test_a_source_without_text_is_named(tmp_path) -> None:
         read_sources(recipe)
 
 
-def test_the_recipes_numbers_reach_the_updates(tmp_path, monkeypatch) -> None:
+def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> None:
     recipe = two_directions(tmp_path, stream_window=7, num_proc=3)
     recipe.seed, recipe.training.accumulation_steps, recipe.training.data_workers = 9, 4, 2
     sources = corpus.read_sources(recipe)
@@ -218,8 +218,8 @@ def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:
     assert [part.name for part in sets["test"]] == ["en-fr", "en-fr.2"]
 
 
-def test_a_stream_that_breaks_off_names_its_file(tmp_path) -> None:
-    """The readers of `datasets` say what is wrong with a file, and not with which."""
+def test_a_truncated_stream_names_its_file(tmp_path) -> None:
+    """The errors of `datasets` do not name the file."""
     path = tmp_path / "text.parquet"
     Dataset.from_dict({"en": [f"text {i}" for i in range(500)], "de": ["b"] * 500}).to_parquet(path)
     content = bytearray(path.read_bytes())
@@ -230,9 +230,7 @@ def test_a_stream_that_breaks_off_names_its_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_tokenizer_truncates_to_what_the_model_takes_when_it_is_asked_to(
-    tmp_path, trained, caplog, monkeypatch
-) -> None:
+def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained, caplog, monkeypatch) -> None:
     files, line = write(tmp_path, "de", 50), " ".join("7919" * 30)
     (tmp_path / "long.en").write_text(Path(files["en"]).read_text() + line + "\n")
     (tmp_path / "long.de").write_text(Path(files["de"]).read_text() + line + "\n")
@@ -249,7 +247,7 @@ def test_a_tokenizer_truncates_to_what_the_model_takes_when_it_is_asked_to(
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     ids = tokenizer(line, truncation=True)["input_ids"]
     assert len(ids) == limit and ids[-1] == tokenizer.eos_token_id
-    # The text of a training is not cut, with or without a truncation before, and nobody is warned.
+    # Training text is never truncated, even after a call with truncation, and there is no warning.
     (evaluation,) = encode_evaluation_sets(recipe, sources, tokenizer)["test"]
     assert len(evaluation.encoded[50]["source_ids"]) == 121
     lengths = build_updates(recipe, sources, tokenizer).sampler.lengths

@@ -1,4 +1,4 @@
-"""A stream has every pair once a pass, for any number of processes, and goes on exactly where it was left."""
+"""A pass over a stream has every pair once, for any number of processes, and resumes exactly where it stopped."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ def tokenizer():
 
 
 def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple[int, ...] = ()) -> Stream:
-    """Pairs of different lengths; those with the numbers in `empty` have no source."""
+    """Makes pairs of different lengths; those numbered in `empty` have no source."""
     sides = [" ".join(WORDS[digit % 6] for digit in range(1 + number * 7 % 11)) for number in range(1, count + 1)]
     sources = ["" if number in empty else side for number, side in enumerate(sides, start=1)]
     rows = Dataset.from_dict({"source": sources, "target": sides[::-1]}).to_iterable_dataset()
@@ -34,13 +34,13 @@ def build(tokenizer, streams: list[Stream], size: int = 40, workers: int = 0, **
 
 
 def one_pass(updates: StreamUpdates, position: dict[str, Any] | None = None) -> list[tuple[list, dict]]:
-    """Updates until the first stream begins anew."""
+    """Returns the updates until the first stream starts over."""
     made = []
     for batches, reached in updates.after(position or updates.start):
         made.append((batches, reached))
         if reached["update"] == 0 and reached["places"][0]["pairs"] == 0:
             return made
-    raise AssertionError("A stream has no end.")
+    raise AssertionError("The pass does not end.")
 
 
 def numbers(made: list[tuple[list, dict]]) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_pass_has_every_pair_once_and_passes_differ(tokenizer, count, size) ->
     second = one_pass(updates, first[-1][1])
     assert sorted(numbers(first)) == sorted(numbers(second)) == list(range(1, count + 1))
     assert numbers(first) != numbers(second)
-    # Shuffled within a window, and in no other.
+    # Shuffled within each window, but not across windows.
     for start in range(0, count, size):
         window = numbers(first)[start : start + size]
         assert sorted(window) == list(range(start + 1, min(start + size, count) + 1))
@@ -87,14 +87,14 @@ def test_pairs_keep_their_ids_and_numbers(tokenizer) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_position_goes_on_as_if_nothing_had_been(tokenizer, workers) -> None:
-    """In the middle of a window, at its end, at the end of a pass; the other stream ends at other times."""
+def test_every_position_resumes_exactly(tokenizer, workers) -> None:
+    """In the middle and at the end of a window, and at the end of a pass; the other stream ends elsewhere."""
     streams = [stream(90, tag="<2de>"), stream(25, weight=0.7, tag="<2fr>")]
     updates = build(tokenizer, streams, batches_per_update=2)
     length = len(one_pass(updates))
     made = list(itertools.islice(updates.after(updates.start), length + 4))
     assert {reached["update"] == 0 for _, reached in made} == {True, False}
-    # With workers only some of them, because each takes a while to start.
+    # Only a few positions with workers, which are slow to start.
     for number in range(length + 2) if not workers else (1, length - 1, length):
         # A fresh process reads the position from a file.
         position = json.loads(json.dumps(made[number][1]))
@@ -115,24 +115,24 @@ def test_processes_share_the_updates_of_one(tokenizer, processes) -> None:
     for (batches, reached), *parts in zip(alone, *shares, strict=True):
         assert all(where == reached for _, where in parts)
         assert all(len(own) == 1 for own, _ in parts)
-        # The process takes every n-th batch; who has none gets one with nothing in it.
+        # Each process takes every n-th batch; one without a batch gets padding.
         theirs = [own[0] for own, _ in parts]
         assert equal(theirs[: len(batches)], batches)
         assert all((batch["labels"] == -100).all() for batch in theirs[len(batches) :])
 
 
-def test_weights_are_the_proportion_of_the_streams(tokenizer) -> None:
+def test_weights_are_mixing_ratios(tokenizer) -> None:
     streams = [stream(300), stream(70, weight=0.25), stream(50, weight=2)]
     made = numbers(one_pass(build(tokenizer, streams)))
     counts = [sum(number // NUMBERS == i for number in made) for i in range(3)]
     assert counts == [300, 75, 600]
-    # Each begins anew when it ends, and has none of its pairs much more often than another.
+    # Each repeats when it ends, so that all its pairs are equally frequent up to one repetition.
     of_the_second = [number % NUMBERS for number in made if number // NUMBERS == 1]
     assert sorted(of_the_second) == sorted([*range(1, 71), *range(1, 6)])
     assert all(made.count(2 * NUMBERS + number) == 12 for number in range(1, 51))
 
 
-def test_a_window_without_a_pair_that_fits_is_passed_over_unless_there_is_no_other(tokenizer) -> None:
+def test_a_window_without_a_fitting_pair_is_skipped_unless_all_are(tokenizer) -> None:
     made = one_pass(build(tokenizer, [stream(100, empty=tuple(range(1, 61)))]))
     assert sorted(numbers(made)) == list(range(61, 101))
     with pytest.raises(ValueError, match="no pair with text"):
@@ -141,8 +141,8 @@ def test_a_window_without_a_pair_that_fits_is_passed_over_unless_there_is_no_oth
         next(build(tokenizer, [stream(100)], tokens_per_batch=1).after(build(tokenizer, [stream(100)]).start))
 
 
-def test_what_is_left_out_is_said_once(tokenizer, caplog) -> None:
-    """Of the first window that lacks something."""
+def test_skipped_pairs_are_reported_once(tokenizer, caplog) -> None:
+    """For the first window with such a pair."""
     updates = build(tokenizer, [stream(100, empty=(41, 43, 90))], tokens_per_batch=12, max_length=11)
     lines = list(updates.streams[0].rows)
     one_pass(updates)
@@ -151,13 +151,13 @@ def test_what_is_left_out_is_said_once(tokenizer, caplog) -> None:
     assert too_long > 0
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning == (
-        "Of the 40 pairs of window 1 were left out, as they will be of later windows: 0 pairs with an empty side, "
-        f"{too_long} with a side above 11 tokens (model.max_position_embeddings)"
+        f"Skipped in window 1 (40 pairs): 0 pairs with an empty side, {too_long} with a side above 11 tokens "
+        "(model.max_position_embeddings); later windows skip such pairs without a warning"
     )
     caplog.clear()
     one_pass(build(tokenizer, [stream(100, empty=(41, 43, 90))]))
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "40 pairs of window 2" in warning and "2 pairs with an empty side, 0 with a side above 60" in warning
+    assert "window 2 (40 pairs)" in warning and "2 pairs with an empty side, 0 with a side above 60" in warning
 
 
 def test_a_stream_of_nothing_is_refused(tokenizer) -> None:
@@ -167,7 +167,7 @@ def test_a_stream_of_nothing_is_refused(tokenizer) -> None:
         next(updates.after(updates.start))
 
 
-def test_the_fingerprint_says_what_was_read_and_json_can_hold_it(tokenizer) -> None:
+def test_the_fingerprint_identifies_the_text_and_is_json(tokenizer) -> None:
     updates = build(tokenizer, [stream(3), stream(4)])
     assert json.loads(json.dumps(updates.fingerprint)) == updates.fingerprint
     assert updates.fingerprint != build(tokenizer, [stream(3), stream(5)]).fingerprint

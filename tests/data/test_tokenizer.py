@@ -1,4 +1,4 @@
-"""Ids and back: every text is itself again, up to what a kind of vocabulary cannot spell."""
+"""Encoding and decoding restores every text, up to what a kind of vocabulary cannot spell."""
 
 import json
 import os
@@ -27,7 +27,7 @@ TEXT = ["The dog's red ball, please!", "Der Hund spielt schön.", "Ein Mann und 
 
 
 def text_of(sentence: str) -> str:
-    """What a sentence decodes to."""
+    """Returns the sentence as it is decoded: normalised, with single spaces."""
     return " ".join(unicodedata.normalize("NFC", sentence).split())
 
 
@@ -134,7 +134,7 @@ def test_what_a_kind_cannot_spell_is_unk(any_tokenizer) -> None:
     )
 
 
-def test_what_an_entry_of_each_kind_is() -> None:
+def test_the_entries_of_each_kind() -> None:
     def pieces(kind: str, sentence: str, vocab_size: int = 400) -> list[str]:
         tokenizer = train_tokenizer(TEXT, vocab_size, kind)
         return tokenizer.convert_ids_to_tokens(tokenizer(sentence)["input_ids"][:-1])
@@ -143,12 +143,12 @@ def test_what_an_entry_of_each_kind_is() -> None:
     assert pieces("characters", "ein Hund") == list("ein Hund")
     assert pieces("bytes", "schö") == ["<0x73>", "<0x63>", "<0x68>", "<0xC3>", "<0xB6>"]
     assert train_tokenizer(TEXT, 400, "bytes")("schö")["input_ids"] == [4 + byte for byte in "schö".encode()] + [2]
-    # The limit keeps the most frequent: these, of 4 + 3 entries.
+    # 4 + 3 entries keep the most frequent ones.
     assert pieces("words", "Ein Hund spielt.", vocab_size=7) == ["<unk>", " Hund", "<unk>", "."]
 
 
 def made_up_text() -> list[str]:
-    """Frequent and rare words; the capitals are letters that few words have."""
+    """Frequent and rare words; the capitals are rare letters."""
     random = Random(1)
     words = [
         "".join(random.choice("bdfgkmnrst") + random.choice("aeiou") for _ in range(1 + n % 4)) for n in range(300)
@@ -158,15 +158,15 @@ def made_up_text() -> list[str]:
 
 
 def cuts(word: str) -> list[list[str]]:
-    """All ways to cut a word into pieces."""
+    """Yields all segmentations of a word."""
     if not word:
         return [[]]
     return [[word[:end], *rest] for end in range(1, len(word) + 1) for rest in cuts(word[end:])]
 
 
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
-def test_how_these_kinds_cut_a_word(kind) -> None:
-    """Unigram: the likeliest of all cuts. Word-piece: the longest entry that fits, then the same with the rest."""
+def test_the_segmentation_of_a_word(kind) -> None:
+    """Unigram: the most probable segmentation. Word-piece: the longest matching entry, then the rest likewise."""
     tokenizer = train_tokenizer(made_up_text(), 100, kind)
     vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"]
     worth = dict(vocabulary)
@@ -181,7 +181,7 @@ def test_how_these_kinds_cut_a_word(kind) -> None:
 
 
 def test_every_kind_is_deterministic() -> None:
-    """Also in another process, with other hashes and other threads."""
+    """Even in another process, with other hashes and other threads."""
     text = made_up_text()
     program = (
         "import sys, json; from hf_vaswani.data.tokenizer import train_tokenizer; kinds, text = json.load(sys.stdin);"
@@ -213,13 +213,13 @@ def test_another_vocabulary_learned_by_transformers_decodes_to_the_same_text(kin
         ids = other(sentence)["input_ids"]
         assert ids[-1] == other.eos_token_id and other.unk_token_id not in ids
         assert other.decode(ids, skip_special_tokens=True) == " ".join(sentence.split())
-    # What it cannot spell does not get lost.
+    # Characters it cannot encode are not lost.
     assert (other.unk_token_id in other("木")["input_ids"]) == (kind != "bpe")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])
-def test_half_a_character_is_no_text_to_learn_from(kind) -> None:
-    with pytest.raises(ValueError, match=r"half a character of UTF-16.*a\\ud800b"):
+def test_an_unpaired_surrogate_in_training_text_is_refused(kind) -> None:
+    with pytest.raises(ValueError, match=r"unpaired UTF-16 surrogate.*a\\ud800b"):
         train_tokenizer([*TEXT, "a\ud800b"], 400, kind)
 
 
@@ -236,7 +236,7 @@ def test_a_vocabulary_without_room_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) -> None:
-    """Written into the text; the vocabulary has the size that was asked for, and the tags stand at its end."""
+    """The tag is written into the text; the vocabulary has the requested size, with the tags at its end."""
     tokenizer = train_tokenizer([*TEXT, *HARD], 400, kind, languages=["de", "pt-br"])
     plain = train_tokenizer([*TEXT, *HARD], 398, kind)
     assert len(tokenizer) == len(plain) + 2
@@ -251,9 +251,9 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
     assert find_language_tag(loaded, "pt-br") == "<2pt-br>"
     with pytest.raises(ValueError, match="target language 'fr', only for de, pt-br"):
         find_language_tag(loaded, "fr")
-    with pytest.raises(ValueError, match="target language 'fr', nor for any"):
+    with pytest.raises(ValueError, match="target language 'fr', the vocabulary has no language tags"):
         find_language_tag(plain, "fr")
-    # A tag that is there already is not added again.
+    # An existing tag is not added again.
     add_language_tags(loaded, ["de", "fr"])
     assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]
 

@@ -1,4 +1,4 @@
-"""The card says what the run wrote down, and nothing else; its metadata is what huggingface_hub reads."""
+"""The card shows what the run recorded, and nothing else; `huggingface_hub` reads its metadata."""
 
 import json
 import shutil
@@ -19,15 +19,15 @@ from ..conftest import tiny_recipe
 
 @pytest.fixture
 def run(tiny_run: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, to change what it says of itself."""
+    """A copy of the finished run, whose records can be changed."""
     folder = tmp_path / "my-run"
     shutil.copytree(tiny_run, folder)
     return folder
 
 
 def change(path: Path, **values: Any) -> None:
-    content = json.loads(path.read_text()) | values
-    content.pop("digest", None)
+    # Without its digest, as earlier versions wrote it, a record can be edited.
+    content = json.loads(path.read_text()) | values | {"digest": None}
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
@@ -71,31 +71,31 @@ def test_every_direction_has_its_own_scores(run) -> None:
     assert found == [("en-de", value) for value in (10.0, 1.0, 2.0)] + [("en-fr", value) for value in (30.0, 3.0, 4.0)]
     assert rendered.data.language == ["en", "de", "fr"]
     text = " ".join(rendered.text.split())
-    assert "BLEU 20.00 on the test text, a mean" in text and ', tgt_lang="de")' in text
+    assert "BLEU 20.00 on average over 2 test sets." in text and ', tgt_lang="de")' in text
     assert "| en-fr: b.en, b.fr | 30.00 | 3.00 | 4.00 |" in text
     assert "trained on a.en, a.fr (1,234 pairs); tested on b.en, b.fr; licence of the text: mit." in text
 
 
-def test_what_nobody_wrote_down_is_left_out(run) -> None:
+def test_facts_that_were_not_recorded_are_omitted(run) -> None:
     change(run / "environment.json", git_revision="0123abc")
     complete = card(run).text
-    for words in ("energy, estimated", "hardware", "time of the training", "120 pairs", "revision of hf_vaswani"):
+    for words in ("energy (estimate)", "hardware", "training time", "120 pairs", "hf_vaswani revision"):
         assert words in complete, words
     change(run / "environment.json", cpu=None, data=None, git_revision=None)
     change(run / "test.json", seconds=None)
     shorter = card(run)
     for words in (
-        "energy, estimated",
+        "energy (estimate)",
         "| hardware",
-        "time of the training",
+        "training time",
         "120 pairs",
-        "revision of",
+        "revision",
         "None",
         "licence",
     ):
         assert words not in shorter.text, words
     assert "license" not in str(shorter).split("---")[1]
-    # Without a test set there are no scores, and no metadata of them.
+    # Without a test set there are neither scores nor their metadata.
     change(run / "test.json", bleu=None)
     unscored = card(run)
     assert "## Evaluation" not in unscored.text and "BLEU" not in unscored.text
@@ -106,15 +106,15 @@ def test_time_and_energy_are_computed_from_the_run(run) -> None:
     change(run / "environment.json", cpu_threads=3, processes=2, cpu="A processor")
     change(run / "test.json", seconds=7200.0)
     text = card(run).text
-    assert "| hardware | 6 threads x A processor |" in text and "| 2.0 hours, validations included |" in text
+    assert "| hardware | 6 threads on A processor |" in text and "| 2.0 hours, validations included |" in text
     assert "0.14 kWh: 6 x 12 W" in text
     change(run / "environment.json", gpu="A GPU", gpu_watts=500.0)
     assert "| hardware | 2 x A GPU |" in card(run).text and "| 2 kWh: 2 x 500 W" in card(run).text
     change(run / "environment.json", gpu_watts=None)
-    assert "energy, estimated" not in card(run).text
+    assert "energy (estimate)" not in card(run).text
 
 
-def test_where_files_lay_is_nobodys_business(run) -> None:
+def test_paths_are_not_shown(run) -> None:
     folder = "/home/alice smith/o'brien/client=acme"
     files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
     command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
@@ -125,13 +125,13 @@ def test_where_files_lay_is_nobodys_business(run) -> None:
     for repo_id in (None, "me/tiny"):
         text = str(card(run, repo_id=repo_id))
         assert not any(word in text for word in ("alice", "brien", "smith", str(run.parent))), text
-        assert text.count("acme") == 1, "which is the name of a folder that is a dataset"
+        assert text.count("acme") == 1, "the name of a local dataset folder"
     assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --data.test_files '{de: t.de, en: t.en}' \\\n" in text
     assert "trained on t.en, t.de (120 pairs); validated on dev.tsv (120 pairs); tested on test.jsonl" in text
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_dataset_is_on_the_hub_if_it_was_no_folder_then(run, is_local) -> None:
+def test_a_dataset_is_on_the_hub_unless_it_was_a_local_folder(run, is_local) -> None:
     change_recipe(run, "data", dataset="acme/merger", train_files=None, validation_files=None, test_files=None)
     change(run / "environment.json", data=[{"dataset_is_local": is_local, "pairs": {"train": 9}}])
     rendered = card(run)
@@ -140,16 +140,16 @@ def test_a_dataset_is_on_the_hub_if_it_was_no_folder_then(run, is_local) -> None
     assert ("acme" in str(rendered)) is not is_local
     assert "merger (train) (9 pairs)" in rendered.text
     change(run / "environment.json", data=None)
-    assert "acme" not in str(card(run)), "a run that did not note it"
+    assert "acme" not in str(card(run)), "a run that did not record it"
 
 
-def test_odd_values_do_not_break_the_page(run) -> None:
+def test_special_characters_do_not_break_the_page(run) -> None:
     odd = "odd|na`me # heading <script>x"
     change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")
     change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
     text = card(run).text
     assert "odd\\|na`me # heading &lt;script&gt;x.tsv" in text
-    assert "| A \\| B |" in text.replace("2 threads x ", "").replace("1 threads x ", "")
+    assert "| A \\| B |" in text.replace("2 threads on ", "").replace("1 threads on ", "")
     assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
 
 
@@ -177,11 +177,11 @@ def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     assert files == {name: (model / name).read_bytes() for name in ("README.md", "curve.png")}
 
 
-def test_without_matplotlib_there_is_no_curve_and_a_word_about_it(run, monkeypatch, caplog) -> None:
+def test_without_matplotlib_there_is_a_warning_and_no_curve(run, monkeypatch, caplog) -> None:
     monkeypatch.setitem(sys.modules, "hf_vaswani.hub.curve", None)
     files = card_files(run, run / "model", read_result(run), None, "main")
     assert files.keys() == {"README.md"} and b"curve.png" not in files["README.md"]
-    assert "The model card has no curve" in caplog.text
+    assert "The model card has no training curve" in caplog.text
 
 
 def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:

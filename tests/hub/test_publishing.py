@@ -1,4 +1,4 @@
-"""To a Hub on loopback, by the real client: with a score, and whole, or not at all; and from there anywhere."""
+"""Models go to a Hub on loopback, by the real client: with a score and complete, or not at all. They load anywhere."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def hub() -> Iterator[HubServer]:
 
 @pytest.fixture
 def run(tiny_run: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, whose weights are large enough for an upload that can break off."""
+    """A copy of the finished run, with weights that are large enough for an interrupted upload."""
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
     model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=180_000, d_model=16, d_ff=16, num_heads=2))
@@ -50,7 +50,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
     assert (folder / "model" / "model.safetensors").stat().st_size > 10_000_000
     result = json.loads((folder / "test.json").read_text()) | {"bleu": 31.4}
     result["files"] = digests(folder / "model")
-    # Without a digest, as an earlier version wrote it, it may be changed at will.
+    # Without a digest, as earlier versions wrote it, the file can be edited.
     del result["digest"]
     (folder / "test.json").write_text(json.dumps(result))
     return folder
@@ -60,7 +60,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 def push(
     hub: HubServer, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
 ) -> Callable[..., tuple[int, str]]:
-    """`hf-vaswani push` of the run; what it says must not have a token in it."""
+    """Runs `hf-vaswani push`, and asserts that its output contains no token."""
 
     def call(*options: str, token: str = WRITE) -> tuple[int, str]:
         files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -84,7 +84,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # ---- The gate ----------------------------------------------------------------------------------------------------
 
 
-def test_below_the_bar_nothing_goes_out(hub, push) -> None:
+def test_nothing_is_published_below_the_minimum(hub, push) -> None:
     code, said = push("--min-bleu", "31.5")
     assert code == 2 and "its BLEU is 31.40, and hub.min_bleu is 31.50" in said and said.count("\n") == 1
     assert hub.log == []
@@ -120,16 +120,16 @@ def of_an_older_version(run: Path) -> None:
         (with_another_network, "config.json was changed since the model was scored"),
         (
             lambda run: (run / "model" / "modeling_vaswani.py").unlink(),
-            "modeling_vaswani.py is missing since the model",
+            "modeling_vaswani.py was deleted since the model",
         ),
         (lambda run: (run / "environment.json").unlink(), "environment.json is missing"),
-        (of_an_older_version, "is of an older version"),
+        (of_an_older_version, "was written by an older version"),
         (lambda run: (run / "test.json").unlink(), "has no result"),
         (lambda run: (run / "recipe.yaml").unlink(), "has no recipe.yaml"),
         (lambda run: (run / "test.json").write_text((run / "test.json").read_text().replace("31.4", "NaN")), "is nan"),
     ],
 )
-def test_without_a_score_of_these_weights_nothing_goes_out(hub, run, push, change, words) -> None:
+def test_nothing_is_published_without_a_score_of_these_weights(hub, run, push, change, words) -> None:
     change(run)
     code, said = push()
     assert code == 2 and words in said and said.count("\n") == 1
@@ -146,7 +146,7 @@ def test_without_a_score_of_these_weights_nothing_goes_out(hub, run, push, chang
             ["--revision", "no..branch"],
             "--revision must be the name of a branch, such as main or v2, but it is 'no..branch'",
         ),
-        (["--checkpoint", "3"], "There is no "),
+        (["--checkpoint", "3"], "checkpoint-3 does not exist"),
         (["--checkpoint", "4"], "checkpoint-4 has no BLEU, because it was not validated"),
     ],
 )
@@ -174,15 +174,15 @@ def test_one_commit_has_everything(hub, run, push) -> None:
     assert 'model="alice/m"' in card.text
     assert card.data.eval_results[0].metric_value == 31.4
     assert contents(run) == before
-    # What else lies there is nobody's business.
+    # Other files in the folder are not published.
     (run / "model" / "notes.json").write_text("{}")
     shutil.copy(run / "model" / "model.safetensors", run / "model" / "ema.safetensors")
-    # Again, there is nothing to say.
+    # A second push has nothing to commit.
     assert push() == (0, said)
     assert len(hub.commits("alice/m")) == 2
 
 
-def test_what_an_earlier_push_left_goes_and_what_others_have_put_there_stays(hub, push) -> None:
+def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(hub, push) -> None:
     old = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "older_vaswani.py")
     kept = ("LICENSE", "notes.py", "adapter.safetensors", "onnx/model.safetensors")
     hub.commit("alice/m", dict.fromkeys((*old, *kept), b"old") | {"config.json": b'{"model_type": "vaswani"}'})
@@ -191,15 +191,15 @@ def test_what_an_earlier_push_left_goes_and_what_others_have_put_there_stays(hub
     assert len(hub.commits("alice/m")) == 3
 
 
-def test_a_model_of_another_kind_is_not_written_over(hub, push) -> None:
+def test_a_model_of_another_type_is_not_overwritten(hub, push) -> None:
     hub.commit("alice/m", {"config.json": b'{"model_type": "bert"}', "model.safetensors": b"theirs"})
     before = hub.files("alice/m")
     code, said = push()
-    assert code == 2 and "alice/m (main) has a model of another kind, 'bert'" in said and said.count("\n") == 1
+    assert code == 2 and "alice/m (main) has a model of another type, 'bert'" in said and said.count("\n") == 1
     assert hub.files("alice/m") == before
 
 
-def test_another_branch_is_made(hub, push) -> None:
+def test_another_branch_is_created(hub, push) -> None:
     hub.commit("alice/m", {"model.safetensors": b"old"})
     assert push("--revision", "v2")[0] == 0
     assert hub.files("alice/m")["model.safetensors"] == b"old"
@@ -207,7 +207,7 @@ def test_another_branch_is_made(hub, push) -> None:
     assert 'revision="v2"' in hub.files("alice/m", "v2")["README.md"].decode()
 
 
-def test_private_is_a_promise(hub, push) -> None:
+def test_a_private_model_never_goes_to_a_public_repository(hub, push) -> None:
     assert push("--private")[0] == 0
     assert hub.is_private("alice/m")
     hub.commit("alice/open", {"file": b"public"})
@@ -218,7 +218,7 @@ def test_private_is_a_promise(hub, push) -> None:
     assert not any("/branch/" in path for _, path, _ in hub.log)
 
 
-def test_a_checkpoint_goes_with_its_validation(hub, run, push) -> None:
+def test_a_checkpoint_is_published_with_its_validation(hub, run, push) -> None:
     assert push("--checkpoint", "12")[0] == 0
     (line,) = [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
     files = hub.files("alice/m")
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_was_changed_has_no_score(hub, run, push) -> None:
     assert hub.log == []
 
 
-def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push) -> None:
+def test_the_moving_average_of_a_checkpoint_is_published(hub, run, push) -> None:
     checkpoint = run / "checkpoint-12"
     shutil.copy(run / "checkpoint-8" / "model.safetensors", checkpoint / "ema.safetensors")
     progress = json.loads((checkpoint / "progress.json").read_text()) | {"files": digests(checkpoint)}
@@ -248,7 +248,7 @@ def test_of_a_checkpoint_with_a_moving_average_that_is_published(hub, run, push)
     assert files["model.safetensors"] == (run / "checkpoint-8" / "model.safetensors").read_bytes()
 
 
-# ---- What goes wrong ---------------------------------------------------------------------------------------------
+# ---- Failures ----------------------------------------------------------------------------------------------------
 
 COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
 
@@ -258,14 +258,18 @@ COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
     [
         (COMMIT, {"status": 500}, "failed, or could not be reached"),
         (COMMIT, {"status": 429, "message": "Retry after 3 seconds."}, "too many requests"),
-        (COMMIT, {"status": 409, "message": "Conflict"}, "somebody has changed alice/m"),
-        (COMMIT, {"status": 400, "message": "Too large"}, "refused it for alice/m (main)"),
+        (COMMIT, {"status": 409, "message": "Conflict"}, "somebody else has changed alice/m"),
+        (COMMIT, {"status": 400, "message": "Too large"}, "refused the request for alice/m (main)"),
         (COMMIT, {"cut": 100}, "failed, or could not be reached"),
         (COMMIT, {"lose_answer": True}, "failed, or could not be reached"),
         (UPLOAD, {"status": 403, "message": "Storage quota"}, "may not write to alice/m"),
         (("POST", "/api/repos/create"), {"status": 503}, "failed, or could not be reached"),
         (("GET", "/api/models/"), {"cut": 0}, "failed, or could not be reached"),
-        (("POST", "/api/validate-yaml"), {"status": 400, "message": "License must be one of"}, "refused it for"),
+        (
+            ("POST", "/api/validate-yaml"),
+            {"status": 400, "message": "License must be one of"},
+            "refused the request for",
+        ),
         (
             ("POST", "/api/validate-yaml"),
             {"status": 503, "message": "<html>", "headers": {"Content-Type": "text/html"}},
@@ -273,7 +277,7 @@ COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
         ),
     ],
 )
-def test_a_failure_is_one_sentence_and_the_same_command_goes_on(hub, run, push, where, fault, words) -> None:
+def test_a_failure_is_one_line_and_the_same_command_succeeds_later(hub, run, push, where, fault, words) -> None:
     hub.commit("alice/m", {"model.safetensors": b"old", "config.json": b'{"model_type": "vaswani"}'})
     there, before = hub.files("alice/m"), contents(run)
     hub.fault(*where, **fault)
@@ -299,7 +303,7 @@ def test_a_failure_is_one_sentence_and_the_same_command_goes_on(hub, run, push, 
     ],
     ids=["upload fails", "upload breaks off", "no answer", "connection drops", "slow"],
 )
-def test_what_fails_once_is_tried_again_by_the_client(hub, run, push, where, fault) -> None:
+def test_the_client_retries_what_fails_once(hub, run, push, where, fault) -> None:
     hub.fault(*where, **fault)
     assert push()[0] == 0
     assert hub.files("alice/m")["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
@@ -308,14 +312,14 @@ def test_what_fails_once_is_tried_again_by_the_client(hub, run, push, where, fau
 @pytest.mark.parametrize(
     ("token", "repo_id", "words"),
     [
-        (WRONG, "alice/m", "does not know this token: log in by `hf auth login`"),
+        (WRONG, "alice/m", "does not know this token. Log in with `hf auth login`"),
         (READ, "alice/m", "the token may not write to alice/m"),
         (READ, "alice/new", "the token may not write to alice/new"),
         (WRITE, "bob/m", "the token may not write to bob/m"),
-        ("", "alice/m", "wants a token: log in by `hf auth login`"),
+        ("", "alice/m", "requires a token. Log in with `hf auth login`"),
     ],
 )
-def test_who_may_not_write_is_told_what_it_takes(hub, run, push, token, repo_id, words) -> None:
+def test_a_refused_token_is_explained(hub, run, push, token, repo_id, words) -> None:
     hub.commit("alice/m", {"model.safetensors": b"old"})
     there, before = hub.files("alice/m"), contents(run)
     code, said = push("--repo-id", repo_id, token=token)
@@ -324,14 +328,14 @@ def test_who_may_not_write_is_told_what_it_takes(hub, run, push, token, repo_id,
     assert push()[0] == 0
 
 
-def test_a_commit_of_somebody_else_is_not_written_over(hub, push) -> None:
+def test_a_commit_of_somebody_else_is_not_overwritten(hub, push) -> None:
     def meanwhile(repo_id: str) -> None:
         hub.on_commit = None
         hub.commit(repo_id, {"model.safetensors": b"theirs"})
 
     hub.on_commit = meanwhile
     code, said = push()
-    assert code == 2 and "somebody has changed alice/m (main) meanwhile" in said
+    assert code == 2 and "somebody else has changed alice/m (main) in the meantime" in said
     assert hub.files("alice/m")["model.safetensors"] == b"theirs"
     assert push()[0] == 0
     assert hub.files("alice/m").keys() >= MODEL_FILES
@@ -343,18 +347,18 @@ def test_no_hub_at_all(hub, push) -> None:
     assert code == 2 and "failed, or could not be reached" in said and said.count("\n") == 1
 
 
-def test_offline_is_said(hub, run, monkeypatch, capsys) -> None:
+def test_offline_mode_is_reported(hub, run, monkeypatch, capsys) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
     assert main(["push", str(run), "--repo-id", "alice/m"]) == 2
-    assert "HF_HUB_OFFLINE says that there is no network" in capsys.readouterr().err
+    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err
     assert hub.log == []
 
 
-# ---- Beside a training -------------------------------------------------------------------------------------------
+# ---- During a training -------------------------------------------------------------------------------------------
 
 
 def train(hub: HubServer, folder: Path, *options: str, token: str = WRITE) -> subprocess.CompletedProcess[str]:
-    """`python train.py`, with a checkpoint and a validation every 4 of 12 updates; no output has a token in it."""
+    """Runs 12 updates with a checkpoint and a validation every 4, and asserts that no output contains the token."""
     arguments = [*tiny_recipe(folder, validate_every=4), "--run_dir", str(folder / "run"), "--hub.repo_id", "alice/m"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), *arguments, *options],
@@ -382,7 +386,7 @@ def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> N
     assert not (run / "unpublished").exists()
     assert files.keys() == MODEL_FILES | {".gitattributes"}
     assert not any(WRITE.encode() in content for content in files.values())
-    # The card and the picture that lie in the model's folder are those of the Hub.
+    # Card and curve in the model folder are the same as on the Hub.
     for name in MODEL_FILES:
         assert files[name] == (run / "model" / name).read_bytes(), name
     assert ModelCard(files["README.md"].decode()).data.license == "mit"
@@ -391,8 +395,8 @@ def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> N
     assert len(hub.commits("alice/m")) == 3
 
 
-def test_a_push_that_takes_long_holds_nothing_up(hub, tmp_path) -> None:
-    """The commit of the first checkpoint is not answered before the training is over."""
+def test_a_slow_push_does_not_delay_the_training(hub, tmp_path) -> None:
+    """The commit of the first checkpoint is only answered after the training has finished."""
     result = tmp_path / "run" / "test.json"
     seen = []
 
@@ -408,13 +412,13 @@ def test_a_push_that_takes_long_holds_nothing_up(hub, tmp_path) -> None:
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1")
     assert done.returncode == 0, done.stderr
     assert seen == [True]
-    # What came meanwhile is one newest checkpoint.
+    # Of the checkpoints that waited, only the newest was published.
     assert titles(hub) == ["initial commit", "checkpoint-4", "checkpoint-12", "model"]
 
 
-def test_a_push_that_fails_is_reported_kept_and_tried_again_at_the_end(hub, tmp_path) -> None:
+def test_a_failed_push_is_reported_kept_and_retried_at_the_end(hub, tmp_path) -> None:
     hub.fault(*COMMIT, status=500, times=1)
-    # 12 updates have three checkpoints; the third is the only one of three.
+    # Only the third of the three checkpoints is due.
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
     assert done.returncode == 0, done.stderr
     assert "checkpoint-12 could not be published: the Hub failed" in done.stderr
@@ -422,7 +426,7 @@ def test_a_push_that_fails_is_reported_kept_and_tried_again_at_the_end(hub, tmp_
     assert not (tmp_path / "run" / "unpublished").exists()
 
 
-def test_a_hub_that_fails_for_good_costs_no_training(hub, tmp_path) -> None:
+def test_a_permanent_failure_of_the_hub_does_not_affect_the_training(hub, tmp_path) -> None:
     hub.fault("POST", "/api/repos/create", status=503, times=None)
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
     assert done.returncode == 2
@@ -436,8 +440,8 @@ def test_a_hub_that_fails_for_good_costs_no_training(hub, tmp_path) -> None:
     assert not (run / "unpublished").exists()
 
 
-def test_what_waits_does_not_stand_in_the_way(hub, run, push, capsys, caplog) -> None:
-    """A checkpoint whose BLEU is no longer enough, and something that is none."""
+def test_waiting_checkpoints_do_not_block_a_push(hub, run, push, capsys, caplog) -> None:
+    """One has a BLEU that is no longer high enough, another folder is not a checkpoint."""
     waiting = run / "unpublished"
     shutil.copytree(run / "checkpoint-12", waiting / "checkpoint-12")
     (waiting / "checkpoint-old").mkdir()
@@ -448,7 +452,7 @@ def test_what_waits_does_not_stand_in_the_way(hub, run, push, capsys, caplog) ->
     assert titles(hub) == ["initial commit", "model"]
 
 
-def test_below_the_bar_a_training_ends_well_and_publishes_nothing(hub, tmp_path) -> None:
+def test_a_training_below_the_minimum_completes_and_publishes_nothing(hub, tmp_path) -> None:
     done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1", "--hub.min_bleu", "99")
     assert done.returncode == 2 and "Test BLEU" in done.stdout
     assert "and hub.min_bleu is 99.00" in done.stderr.splitlines()[-1]
@@ -472,7 +476,7 @@ def test_only_one_of_two_processes_talks_to_the_hub(hub, tmp_path) -> None:
     assert done.stdout.count("Published") == 1
 
 
-# ---- From there, anywhere ----------------------------------------------------------------------------------------
+# ---- Loading from the Hub ----------------------------------------------------------------------------------------
 
 LOAD = """
 import json, sys
@@ -533,7 +537,7 @@ def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) ->
     assert found["with"]["texts"] == found["without"]["texts"]
 
 
-def test_a_hub_that_never_answers_is_not_waited_for(hub, push, monkeypatch) -> None:
+def test_a_hub_that_never_answers_times_out(hub, push, monkeypatch) -> None:
     monkeypatch.setattr(publishing, "ANSWER_SECONDS", 0.5)
     hub.fault(*COMMIT, delay=20, times=None)
     began = time.monotonic()
@@ -545,8 +549,8 @@ def test_a_hub_that_never_answers_is_not_waited_for(hub, push, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("status", [500, 401, 403])
-def test_settings_that_the_hub_does_not_hand_out_are_not_passed_over(hub, push, tmp_path, status) -> None:
-    """Without them the model would load, and translate with another beam."""
+def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, tmp_path, status) -> None:
+    """Without them, the model would load and translate with another beam size."""
     assert push("--checkpoint", "12")[0] == 0
     program = (
         "import hf_vaswani\nfrom transformers import AutoModelForSeq2SeqLM\n"

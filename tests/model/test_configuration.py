@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 import hf_vaswani  # noqa: F401 (registers the model type)
 from hf_vaswani import VaswaniConfig
-from hf_vaswani.model.configuration_vaswani import CUSTOM_PIPELINES, CustomPipelines
+from hf_vaswani.model.configuration_vaswani import CUSTOM_PIPELINES, PipelineTasks
 
 
 def test_defaults_are_the_papers_base_model() -> None:
@@ -91,12 +91,21 @@ def test_a_config_says_where_its_classes_lie(tmp_path) -> None:
 
 def test_a_model_that_travelled_answers_to_every_pair_of_languages() -> None:
     """transformers puts classes in the place of the names that it is given, so they are copies."""
-    pipelines = CustomPipelines(CUSTOM_PIPELINES)
+    pipelines = PipelineTasks(CUSTOM_PIPELINES)
     assert "translation" in pipelines and "translation_en_to_de" in pipelines
     assert "translation_en" not in pipelines and "summarization" not in pipelines
     pipelines["translation_en_to_de"]["impl"] = None
     assert pipelines["translation"]["impl"] == "pipeline_vaswani.VaswaniTranslationPipeline"
     assert list(pipelines) == ["translation"]
+
+
+def test_every_pair_of_languages_is_an_alias_of_the_translation_task() -> None:
+    aliases = PipelineTasks({"ner": "token-classification"})
+    assert aliases["translation_en_to_de"] == "translation" and aliases["ner"] == "token-classification"
+    assert "translation" not in aliases and "translation_en_de" not in aliases
+    with pytest.raises(KeyError, match="translation_en_de"):
+        aliases["translation_en_de"]
+    assert list(aliases) == ["ner"]
 
 
 def test_d_model_need_not_be_divisible_when_both_widths_are_given() -> None:

@@ -14,8 +14,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.loading import load_model, load_translator
 
-from ..conversion import test_marian
-from ..conversion.test_marian import spms  # noqa: F401
+from ..conversion.marian_folders import marian_folder, spms  # noqa: F401
 
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 SENTENCES = ["one two", "nine"]
@@ -183,7 +182,7 @@ def test_no_code_of_a_folder_is_asked_about(folder, monkeypatch) -> None:
 def test_other_models_are_read_as_strictly(spms, tmp_path, capsys) -> None:  # noqa: F811
     folder = tmp_path / "marian"
     folder.mkdir()
-    test_marian.marian_folder(folder, spms)
+    marian_folder(folder, spms)
     assert load_model(folder).config.model_type == "marian"
     (tmp_path / "text").write_text("the red dog\n\nthe dog\n")
     assert main(["translate", str(tmp_path / "text"), "--model", str(folder)]) == 2

@@ -1,0 +1,91 @@
+"""Settings of a search, for engines with a search of their own."""
+
+import pytest
+from transformers import GenerationConfig
+
+from hf_vaswani import VaswaniConfig
+from hf_vaswani.conversion.settings import (
+    SETTINGS,
+    active_settings,
+    fixed_limit,
+    forbidden_sequences,
+    forces_eos,
+    ignored_settings,
+    max_new_tokens_for,
+    start_token_id,
+)
+
+OFF = {"max_length_offset": None, "length_penalty_type": "power", "finish_candidates": "top"}
+# A value other than the default for every setting.
+ON = {
+    "do_sample": True,
+    "min_length": 5,
+    "min_new_tokens": 3,
+    "no_repeat_ngram_size": 2,
+    "encoder_no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.3,
+    "forced_bos_token_id": 7,
+    "begin_suppress_tokens": [7],
+    "bad_words_ids": [[7, 8]],
+    "max_length_offset": 50,
+    "length_penalty_type": "gnmt",
+    "finish_candidates": "all",
+}
+
+
+def config(**settings: object) -> GenerationConfig:
+    return GenerationConfig(**(OFF | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "fixed", "limit"),
+    [
+        ({}, 20, 20),
+        ({"max_length_offset": 3}, None, 13),
+        ({"max_length": 9, "max_length_offset": 3}, 8, 8),
+        ({"max_new_tokens": 9, "max_length": 5}, 9, 9),
+        ({"max_new_tokens": 9, "forced_eos_token_id": 2}, 9, 8),
+        ({"max_length_offset": 3, "forced_eos_token_id": 2}, None, 12),
+    ],
+    ids=str,
+)
+def test_the_limit_of_a_translation(settings, fixed, limit) -> None:
+    """For a source of 10 tokens, and never beyond the table of positions."""
+    generation_config = config(**settings)
+    assert fixed_limit(generation_config) == fixed
+    assert max_new_tokens_for(generation_config, 10) == limit
+    assert forces_eos(generation_config) == ("forced_eos_token_id" in settings)
+    assert max_new_tokens_for(generation_config, 10, positions=5) == 4 - forces_eos(generation_config)
+    assert max_new_tokens_for(generation_config, 10, positions=500) == limit
+
+
+def test_forbidden_sequences_are_bad_words_and_suppressed_tokens() -> None:
+    assert forbidden_sequences(config()) == []
+    both = config(bad_words_ids=[[4], [5, 6]], suppress_tokens=[7, 8])
+    assert forbidden_sequences(both) == [[4], [5, 6], [7], [8]]
+
+
+def test_the_generation_config_overrides_the_start_token() -> None:
+    assert start_token_id(config(), VaswaniConfig(decoder_start_token_id=1)) == 1
+    assert start_token_id(config(decoder_start_token_id=0), VaswaniConfig(decoder_start_token_id=1)) == 0
+
+
+def test_each_engine_reports_the_settings_that_it_ignores() -> None:
+    assert ON.keys() == SETTINGS.keys()
+    for engine in ("Marian", "CTranslate2", "OnnxTranslator"):
+        assert ignored_settings(config(), engine) == []
+        for name, value in ON.items():
+            told = ignored_settings(config(**{name: value}), engine)
+            assert told == [] if engine in SETTINGS[name][1] else f"{engine} ignores" in told[0]
+            assert all(told_one.endswith(f": {name}={value!r}.") for told_one in told)
+    (told,) = ignored_settings(config(**ON), "CTranslate2")
+    assert "do_sample=True, min_length=5, encoder_no_repeat_ngram_size=2, forced_bos_token_id=7, begin" in told
+
+
+def test_only_settings_that_change_something_are_active() -> None:
+    assert active_settings(config(), SETTINGS) == {}
+    assert active_settings(config(**ON), SETTINGS) == ON
+    assert active_settings(config(**ON), ("min_length",)) == {"min_length": 5}
+    # Every engine can forbid single tokens.
+    assert active_settings(config(bad_words_ids=[[4]]), SETTINGS) == {}
+    assert active_settings(config(bad_words_ids=[[4], [5, 6]]), SETTINGS) == {"bad_words_ids": [[5, 6]]}
