@@ -25,22 +25,22 @@ from .run_folder import (
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
     """
-    The mean of the weights of several checkpoints of one model (Section 6.1).
+    Averages the weights of several checkpoints of one model (Section 6.1).
 
     Args:
-        checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each. Where there is an `ema.safetensors`
-            as well, which is a run's moving average, that is taken instead.
+        checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each. An `ema.safetensors`, the moving
+            average of a run, overrides it.
 
     Returns:
-        `dict[str, torch.Tensor]`: every weight by name, in the type of the first checkpoint. The mean is taken in
-        float64, one checkpoint in memory at a time.
+        `dict[str, torch.Tensor]`: weights by name, in the type of the first checkpoint. The mean is computed in
+        float64, with one checkpoint in memory at a time.
 
     Raises:
-        ValueError: no checkpoints, or a file of one is not as it was written, or their weights have different names or
-            shapes, or cannot be read.
+        ValueError: there are no checkpoints, a file is missing, damaged or unreadable, or the weights have different
+            names or shapes.
     """
     if not checkpoints:
-        raise ValueError("There is no checkpoint to average.")
+        raise ValueError("There is no checkpoint to average: give at least one.")
     for checkpoint in checkpoints:
         _check_files(checkpoint)
     first = load_weights(checkpoints[0])
@@ -62,19 +62,19 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
     """
-    Writes a model whose weights are the mean of several checkpoints.
+    Averages several checkpoints and saves the mean as a model.
 
     Args:
         checkpoints (`Sequence[Path]`): as in [`average_checkpoints`]. Config, generation config, tokenizer and code
-            are those of the last.
-        folder (`Path`): what `from_pretrained` then loads; it must not exist yet.
+            are copied from the last one.
+        folder (`Path`): folder for `from_pretrained`, which must not exist yet.
 
     Raises:
         ValueError: as in [`average_checkpoints`], or the folder exists.
-        OSError: the disk is full, or cannot be written.
+        OSError: the model cannot be written.
     """
     if folder.exists():
-        raise ValueError(f"{folder} exists already; name a folder that does not.")
+        raise ValueError(f"{folder} exists already: name a new folder.")
     weights = average_checkpoints(checkpoints)
     with atomic_folder(folder) as temporary:
         for path in sorted(checkpoints[-1].iterdir()):
@@ -85,17 +85,17 @@ def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
 
 def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
-    The weights that a checkpoint stands for: its moving average where it has one.
+    Loads the weights of a checkpoint, or its moving average if it has one.
 
     Raises:
-        ValueError: there are none, or they cannot be read.
+        ValueError: the checkpoint was deleted, or its weights cannot be read.
     """
     if not checkpoint.is_dir():
         raise ValueError(
-            f"{checkpoint} is not there any more: training.keep_last, training.keep_best and training.average_best "
-            "say how many stay."
+            f"{checkpoint} was deleted: training.keep_last, training.keep_best and training.average_best say how many "
+            "checkpoints are kept."
         )
-    # By its record: a moving average that was lost is not to be replaced by what it is the average of.
+    # The record counts: a moving average that was lost must not be replaced by the weights behind it.
     names = read_progress(checkpoint).files if is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
     path = checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS)
     try:
@@ -106,13 +106,13 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def _check_files(folder: Path) -> None:
     """
-    Compares the files of a model with the digests that its run has noted, if it has noted any.
+    Compares the files of a model with the digests in the records of its run, if it is part of one.
 
     Args:
-        folder (`Path`): a checkpoint, the `model` of a run, or any other model, of which nothing is known.
+        folder (`Path`): a checkpoint, the `model` of a run, or another model, which has no digests.
 
     Raises:
-        ValueError: a file is missing or not as it was written.
+        ValueError: a file is missing or was changed.
     """
     if is_checkpoint(folder):
         damage = find_damage(folder, read_progress(folder).files)
@@ -121,4 +121,4 @@ def _check_files(folder: Path) -> None:
     elif folder.name == MODEL and (folder.parent / RESULT).is_file() and (folder.parent / RECIPE).is_file():
         damage = find_damage(folder, read_result(folder.parent).files or {})
         if damage is not None:
-            raise ValueError(f"{damage}. The command of the training makes it again from the checkpoints.")
+            raise ValueError(f"{damage}. The same training command writes it again from the checkpoints.")

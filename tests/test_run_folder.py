@@ -79,7 +79,7 @@ def test_the_best_checkpoints_stay_beside_the_last_and_are_averaged(tmp_path) ->
     remove_old_checkpoints(tmp_path, 1, keep_last=1, keep_best=2)
     assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in (2, 3, 6)]
     assert to_average(tmp_path, 1, best=3) == [1, 2, 3]
-    with pytest.raises(ValueError, match="checkpoint-1 is not there any more: training.keep_last"):
+    with pytest.raises(ValueError, match="checkpoint-1 was deleted: training.keep_last"):
         average_checkpoints(checkpoints_to_average(tmp_path, 1, best=3))
     remove_old_checkpoints(tmp_path, 1, keep_last=1)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-6"]

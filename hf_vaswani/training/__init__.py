@@ -1,1 +1,1 @@
-"""The training loop, and what it changes."""
+"""Training: the loop, its preparation, its state, optimization and validation."""

@@ -1,4 +1,4 @@
-"""Section 5.3: Adam, and the learning rate that rises for the first updates and then falls with their square root."""
+"""Optimizers and learning-rate schedules: Adam and the warm-up schedule of Section 5.3, AdamW, Muon, and others."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,26 +16,26 @@ from ..recipe import Schedule
 
 def noam(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
     """
-    lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (Section 5.3, equation 3).
+    Computes factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5) (Section 5.3, equation 3).
 
     Args:
-        step (`int`): the update, counted from 1.
-        d_model (`int`): the model's width.
-        warmup_steps (`int`): updates during which the rate rises in a straight line.
+        step (`int`): number of the update, from 1.
+        d_model (`int`): width of the model.
+        warmup_steps (`int`): updates of the linear warm-up.
         factor (`float`): 1 in the paper.
 
     Returns:
-        `float`: the learning rate of that update.
+        `float`: learning rate of the update.
     """
     return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5)
 
 
 class MuonAndAdam(torch.optim.Optimizer):
     """
-    Muon for some parameters and Adam for the others, to the outside one optimizer: one schedule, one state.
+    Muon for some parameters and Adam for the others, with one schedule and one state.
 
     Args:
-        adam (`torch.optim.Adam`), muon (`torch.optim.Muon`): each with parameters of its own.
+        adam (`torch.optim.Adam`), muon (`torch.optim.Muon`): optimizers of disjoint parameters.
     """
 
     def __init__(self, adam: torch.optim.Optimizer, muon: torch.optim.Optimizer) -> None:
@@ -43,19 +43,19 @@ class MuonAndAdam(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step of both."""
+        """Makes a step of both optimizers."""
         for part in self.parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
+        """Returns the states of both optimizers."""
         return {"adam": self.parts[0].state_dict(), "muon": self.parts[1].state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
+        """Restores the states of both optimizers."""
         for part, name in zip(self.parts, ("adam", "muon"), strict=True):
             part.load_state_dict(state_dict[name])
-        # The groups are new then; whoever changes their learning rate must find these.
+        # Loading replaces the groups: a schedule must change the learning rates of the new ones.
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
@@ -69,24 +69,23 @@ def build_optimizer(
     matrices_of_layers: Iterable[torch.nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
     """
-    Adam with the paper's constants (Section 5.3), or AdamW; or Muon beside it.
+    Builds Adam with the paper's constants (Section 5.3), or AdamW, with Muon for the matrices of layers if asked for.
 
     Args:
-        parameters (`Iterable[torch.nn.Parameter]`): what to train.
+        parameters (`Iterable[torch.nn.Parameter]`): parameters to train.
         beta1 (`float`), beta2 (`float`): decay of the running means of the gradient and of its square.
-        epsilon (`float`): added to the root of the second.
-        weight_decay (`float`): above 0, AdamW: each update also multiplies every matrix by 1 - learning rate *
-            weight_decay, whatever its gradient. Embeddings are matrices, and one of them is the softmax's; vectors,
-            which are the biases and LayerNorms, stay as they are.
-        learning_rate (`float`): what a schedule multiplies: 1 for [`noam`], or the peak of another.
-        matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` that Muon trains instead
-            (https://kellerjordan.github.io/posts/muon): its step is the gradient's mean made orthogonal, times
-            0.2 * sqrt(the longer side), and so about as long as a step of Adam (arXiv:2502.16982, Section 2.2).
+        epsilon (`float`): term added to the root of the second mean.
+        weight_decay (`float`): above 0, AdamW: each update also multiplies every matrix, embeddings included, by 1 -
+            learning rate * weight_decay. Vectors (biases and layer norms) do not decay.
+        learning_rate (`float`): factor of the schedule: 1 for [`noam`], the peak for the others.
+        matrices_of_layers (`Iterable[torch.nn.Parameter]`): those of `parameters` to train with Muon instead
+            (https://kellerjordan.github.io/posts/muon). Its step is the orthogonalized mean gradient, times
+            0.2 * sqrt(longer side) to match the size of a step of Adam (arXiv:2502.16982, Section 2.2).
 
     Returns:
         `torch.optim.Optimizer`: Adam, AdamW or [`MuonAndAdam`].
     """
-    # In their order, by which a saved state is found again.
+    # A list keeps the order, which a saved state refers to.
     inner = list(matrices_of_layers)
     if inner:
         orthogonal = set(inner)
@@ -113,20 +112,20 @@ def build_schedule(
     factor: float = 1.0,
 ) -> LambdaLR:
     """
-    The learning rate as a scheduler of torch: its n-th update has the rate of step n, so that none has rate 0.
+    Builds a learning-rate schedule whose n-th update has the rate of step n; no update has rate 0.
 
     Args:
-        optimizer (`torch.optim.Optimizer`): with learning rate 1 for `"noam"`, and the peak for the others.
-        kind (`str`): after the warm-up, the rate of step n is
+        optimizer (`torch.optim.Optimizer`): its learning rate is 1 for `"noam"`, and the peak for the others.
+        kind (`str`): learning rate of step n after the warm-up:
 
-            - `"noam"`: equation 3, as [`noam`] says,
+            - `"noam"`: equation 3, as in [`noam`],
             - `"inverse_sqrt"`: peak * sqrt(warmup_steps / n), as in fairseq,
             - `"constant"`: the peak,
-            - `"cosine"`: half a cosine from the peak to 0, which the step after `max_steps` would have.
-        d_model (`int`): the model's width, for `"noam"`.
-        warmup_steps (`int`): updates during which the rate rises in a straight line from 0.
-        max_steps (`int`): updates in all, for `"cosine"`.
-        factor (`float`): multiplies `"noam"`.
+            - `"cosine"`: half a cosine from the peak to 0, reached one step after `max_steps`.
+        d_model (`int`): width of the model, for `"noam"`.
+        warmup_steps (`int`): updates of the linear warm-up from 0.
+        max_steps (`int`): total updates, for `"cosine"`.
+        factor (`float`): factor of `"noam"`.
 
     Returns:
         `LambdaLR`; call `step()` after each update.
@@ -134,7 +133,7 @@ def build_schedule(
     if kind == "noam":
         # torch counts updates from 0.
         return LambdaLR(optimizer, lambda update: noam(update + 1, d_model, warmup_steps, factor))
-    # So does transformers, whose first rate is 0. Told that one step is behind it, it starts with step 1.
+    # So does transformers, whose first rate would be 0: `last_epoch=0` makes it start with step 1.
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     if kind == "inverse_sqrt":

@@ -1,4 +1,4 @@
-"""Validation during the training and the test at its end: loss, translations of all processes together, scores."""
+"""Validation during a training and the test at its end: loss, translations shared by all processes, and scores."""
 
 import logging
 import math
@@ -25,22 +25,23 @@ logger = logging.getLogger(__name__)
 
 def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[str], num_beams: int) -> list[str]:
     """
-    Translates a corpus, every process its share of it.
+    Translates a corpus, each process a share of it. All processes call it together.
 
     Args:
         run ([`Run`]): accelerator, tokenizer and recipe.
-        model ([`VaswaniForConditionalGeneration`]): on this process's device, the same weights in all processes.
-        sentences (`list[str]`): sources.
+        model ([`VaswaniForConditionalGeneration`]): the model, on this process's device and with the same weights in
+            all processes.
+        sentences (`list[str]`): source sentences.
         num_beams (`int`): beam size.
 
     Returns:
-        `list[str]`: all translations in the order of `sentences`, in every process.
+        `list[str]`: all translations, in the order of `sentences` and in every process.
     """
     evaluation = run.recipe.evaluation
     mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
     search: dict[str, Any] = {"num_beams": num_beams}
     if num_beams > 1:
-        # A model whose own search is greedy has not kept them.
+        # The generation config of a greedy model has no settings for a beam.
         search |= {"length_penalty": evaluation.length_penalty, "early_stopping": evaluation.early_stopping}
     part = translate_corpus(
         model,
@@ -58,15 +59,15 @@ def translate_and_score(
     run: Run, model: VaswaniForConditionalGeneration, split: str, num_beams: int
 ) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """
-    Translates every set of a split, and scores each.
+    Translates and scores every set of a split. All processes call it together.
 
     Args:
         run ([`Run`]), model ([`VaswaniForConditionalGeneration`]), num_beams (`int`): as in [`translate`].
         split (`str`): `"validation"` or `"test"`.
 
     Returns:
-        Translations by the name of their set, and what [`score`] says of them. Where there are several sets, `bleu`,
-        `chrf` and `ter` are the means of theirs, and `sets` has each one's own.
+        `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and scores as [`score`]
+        returns them. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has the scores of each set.
     """
     evaluation = run.recipe.evaluation
     translations, sets, scored = {}, {}, {}
@@ -83,11 +84,11 @@ def translate_and_score(
 @torch.no_grad()
 def validation_loss(run: Run, model: torch.nn.Module) -> float:
     """
-    Cross-entropy without smoothing over all validation sets.
+    Computes the cross-entropy over all validation sets, without label smoothing. All processes call it together.
 
     Args:
         run ([`Run`]): as in [`translate`].
-        model (`torch.nn.Module`): the model, as it is trained or bare.
+        model (`torch.nn.Module`): the model, plain or wrapped.
 
     Returns:
         `float`: nats per target token, the same in every process.
@@ -118,7 +119,7 @@ def validation_loss(run: Run, model: torch.nn.Module) -> float:
 
 def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> None:
     """
-    Loss and scores on the validation sets: a line in the log, a line in `validations.jsonl`, the best of them marked.
+    Validates a model: logs loss and scores, and adds them to `validations.jsonl`. All processes call it together.
 
     Args:
         run ([`Run`]), model ([`VaswaniForConditionalGeneration`]): as in [`translate`].

@@ -1003,7 +1003,7 @@ def test_checkpoints_that_were_not_kept_are_not_averaged(tmp_path, capsys) -> No
     run = tmp_path / "run"
     assert train(tmp_path, run, keep_last=1, average_last=1) == 0
     assert train(tmp_path, run, keep_last=2, average_last=2) == 2
-    assert "checkpoint-8 is not there any more" in capsys.readouterr().err
+    assert "checkpoint-8 was deleted" in capsys.readouterr().err
     assert json.loads((run / "test.json").read_text())["averaged"] == ["checkpoint-12"]
 
 
