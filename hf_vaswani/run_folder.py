@@ -126,7 +126,7 @@ class Result:
     translations: dict[str, str] | None = None
 
 
-# What a model card shows: the test of a model, or the validation of a checkpoint.
+# The scores of a model card: the test of a model, or the validation of a checkpoint.
 Scored = Validation | Result
 
 
@@ -515,12 +515,12 @@ def known_validations(run_dir: Path) -> list[Validation]:
         ValueError: as in [`read_progress`] and [`read_validations`].
     """
     checkpoints = list_checkpoints(run_dir)
-    noted = read_progress(checkpoints[-1]).validations if checkpoints else None
-    if noted is None:
+    recorded = read_progress(checkpoints[-1]).validations if checkpoints else None
+    if recorded is None:
         return read_validations(run_dir)
     lines = _validations(read_json_lines(run_dir / VALIDATIONS)[0])
     last = checkpoint_step(checkpoints[-1])
-    return noted + [line for line in lines if line is not None and line.step > last]
+    return recorded + [line for line in lines if line is not None and line.step > last]
 
 
 def write_validations(run_dir: Path, validations: Sequence[Validation], best_by: BestBy) -> None:
@@ -619,12 +619,12 @@ def read_recipe(run_dir: Path) -> Recipe:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
     checkpoints = list_checkpoints(run_dir)
     here = unchangeable(recipe)
-    noted = (read_progress(checkpoints[-1]).recipe if checkpoints else None) or here
+    recorded = (read_progress(checkpoints[-1]).recipe if checkpoints else None) or here
     for key in here:
-        if here[key] != noted.get(key, here[key]):
+        if here[key] != recorded.get(key, here[key]):
             raise ValueError(
                 f"{path} was changed or damaged: {key} is {here[key]!r}, but {checkpoints[-1]} was trained with "
-                f"{noted[key]!r}. {way_out}"
+                f"{recorded[key]!r}. {way_out}"
             )
     return recipe
 
@@ -690,7 +690,7 @@ def _settings_of(path: Path) -> dict[str, Any]:
 
 
 def forget_after(
-    run_dir: Path, step: int, training: TrainingRecipe, noted: Sequence[Validation] | None = None
+    run_dir: Path, step: int, training: TrainingRecipe, recorded: Sequence[Validation] | None = None
 ) -> None:
     """
     Removes from the logs of a run all lines later than the checkpoint it resumes from, because they will be written
@@ -700,14 +700,14 @@ def forget_after(
         run_dir (`Path`): folder of the run.
         step (`int`): updates to keep; 0 for a run that starts anew.
         training ([`TrainingRecipe`]): when to validate, and by what to rank.
-        noted (`Sequence[Validation]`, *optional*): the validations in the checkpoint's record, which override
+        recorded (`Sequence[Validation]`, *optional*): the validations in the checkpoint's record, which override
             `validations.jsonl`.
     """
-    if noted is None:
-        noted = read_validations(run_dir) if step else []
+    if recorded is None:
+        recorded = read_validations(run_dir) if step else []
     validations = [
         line
-        for line in noted
+        for line in recorded
         if line.step <= step and (line.step % training.validate_every == 0 or line.step == training.max_steps)
     ]
     if validations:

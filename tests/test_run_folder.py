@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from hf_vaswani.averaging import average_checkpoints
 from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import Recipe, TrainingRecipe
 from hf_vaswani.run_folder import (
+    Progress,
+    Result,
+    Validation,
     checkpoint_digests,
     checkpoint_folder,
     checkpoint_folders,
@@ -21,7 +25,13 @@ from hf_vaswani.run_folder import (
     checkpoints_to_average,
     forget_after,
     list_checkpoints,
+    read_progress,
+    read_result,
+    read_validations,
     remove_old_checkpoints,
+    write_progress,
+    write_result,
+    write_validations,
 )
 
 
@@ -160,3 +170,61 @@ def test_a_checkpoint_in_between_goes_and_takes_no_other_along(tmp_path) -> None
         checkpoint(tmp_path, step)
         remove_old_checkpoints(tmp_path, 4, keep_last=1, keep_best=1)
         assert [path.name for path in list_checkpoints(tmp_path)] == [f"checkpoint-{step}" for step in left]
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
+    validation = Validation(4, None, 12.5, 30.0, 80.0, {"bleu": "nrefs:1"}, best=True)
+    progress = Progress(
+        4, {"epoch": 1}, {}, {"fsdp": False}, 0, 1.5, {"w": "0"}, {"o": "1"}, {"seed": 1}, [validation]
+    )
+    write_progress(tmp_path, progress)
+    assert read_progress(tmp_path) == progress
+    line = json.loads((tmp_path / "progress.json").read_text())["validations"][0]
+    # A loss that is not finite is null; what there is not is not written.
+    assert list(line) == ["step", "loss", "bleu", "chrf", "ter", "signatures", "best"] and line["loss"] is None
+    write_validations(tmp_path, [validation, replace(validation, step=8, bleu=20.0)], "bleu")
+    assert [(line.step, line.best) for line in read_validations(tmp_path)] == [(4, False), (8, True)]
+    result = Result(4, ["checkpoint-4"], files={}, samples=[{"source": "ä"}])
+    write_result(tmp_path, result)
+    assert read_result(tmp_path) == result
+
+
+def test_records_of_other_versions_are_read(tmp_path) -> None:
+    """Keys that are not known are ignored, and those that came later may be absent."""
+    newer = {"step": 1, "averaged": [], "mood": "good"}
+    (tmp_path / "test.json").write_text(json.dumps(sealed(newer)))
+    assert read_result(tmp_path) == Result(1, [])
+    folder = checkpoint(tmp_path, 3)
+    older = json.loads((folder / "progress.json").read_text())
+    del older["state"], older["digest"]
+    (folder / "progress.json").write_text(json.dumps(older))
+    progress = read_progress(folder)
+    assert (progress.state, progress.recipe, progress.validations) == (None, None, None)
+    assert progress.digests == progress.files
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": "3"}, "step is '3'"),
+        ({"step": True}, "step is 'True'"),
+        ({"files": {"w": 1}}, "files is"),
+        ({"validations": [{"step": 1}]}, "loss is missing"),
+        ({"seconds": None}, "seconds is 'None'"),
+    ],
+)
+def test_a_record_with_a_bad_value_is_named(tmp_path, change, words) -> None:
+    folder = checkpoint(tmp_path, 3)
+    record = json.loads((folder / "progress.json").read_text()) | change
+    del record["digest"]
+    (folder / "progress.json").write_text(json.dumps(sealed(record)))
+    with pytest.raises(ValueError, match=f"progress.json is damaged, or of another version: .*{words}"):
+        read_progress(folder)
+
+
+def test_a_changed_record_does_not_match_its_digest(tmp_path) -> None:
+    write_result(tmp_path, Result(4, ["checkpoint-4"]))
+    path = tmp_path / "test.json"
+    path.write_text(path.read_text().replace("checkpoint-4", "checkpoint-5"))
+    with pytest.raises(ValueError, match="test.json was changed or damaged"):
+        read_result(tmp_path)

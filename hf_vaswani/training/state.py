@@ -51,7 +51,7 @@ class TrainState:
     Attributes:
         model ([`VaswaniForConditionalGeneration`]): the model.
         wrapped (`torch.nn.Module`): the model as Accelerate wraps it.
-        unsharded ([`VaswaniForConditionalGeneration`], *optional*): a copy of the model with whole weights, if FSDP
+        unsharded ([`VaswaniForConditionalGeneration`], *optional*): a copy of the model with full weights, if FSDP
             shards those of the model.
         ema (`AveragedModel`, *optional*): moving average of the weights.
         optimizer (`torch.optim.Optimizer`), schedule (`LRScheduler`): as Accelerate wraps them.
@@ -178,12 +178,12 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     if training.ema_decay is not None:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
     state = TrainState(model, wrapped, unsharded, ema, optimizer, schedule, 0, run.updates.start)
-    noted = None
+    recorded = None
     if checkpoint is not None:
         progress = on_main_process(accelerator, read_progress, checkpoint)
         _load_checkpoint(run, state, checkpoint, progress)
-        noted = progress.validations
-    on_main_process(accelerator, forget_after, run.folder, state.step, training, noted)
+        recorded = progress.validations
+    on_main_process(accelerator, forget_after, run.folder, state.step, training, recorded)
     if checkpoint is not None:
         on_main_process(accelerator, _remove_old_checkpoints, run)
     return state
