@@ -1,14 +1,13 @@
-"""The folder of a run: its records, typed and checked, and its checkpoints: listed, ranked, kept and resumed."""
+"""The folder of a run: its files read and written, and its checkpoints: listed, ranked, kept and resumed."""
 
 import json
 import math
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast
 
 from .files import (
     atomic_write_text,
@@ -21,6 +20,7 @@ from .files import (
     temporary_name,
 )
 from .recipe import Recipe, TrainingRecipe, load_recipe
+from .records import Environment, Progress, Result, Validation, from_json, to_json
 
 WEIGHTS = "model.safetensors"
 EMA_WEIGHTS = "ema.safetensors"
@@ -61,199 +61,12 @@ T = TypeVar("T")
 BestBy = Literal["bleu", "loss"]
 
 
-# ---- Records -----------------------------------------------------------------------------------------------------
-
-# The fields of a record are the keys of its JSON object, in this order. A field whose default is None may be absent,
-# because a run does not always have it, or because earlier versions did not write it.
-
-
-@dataclass(frozen=True)
-class Validation:
-    """
-    Loss and scores of one validation: a line of `validations.jsonl`.
-
-    Attributes:
-        step (`int`): updates so far.
-        loss (`float`, *optional*): nats per target token; `None` if it is not finite.
-        bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
-        signatures (`dict[str, str]`): sacreBLEU's, by metric.
-        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
-        best (`bool`): True for the best validation of the run.
-        seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
-            that was validated; not written to `validations.jsonl`.
-    """
-
-    step: int
-    loss: float | None
-    bleu: float
-    chrf: float | None = None
-    ter: float | None = None
-    signatures: dict[str, str] | None = None
-    sets: dict[str, dict[str, float]] | None = None
-    best: bool = False
-    seconds: float | None = None
-    files: dict[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """
-    The result of a run: `test.json`.
-
-    Attributes:
-        step (`int`): updates of the training.
-        averaged (`list[str]`): names of the checkpoints whose mean the model is.
-        seconds (`float`): duration of the training, validations included.
-        model (`str`): folder that `from_pretrained` loads.
-        bleu (`float`), chrf (`float`), ter (`float`), signatures (`dict[str, str]`), sets: scores of the test set as
-            in [`Validation`]; `None` without a test set.
-        samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
-        files (`dict[str, str]`): SHA-256 of the model's files, by name.
-        translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
-    """
-
-    step: int
-    averaged: list[str]
-    seconds: float | None = None
-    model: str | None = None
-    bleu: float | None = None
-    chrf: float | None = None
-    ter: float | None = None
-    signatures: dict[str, str] | None = None
-    sets: dict[str, dict[str, float]] | None = None
-    samples: list[dict[str, str]] | None = None
-    files: dict[str, str] | None = None
-    translations: dict[str, str] | None = None
-
-
-# The scores of a model card: the test of a model, or the validation of a checkpoint.
-Scored = Validation | Result
-
-
-@dataclass(frozen=True)
-class Progress:
-    """
-    How far a run had come at a checkpoint: its `progress.json`.
-
-    Attributes:
-        step (`int`): updates so far.
-        position (`dict[str, Any]`): position in the data.
-        data (`dict[str, Any]`): fingerprint of the data.
-        launch (`dict[str, Any]`): number of processes, precision and sharding.
-        nonfinite (`int`): skipped updates in a row, up to this one.
-        seconds (`float`): duration of the training so far.
-        files (`dict[str, str]`): SHA-256 of the model's files, by name.
-        state (`dict[str, str]`, *optional*): SHA-256 of all other files of the checkpoint, by name.
-        recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
-        validations (`list[Validation]`, *optional*): validations so far.
-    """
-
-    step: int
-    position: dict[str, Any]
-    data: dict[str, Any]
-    launch: dict[str, Any]
-    nonfinite: int
-    seconds: float
-    files: dict[str, str]
-    state: dict[str, str] | None = None
-    recipe: dict[str, Any] | None = None
-    validations: list[Validation] | None = None
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of all files of the checkpoint but this record, by name."""
-        return self.files | (self.state or {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """
-    One source of training text, as [`Environment`] describes it.
-
-    Attributes:
-        direction (`str`, *optional*): languages, as `"en-de"`.
-        dataset_is_local (`bool`): False only if the source is a dataset on the Hub.
-        pairs (`dict[str, int]`): number of sentence pairs by split; a stream has no known number.
-    """
-
-    direction: str | None = None
-    dataset_is_local: bool = True
-    pairs: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """
-    Versions, machine and command of a run: `environment.json`.
-
-    Attributes:
-        python (`str`), packages (`dict[str, str]`), git_revision (`str`, *optional*): versions; the last one is that
-            of this package, if it runs from a repository.
-        machine (`str`), cpu (`str`), gpu (`str`), gpu_watts (`float`), device (`str`): hardware, as far as it is
-            known; the power limit is that of one GPU.
-        processes (`int`), cpu_threads (`int`), mixed_precision (`str`): how the training was launched.
-        seed (`int`): the recipe's.
-        command (`list[str]`): program and arguments.
-        data (`list[Text]`, *optional*): the sources of text, if they were read.
-    """
-
-    python: str
-    packages: dict[str, str]
-    git_revision: str | None = None
-    machine: str | None = None
-    cpu: str | None = None
-    gpu: str | None = None
-    gpu_watts: float | None = None
-    device: str | None = None
-    processes: int
-    cpu_threads: int
-    mixed_precision: str
-    seed: int
-    command: list[str]
-    data: list[Text] | None = None
-
-
-def _to_json(record: Any) -> dict[str, Any]:
-    """Returns the JSON object of a record, without absent values; a loss of null is not absent, but not finite."""
-    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k == "loss"})
-
-
-def _from_json(kind: type[T], content: dict[str, Any]) -> T:
-    """Makes a record of a JSON object and ignores the keys of other versions; raises `ValueError` for bad values."""
-    values = {}
-    for each in fields(cast(Any, kind)):
-        if each.name in content:
-            try:
-                values[each.name] = _typed(content[each.name], each.type)
-            except TypeError as error:
-                raise ValueError(f"{each.name} is {str(content[each.name])[:80]!r}") from error
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise ValueError(f"{each.name} is missing")
-    return kind(**values)
-
-
-def _typed(value: Any, kind: Any) -> Any:
-    """Checks a JSON value against a type annotation, and makes records of objects; raises `TypeError`."""
-    if isinstance(kind, UnionType):
-        kind = type(None) if value is None else get_args(kind)[0]
-    outer, inner = get_origin(kind) or kind, get_args(kind)
-    if outer is Any:
-        return value
-    # Exact types: JSON's true is no number.
-    if type(value) not in ((int, float) if outer is float else (dict,) if is_dataclass(outer) else (outer,)):
-        raise TypeError
-    if is_dataclass(outer):
-        return _from_json(cast(type[Any], outer), value)
-    if outer is list:
-        return [_typed(each, inner[0]) for each in value]
-    if outer is dict:
-        return {name: _typed(each, inner[1]) for name, each in value.items()}
-    return value
+# ---- Records ----------------------------------------------------------------------------------------------------
 
 
 def _read_record(kind: type[T], path: Path, content: dict[str, Any]) -> T:
     try:
-        return _from_json(kind, content)
+        return from_json(kind, content)
     except ValueError as error:
         raise ValueError(f"{path} is damaged, or of another version: {error}.") from error
 
@@ -276,7 +89,7 @@ def write_environment(run_dir: Path, environment: Environment) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(_to_json(environment), indent=2) + "\n")
+    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(to_json(environment), indent=2) + "\n")
 
 
 def read_result(run_dir: Path) -> Result:
@@ -300,7 +113,7 @@ def write_result(run_dir: Path, result: Result) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    atomic_write_text(run_dir / RESULT, json.dumps(sealed(_to_json(result)), indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(run_dir / RESULT, json.dumps(sealed(to_json(result)), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -326,7 +139,7 @@ def _read_progress(checkpoint: Path) -> Progress:
 
 def write_progress(checkpoint: Path, progress: Progress) -> None:
     """Writes the record of a checkpoint, the last of its files."""
-    (checkpoint / PROGRESS).write_text(json.dumps(sealed(_to_json(progress))), encoding="utf-8")
+    (checkpoint / PROGRESS).write_text(json.dumps(sealed(to_json(progress))), encoding="utf-8")
 
 
 # ---- Checkpoints -------------------------------------------------------------------------------------------------
@@ -500,7 +313,7 @@ def _validations(lines: Sequence[dict[str, Any]]) -> list[Validation | None]:
     found: list[Validation | None] = []
     for line in lines:
         try:
-            found.append(_from_json(Validation, line))
+            found.append(from_json(Validation, line))
         except ValueError:
             found.append(None)
     return found
@@ -526,7 +339,7 @@ def known_validations(run_dir: Path) -> list[Validation]:
 def write_validations(run_dir: Path, validations: Sequence[Validation], best_by: BestBy) -> None:
     """Replaces `validations.jsonl` and marks the best validation; arguments as in [`ranked`]."""
     best = ranked(validations, best_by)[:1]
-    lines = [json.dumps(_to_json(replace(line, best=line in best))) + "\n" for line in validations]
+    lines = [json.dumps(to_json(replace(line, best=line in best))) + "\n" for line in validations]
     atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 

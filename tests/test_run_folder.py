@@ -13,10 +13,8 @@ from safetensors.torch import save_file
 from hf_vaswani.averaging import average_checkpoints
 from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import Recipe, TrainingRecipe
+from hf_vaswani.records import Progress, Result, Validation
 from hf_vaswani.run_folder import (
-    Progress,
-    Result,
-    Validation,
     checkpoint_digests,
     checkpoint_folder,
     checkpoint_folders,

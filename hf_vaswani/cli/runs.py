@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .inputs import check_counts
 
 if TYPE_CHECKING:
-    from ..run_folder import Result
+    from ..records import Result
 
 
 def add_verbs(verbs: Any) -> None:

@@ -16,17 +16,8 @@ from safetensors import safe_open
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
 from ..recipe import Files, Recipe, SourceRecipe, load_recipe
-from ..run_folder import (
-    CURVE,
-    RECIPE,
-    VALIDATIONS,
-    WEIGHTS,
-    Environment,
-    Result,
-    Scored,
-    Text,
-    read_environment,
-)
+from ..records import Environment, Result, Scored, Text
+from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 
 logger = logging.getLogger(__name__)
 

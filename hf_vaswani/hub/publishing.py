@@ -15,12 +15,12 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, Offl
 
 from ..files import digest, read_json, temporary_name
 from ..recipe import HubRecipe
+from ..records import Scored
 from ..run_folder import (
     EMA_WEIGHTS,
     PROGRESS,
     RESULT,
     WEIGHTS,
-    Scored,
     checkpoint_folders,
     checkpoint_step,
     has_checkpoint_name,

@@ -27,6 +27,7 @@ from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import build_accelerator, on_main_process
 from ..recipe import Recipe, TrainingRecipe
+from ..records import Result
 from ..run_folder import (
     CURVE,
     ENVIRONMENT,
@@ -34,7 +35,6 @@ from ..run_folder import (
     NONFINITE,
     RECIPE,
     RESULT,
-    Result,
     check_checkpoint,
     checkpoint_folder,
     checkpoint_to_resume,

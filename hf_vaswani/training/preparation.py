@@ -22,7 +22,8 @@ from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
 from ..recipe import Recipe
-from ..run_folder import RECIPE, Environment, Text, read_environment, write_environment
+from ..records import Environment, Text
+from ..run_folder import RECIPE, read_environment, write_environment
 
 try:
     from accelerate import Accelerator

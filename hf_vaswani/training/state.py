@@ -18,10 +18,10 @@ from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..processes import on_main_process
+from ..records import Progress
 from ..run_folder import (
     EMA_WEIGHTS,
     WEIGHTS,
-    Progress,
     checkpoint_digests,
     checkpoint_folder,
     forget_after,

@@ -11,7 +11,8 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..metrics import METRICS, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..run_folder import Validation, read_validations, write_validations
+from ..records import Validation
+from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
 from .preparation import Run
 

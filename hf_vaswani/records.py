@@ -1,0 +1,194 @@
+"""The typed records of a run folder: what each of its JSON files holds, to JSON and back, checked."""
+
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+T = TypeVar("T")
+
+# The fields of a record are the keys of its JSON object, in this order. A field whose default is None may be absent,
+# because a run does not always have it, or because earlier versions did not write it.
+
+
+@dataclass(frozen=True)
+class Validation:
+    """
+    Loss and scores of one validation: a line of `validations.jsonl`.
+
+    Attributes:
+        step (`int`): updates so far.
+        loss (`float`, *optional*): nats per target token; `None` if it is not finite.
+        bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
+        signatures (`dict[str, str]`): sacreBLEU's, by metric.
+        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
+        best (`bool`): True for the best validation of the run.
+        seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
+            that was validated; not written to `validations.jsonl`.
+    """
+
+    step: int
+    loss: float | None
+    bleu: float
+    chrf: float | None = None
+    ter: float | None = None
+    signatures: dict[str, str] | None = None
+    sets: dict[str, dict[str, float]] | None = None
+    best: bool = False
+    seconds: float | None = None
+    files: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    The result of a run: `test.json`.
+
+    Attributes:
+        step (`int`): updates of the training.
+        averaged (`list[str]`): names of the checkpoints whose mean the model is.
+        seconds (`float`): duration of the training, validations included.
+        model (`str`): folder that `from_pretrained` loads.
+        bleu (`float`), chrf (`float`), ter (`float`), signatures (`dict[str, str]`), sets: scores of the test set as
+            in [`Validation`]; `None` without a test set.
+        samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
+        files (`dict[str, str]`): SHA-256 of the model's files, by name.
+        translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
+    """
+
+    step: int
+    averaged: list[str]
+    seconds: float | None = None
+    model: str | None = None
+    bleu: float | None = None
+    chrf: float | None = None
+    ter: float | None = None
+    signatures: dict[str, str] | None = None
+    sets: dict[str, dict[str, float]] | None = None
+    samples: list[dict[str, str]] | None = None
+    files: dict[str, str] | None = None
+    translations: dict[str, str] | None = None
+
+
+# The scores of a model card: the test of a model, or the validation of a checkpoint.
+Scored = Validation | Result
+
+
+@dataclass(frozen=True)
+class Progress:
+    """
+    How far a run had come at a checkpoint: its `progress.json`.
+
+    Attributes:
+        step (`int`): updates so far.
+        position (`dict[str, Any]`): position in the data.
+        data (`dict[str, Any]`): fingerprint of the data.
+        launch (`dict[str, Any]`): number of processes, precision and sharding.
+        nonfinite (`int`): skipped updates in a row, up to this one.
+        seconds (`float`): duration of the training so far.
+        files (`dict[str, str]`): SHA-256 of the model's files, by name.
+        state (`dict[str, str]`, *optional*): SHA-256 of all other files of the checkpoint, by name.
+        recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
+        validations (`list[Validation]`, *optional*): validations so far.
+    """
+
+    step: int
+    position: dict[str, Any]
+    data: dict[str, Any]
+    launch: dict[str, Any]
+    nonfinite: int
+    seconds: float
+    files: dict[str, str]
+    state: dict[str, str] | None = None
+    recipe: dict[str, Any] | None = None
+    validations: list[Validation] | None = None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of all files of the checkpoint but this record, by name."""
+        return self.files | (self.state or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """
+    One source of training text, as [`Environment`] describes it.
+
+    Attributes:
+        direction (`str`, *optional*): languages, as `"en-de"`.
+        dataset_is_local (`bool`): False only if the source is a dataset on the Hub.
+        pairs (`dict[str, int]`): number of sentence pairs by split; a stream has no known number.
+    """
+
+    direction: str | None = None
+    dataset_is_local: bool = True
+    pairs: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """
+    Versions, machine and command of a run: `environment.json`.
+
+    Attributes:
+        python (`str`), packages (`dict[str, str]`), git_revision (`str`, *optional*): versions; the last one is that
+            of this package, if it runs from a repository.
+        machine (`str`), cpu (`str`), gpu (`str`), gpu_watts (`float`), device (`str`): hardware, as far as it is
+            known; the power limit is that of one GPU.
+        processes (`int`), cpu_threads (`int`), mixed_precision (`str`): how the training was launched.
+        seed (`int`): the recipe's.
+        command (`list[str]`): program and arguments.
+        data (`list[Text]`, *optional*): the sources of text, if they were read.
+    """
+
+    python: str
+    packages: dict[str, str]
+    git_revision: str | None = None
+    machine: str | None = None
+    cpu: str | None = None
+    gpu: str | None = None
+    gpu_watts: float | None = None
+    device: str | None = None
+    processes: int
+    cpu_threads: int
+    mixed_precision: str
+    seed: int
+    command: list[str]
+    data: list[Text] | None = None
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """Returns the JSON object of a record, without absent values; a loss of null is not absent, but not finite."""
+    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k == "loss"})
+
+
+def from_json(kind: type[T], content: dict[str, Any]) -> T:
+    """Makes a record of a JSON object and ignores the keys of other versions; raises `ValueError` for bad values."""
+    values = {}
+    for each in fields(cast(Any, kind)):
+        if each.name in content:
+            try:
+                values[each.name] = _typed(content[each.name], each.type)
+            except TypeError as error:
+                raise ValueError(f"{each.name} is {str(content[each.name])[:80]!r}") from error
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ValueError(f"{each.name} is missing")
+    return kind(**values)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Checks a JSON value against a type annotation, and makes records of objects; raises `TypeError`."""
+    if isinstance(kind, UnionType):
+        kind = type(None) if value is None else get_args(kind)[0]
+    outer, inner = get_origin(kind) or kind, get_args(kind)
+    if outer is Any:
+        return value
+    # Exact types: JSON's true is no number.
+    if type(value) not in ((int, float) if outer is float else (dict,) if is_dataclass(outer) else (outer,)):
+        raise TypeError
+    if is_dataclass(outer):
+        return from_json(cast(type[Any], outer), value)
+    if outer is list:
+        return [_typed(each, inner[0]) for each in value]
+    if outer is dict:
+        return {name: _typed(each, inner[1]) for name, each in value.items()}
+    return value
