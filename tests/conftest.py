@@ -1,10 +1,15 @@
 """Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+
+# A command that a shell starts in the background ignores Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 CACHES = tempfile.TemporaryDirectory(prefix="hf_vaswani_tests_", ignore_cleanup_errors=True)

@@ -1,6 +1,7 @@
 """What the package declares and what is built from it: dependencies, wheel, source distribution."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def installed(built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: object, cwd: Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=cwd, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=cwd, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -251,7 +251,7 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
     assert find_language_tag(loaded, "pt-br") == "<2pt-br>"
     with pytest.raises(ValueError, match="target language 'fr', only for de, pt-br"):
         find_language_tag(loaded, "fr")
-    with pytest.raises(ValueError, match="target language 'fr', the vocabulary has no language tags"):
+    with pytest.raises(ValueError, match="target language 'fr': the vocabulary has no language tags"):
         find_language_tag(plain, "fr")
     # An existing tag is not added again.
     add_language_tags(loaded, ["de", "fr"])
