@@ -85,7 +85,7 @@ def test_without_any_it_translates(environment) -> None:
         (["train", "recipe.yaml"], "train"),
         (["average", "run", "--last", "2", "--output", "mean"], "train"),
         (["push", "run", "--repo-id", "alice/m"], "train"),
-        (["evaluate", "--model", "run/model", "test.en", "test.de"], "train"),
+        (["evaluate", "--model", "run/model", "--data", "test.en", "test.de"], "train"),
         (["convert", "run/model", "out", "--to", "ctranslate2"], "convert"),
         (["convert", "run/model", "out", "--to", "onnx"], "convert"),
     ):
@@ -97,7 +97,7 @@ def test_without_any_it_translates(environment) -> None:
 def test_train_alone_trains_and_scores(environment) -> None:
     said = environment.run("hf-vaswani", "train", "recipe.yaml", "--training.max_steps", "1610")
     assert "Test BLEU" in said and "pip install 'hf_vaswani[viz]'" in said
-    assert "BLEU" in environment.run("hf-vaswani", "evaluate", "--model", "run/model", "test.en", "test.de")
+    assert "BLEU" in environment.run("hf-vaswani", "evaluate", "--model", "run/model", "--data", "test.en", "test.de")
     environment.run("hf-vaswani", "average", "run", "--last", "2", "--output", "mean")
 
 
