@@ -92,7 +92,7 @@ class SourceRecipe:
     target_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column of the target text, given like `source_column`."""
     weight: float = number(1.0, above=0, at_most=1000)
-    """How often an epoch contains each pair: 2 repeats every pair, 0.5 draws a new random half of them for each epoch.
+    """Repetitions of each pair in an epoch: 2 takes each pair twice, 0.5 draws a new random half for each epoch.
     With `data.streaming`, the ratio in which the sources are mixed."""
     license: str | None = None
     """Licence of the text, for the model card, for example `cc-by-4.0`."""
@@ -276,7 +276,7 @@ class TrainingRecipe:
 
 @dataclass
 class EvaluationRecipe:
-    """How the validation and test sets are translated (Section 6.1) and scored."""
+    """Translation (Section 6.1) and scoring of the validation and test sets."""
 
     num_beams: int = number(4, at_least=1, at_most=1000)
     """Beam size for the test set. Saved as the model's default."""

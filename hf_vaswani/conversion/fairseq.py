@@ -197,7 +197,7 @@ def settings_of(state: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """Copies settings, a `Namespace` or a dictionary, to a dictionary, which is empty if there are none."""
+    """Copies settings, a `Namespace`, a dictionary or `None`, to a dictionary."""
     if isinstance(section, argparse.Namespace):
         return dict(vars(section))
     return dict(section) if isinstance(section, dict) else {}

@@ -106,7 +106,7 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
 
     Args:
         recipe ([`Recipe`]): its tokenizer section.
-        sources (`list[Source]`): result of [`read_sources`]. Of a stream, only the first million pairs are used.
+        sources (`list[Source]`): result of [`read_sources`]. Only the first million pairs of a stream are used.
 
     Returns:
         [`PreTrainedTokenizerBase`] with a tag for each target language if `data.target_tag` is set. Its

@@ -211,7 +211,7 @@ def _datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
 
 
 def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
-    """Returns the name of a split's text, "" if there is none. Paths are reduced to names: they may be private."""
+    """Returns the name of a split's text, or "" without one. Paths are reduced to names: they may be private."""
     files: Files = getattr(part, f"{split}_files")
     if files is not None:
         sides = (part.source_language, part.target_language)
