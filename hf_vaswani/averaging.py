@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from .files import atomic_folder, find_damage
+from .files import atomic_folder, find_damage, read_json
 from .run_folder import (
     EMA_WEIGHTS,
     MODEL,
@@ -21,6 +21,8 @@ from .run_folder import (
     read_progress,
     read_result,
 )
+
+TOKENIZER = "tokenizer.json"
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -70,17 +72,30 @@ def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
         folder (`Path`): folder for `from_pretrained`, which must not exist yet.
 
     Raises:
-        ValueError: as in [`average_checkpoints`], or the folder exists.
+        ValueError: as in [`average_checkpoints`], or the folder exists, or the vocabularies differ.
         OSError: the model cannot be written.
     """
     if folder.exists():
         raise ValueError(f"{folder} exists already: name a new folder.")
     weights = average_checkpoints(checkpoints)
+    _check_vocabularies(checkpoints)
     with atomic_folder(folder) as temporary:
         for path in sorted(checkpoints[-1].iterdir()):
             if path.suffix in (".json", ".py") and path.name != PROGRESS:
                 shutil.copyfile(path, temporary / path.name)
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
+
+
+def _check_vocabularies(checkpoints: Sequence[Path]) -> None:
+    """Raises a `ValueError` if the rows of the embeddings belong to different tokens."""
+    paths = [folder / TOKENIZER for folder in checkpoints if (folder / TOKENIZER).is_file()]
+    vocabularies = [[read_json(path).get(key) for key in ("model", "added_tokens")] for path in paths]
+    for path, vocabulary in zip(paths, vocabularies, strict=True):
+        if vocabulary != vocabularies[0]:
+            raise ValueError(
+                f"{path.parent} and {paths[0].parent} have different vocabularies and cannot be averaged: "
+                "give checkpoints of one run, or of runs with the same tokenizer."
+            )
 
 
 def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:

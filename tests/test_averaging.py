@@ -34,6 +34,18 @@ def test_what_cannot_be_averaged_is_named(tmp_path) -> None:
         average_checkpoints([])
 
 
+def test_models_of_different_vocabularies_are_not_averaged(tmp_path) -> None:
+    folders = [checkpoint(tmp_path, step) for step in (1, 2, 3)]
+    for folder, vocabulary, truncation in zip(folders, ("ab", "ab", "ba"), (None, 9, None), strict=True):
+        content = {"truncation": truncation, "added_tokens": [], "model": {"vocab": list(vocabulary)}}
+        (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+        seal(folder, 1)
+    save_average(folders[:2], tmp_path / "mean")
+    with pytest.raises(ValueError, match="checkpoint-3 and .*checkpoint-1 have different vocabularies"):
+        save_average(folders, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_weights_are_averaged_in_float64_and_keep_their_type(tmp_path) -> None:
     """In float16 the sum of the first two is already infinite."""
     folders = [checkpoint(tmp_path, step) for step in (1, 2, 3)]

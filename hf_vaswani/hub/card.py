@@ -28,9 +28,9 @@ PICTURE = "curve.png"
 
 # The examples are not from the run's text, which may be private.
 EXAMPLES = {
-    "de": "Ein Hund läuft durch den Garten.",
-    "en": "A dog runs through the garden.",
-    "fr": "Un chien court dans le jardin.",
+    "de": "Die Katze schläft.",
+    "en": "The cat sleeps.",
+    "fr": "Le chat dort.",
 }
 # Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12

@@ -310,7 +310,8 @@ def _folder(name: str | Path, *files: str) -> Path:
     """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
     if Path(name).is_dir():
         return Path(name)
-    with _as_value_error(f"The model {str(name)!r} cannot be loaded", name):
+    what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"
+    with _as_value_error(what, name):
         folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
         for file in files or SETTINGS[1:]:
             try:
