@@ -166,10 +166,10 @@ def build_accelerator(recipe: "Recipe") -> "Accelerator":
     # All processes log the same, so only the main process does.
     logging.getLogger(__package__).setLevel(logging.INFO if accelerator.is_main_process else logging.ERROR)
     available = [str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with]
-    if set(training.trackers) - set(available):
+    missing = [tracker for tracker in training.trackers if tracker not in available]
+    if missing:
         raise ValueError(
-            f"training.trackers is {training.trackers}, but only {available} of them are installed: install the "
-            "others, or remove them."
+            f"training.trackers names {', '.join(missing)}, not installed here: install what is missing, or remove it."
         )
     if accelerator.device.type == "cpu":
         torch.set_num_threads(training.cpu_threads or _threads_of_a_process())

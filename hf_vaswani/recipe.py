@@ -21,7 +21,7 @@ try:
     import yaml
     from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 except ImportError as error:
-    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+    raise ImportError(f"Recipes and run folders need {error.name}: pip install 'hf_vaswani[train]'") from error
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -269,7 +269,8 @@ class TrainingRecipe:
     """Worker processes of each training process that prepare batches in advance; 0 prepares each batch when it is
     needed."""
     cpu_threads: int | None = number(None, at_least=1, at_most=1024)
-    """Threads of each training process on a CPU; `null` divides the machine's cores among its processes."""
+    """Threads of each training process on a CPU; `null` divides the machine's cores among its processes,
+    whatever `OMP_NUM_THREADS` says."""
     trackers: list[str] = field(default_factory=list)
     """Experiment trackers, by their names in Accelerate: `tensorboard`, `wandb`, `trackio`, ..."""
 
@@ -460,9 +461,11 @@ def _check_file(path: Path) -> None:
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{where} is not valid YAML: {_shortened(' '.join(str(error).split()), 400)}.") from error
+        raise ValueError(f"{where} is not valid YAML: {_shortened(_said(error), 400)}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{where} must consist of `key: value` lines, but it is {shown(content)}.")
+        raise ValueError(
+            f"{where} must consist of `key: value` lines, but it is {'empty' if content is None else shown(content)}."
+        )
     for name in SECTIONS:
         if not isinstance(content.get(name, {}), dict):
             raise ValueError(
@@ -539,6 +542,17 @@ def _check_arguments(arguments: Sequence[str]) -> None:
     _check_keys([key for key in keys if key not in ("help", "recipe", "print_config")], "The command line")
 
 
+def _said(error: yaml.YAMLError) -> str:
+    """Returns the message of a YAML error with line and column, without the name of the stream and the excerpt."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    parts = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    said = [
+        f"{what} in line {mark.line + 1}, column {mark.column + 1}" if mark else what for what, mark in parts if what
+    ]
+    return ", ".join(said)
+
+
 def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py") -> Recipe:
     """
     Reads a recipe file and the overrides that follow it.
@@ -579,7 +593,9 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:
-            raise ValueError("Without a recipe file, --run_dir must name the folder of the run.")
+            raise ValueError(
+                "There is no recipe: name a file, as in RECIPE.yaml, or give --run_dir and the keys as options."
+            )
         recipe.run_dir = str(Path("runs") / path.stem)
     return recipe
 

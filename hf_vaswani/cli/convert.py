@@ -24,7 +24,9 @@ def add_verbs(verbs: Any) -> None:
         "--quantization", metavar="KIND", help="weight type for ctranslate2, e.g. int8, float16 or bfloat16"
     )
     convert.add_argument("--force", action="store_true", help="replace DESTINATION if it exists")
-    convert.add_argument("--sentence", metavar="TEXT", help='sample that both models translate, e.g. "Good morning."')
+    convert.add_argument(
+        "--sentence", metavar="TEXT", help='sample that both models translate; default: "The cat sleeps."'
+    )
     convert.set_defaults(run=_convert)
 
 

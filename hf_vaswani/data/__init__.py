@@ -1,1 +1,1 @@
-"""Text becomes updates."""
+"""Reads text and turns it into batches for training."""

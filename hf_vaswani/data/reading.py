@@ -175,8 +175,8 @@ def _text(text: str) -> str:
 def _aligned_files(files: dict[str, str], languages: tuple[str, str], streaming: bool) -> Dataset | IterableDataset:
     if sorted(map(str, files)) != sorted(languages):
         raise ValueError(
-            f"Line-aligned files must be given for {languages[0]!r} and {languages[1]!r}, "
-            f"but these are for {sorted(map(str, files))}."
+            f"Line-aligned files are given for {' and '.join(sorted(map(str, files)))}, "
+            f"but the languages are {languages[0]} and {languages[1]}."
         )
     paths = [_existing(Path(files[language])) for language in languages]
     # Tuples, because `datasets` treats a list as shards, which it may read in parallel.

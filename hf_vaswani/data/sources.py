@@ -80,6 +80,8 @@ def read_sources(recipe: Recipe) -> list[Source]:
         sources.append(Source(part, pairs, tag))
         for split in dict.fromkeys(("train", *pairs)):
             if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
+                if split == "train" and not (recipe.more_data or part.dataset or part.train_files):
+                    raise ValueError("There is no training text: set data.train_files or data.dataset.")
                 of = f" of {sources[-1].name}" if recipe.more_data else ""
                 section = "more_data" if sources[:-1] else "data"
                 raise ValueError(

@@ -426,14 +426,15 @@ class VaswaniPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # The paper is silent; tensor2tensor: Xavier uniform for matrices, N(0, d_model^-0.5) for embeddings.
+        # The paper is silent; tensor2tensor: Xavier uniform for matrices, and for embeddings a normal
+        # distribution with standard deviation d_model^-0.5.
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
-            # `init` leaves loaded weights alone, but does not recognise one by its row.
+            # `init` leaves loaded weights alone, but does not recognise a single loaded row.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.LayerNorm):

@@ -122,7 +122,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         # All processes draw the same initial weights; `build_state` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
-        logger.info(f"{recipe.run_dir} {'starts anew' if checkpoint is None else f'resumes from {checkpoint.name}'}")
+        logger.info(f"{recipe.run_dir} {'starts' if checkpoint is None else f'resumes from {checkpoint.name}'}")
         accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
         state = build_state(run, checkpoint)
         # Only the main process talks to the Hub.

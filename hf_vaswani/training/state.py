@@ -124,9 +124,9 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
         max_length_offset=evaluation.max_length_offset,
         max_length=evaluation.max_length,
     )
-    logger.info(
-        f"{model.num_parameters():,} parameters, on {run.accelerator.device} x {run.accelerator.num_processes}"
-    )
+    count = run.accelerator.num_processes
+    where = f"{count} process{'es' if count > 1 else ''} on {run.accelerator.device}"
+    logger.info(f"{model.num_parameters():,} parameters, {where}")
     return model
 
 

@@ -902,7 +902,7 @@ def test_a_run_dir_where_nothing_can_be_written_is_named(tmp_path, capsys, place
     ("changes", "words"),
     [
         (["--data.train_files={en: nowhere.en, de: nowhere.de}"], ["nowhere.en"]),
-        (["--data.train_files=null"], ["train set is empty"]),
+        (["--data.train_files=null"], ["no training text"]),
         (["--data.train_files={en: /dev/null, de: /dev/null}"], ["/dev/null"]),
         (["--model.num_heads=3"], ["d_model (16)", "num_heads (3)"]),
         (["--training.tokens_per_batch=1"], ["training.tokens_per_batch 1", "has 2 tokens"]),
