@@ -706,7 +706,8 @@ def check_repo_id(repo_id: str, where: str) -> None:
         if repo_id.count("/") != 1:
             raise HFValidationError("it must contain one slash.")
     except HFValidationError as error:
-        raise ValueError(f"{where} must have the form user/name, but it is {repo_id!r}: {error}") from error
+        said = _shortened(str(error), 200)
+        raise ValueError(f"{where} must have the form user/name, but it is {shown(repo_id)}: {said}") from error
 
 
 def check_branch(name: str, where: str) -> None:

@@ -153,6 +153,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
             if not (isinstance(error, ValueError) and str(name) in str(error)):
                 _check_tokenizer_file(folder / "tokenizer.json")
             raise
+        _check_template(folder / "tokenizer.json")
         tokenizer("a")
     longest = tokenizer.model_max_length
     if type(longest) not in (int, float) or not longest >= 2:
@@ -172,6 +173,17 @@ def _check_tokenizer_file(path: Path) -> None:
     # tokenizers raises plain exceptions.
     except Exception as error:
         raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
+
+
+def _check_template(path: Path) -> None:
+    """Raises a `ValueError` for a template with an undefined token, on which tokenizers would panic."""
+    processor = _read(path).get("post_processor") if path.exists() else None
+    for each in (processor or {}).get("processors", [processor or {}]):
+        pieces = [*each.get("single", []), *each.get("pair", [])] if each.get("type") == "TemplateProcessing" else []
+        for piece in pieces:
+            token = piece.get("SpecialToken", {}).get("id")
+            if token is not None and token not in each["special_tokens"]:
+                raise ValueError(f"{path} has {_shown(token)} in a template, but not among its special_tokens.")
 
 
 def check_finite(model: Any, name: str | Path) -> None:

@@ -58,6 +58,13 @@ def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callabl
     return damage
 
 
+def without_special_token(path: Path) -> None:
+    """The tokenizers library panics on it."""
+    content = json.loads(path.read_text("utf-8"))
+    del content["post_processor"]["special_tokens"]["</s>"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
 FC1 = "model.encoder.layers.0.feed_forward.fc1.weight"
 DAMAGES = [
     *(
@@ -107,6 +114,11 @@ DAMAGES = [
     ("generation_config.json", with_values(sequence_bias="x"), "cannot (translate|be loaded|be used)"),
     ("tokenizer.json", with_bytes(b"{}"), "tokenizer.json is not a tokenizer"),
     ("tokenizer.json", with_values(model={"type": "abc"}), "tokenizer.json is not a tokenizer"),
+    (
+        "tokenizer.json",
+        without_special_token,
+        "tokenizer.json has '</s>' in a template, but not among its special_tokens",
+    ),
     ("tokenizer_config.json", Path.unlink, "has no pad_token"),
     ("tokenizer_config.json", with_values(model_max_length="x"), "The tokenizer in .* cannot be loaded"),
     ("tokenizer_config.json", with_values(model_max_length=0), "tokenizer_config.json has model_max_length 0"),
