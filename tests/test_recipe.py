@@ -20,6 +20,7 @@ from hf_vaswani.recipe import (
     TokenizerRecipe,
     TrainingRecipe,
     check_ranges,
+    check_repo_id,
     load_recipe,
 )
 
@@ -362,3 +363,9 @@ def test_the_recipe_of_the_reference_is_a_recipe(tmp_path) -> None:
     page = (ROOT / "docs" / "recipe.md").read_text("utf-8")
     (text,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
     assert load_recipe([write(tmp_path, text)]).training.mixed_precision == "bf16"
+
+
+def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
+    with pytest.raises(ValueError, match=r"^hub\.repo_id must have the form user/name, but it is 'xxx") as error:
+        check_repo_id("x" * 9000, "hub.repo_id")
+    assert len(str(error.value)) < 400
