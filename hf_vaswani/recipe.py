@@ -12,14 +12,14 @@ import operator
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 try:
     import yaml
-    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+    from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
 except ImportError as error:
     raise ImportError(f"Recipes and run folders need {error.name}: pip install 'hf_vaswani[train]'") from error
 
@@ -27,7 +27,9 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 Files = dict[str, str] | str | None
 Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
-SECTIONS = ("data", "tokenizer", "model", "training", "evaluation", "hub")
+Part = Literal["encoder", "decoder", "embeddings"]
+Alteration = Literal["upper", "title", "typos", "no_final_mark"]
+SECTIONS = ("data", "tokenizer", "initialize", "model", "training", "evaluation", "hub")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -99,6 +101,49 @@ class SourceRecipe:
 
 
 @dataclass
+class EvaluationSetRecipe:
+    """A validation or test set, or both, besides those of the sources."""
+
+    source_language: str | None = None
+    """Language code of the source text; `null` is that of `data`."""
+    target_language: str | None = None
+    """Language code of the target text; `null` is that of `data`."""
+    dataset: str | None = None
+    """Id of a dataset on the Hub, or a local dataset folder."""
+    dataset_config: str | None = None
+    """Configuration of the Hub dataset, if it has several."""
+    validation_split: str | None = "validation"
+    """Name of the dataset's validation split; `null` for none."""
+    test_split: str | None = "test"
+    """Name of the dataset's test split; `null` for none."""
+    validation_files: Files = None
+    """Validation text, in the formats of `data.train_files`."""
+    test_files: Files = None
+    """Test text, in the formats of `data.train_files`."""
+    source_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the source text, as in `data`."""
+    target_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the target text, as in `data`."""
+    license: str | None = None
+    """Licence of the text, for the model card."""
+
+
+@dataclass
+class AugmentRecipe:
+    """Probabilities of the alterations of a training pair, which are drawn anew in each epoch."""
+
+    upper: float = number(0.0, at_least=0, at_most=1)
+    """Probability of a pair to be written in capital letters, on both sides."""
+    title: float = number(0.0, at_least=0, at_most=1)
+    """Probability of a pair to be written with a capital letter at the beginning of each word, on both sides."""
+    typos: float = number(0.0, at_least=0, at_most=1)
+    """Probability of a source sentence to get typing errors: letters swapped, left out, doubled or replaced by a
+    neighbour on the keyboard."""
+    no_final_mark: float = number(0.0, at_least=0, at_most=1)
+    """Probability of a pair to lose its final punctuation mark, on both sides."""
+
+
+@dataclass
 class DataRecipe(SourceRecipe):
     """The sentence pairs. The keys from `streaming` on exist only here, and apply to `more_data` as well."""
 
@@ -110,6 +155,10 @@ class DataRecipe(SourceRecipe):
     target_tag: bool = False
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""
+    augment: AugmentRecipe | None = None
+    """Alterations of the training pairs, for a model that meets capitals, missing full stops and typing errors later:
+    `{upper: 0.07, title: 0.05, typos: 0.05, no_final_mark: 0.2}` are probabilities, each 0 by default. `null` alters
+    nothing."""
     num_proc: int | None = number(None, at_least=1, at_most=1024)
     """Processes that tokenize the training text; `null` tokenizes in the main process, with the tokenizer's threads.
     Streams are tokenized where their batches are prepared, see `training.data_workers`."""
@@ -128,10 +177,37 @@ class TokenizerRecipe:
     `data.target_tag` count. `bytes` always has 260 entries, plus the tags."""
     path: str | None = None
     """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
+    bpe_dropout: float = number(0.0, at_least=0, below=1)
+    """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded, anew
+    in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
     decoder_start: Literal["bos", "eos", "pad"] = "bos"
     """First symbol of the decoder's input (Section 3.1): `bos` is `<s>`; `eos` is `</s>`, as in fairseq; `pad` is
     `<pad>`, whose embedding is zero, as in tensor2tensor and Marian. A tokenizer without the symbol starts with
     `<pad>`."""
+
+
+@dataclass
+class InitializeRecipe:
+    """
+    The model that training starts from, in place of random weights. Its architecture, vocabulary and search settings
+    become those of the run; dropout rates and everything in `training` stay free.
+    """
+
+    # Spelled `from` in a recipe, which Python does not allow as a name.
+    from_: str | None = None
+    """Model to start from: an id on the Hub, or the folder of a model, checkpoint or run; a MarianMT model such as
+    OPUS-MT's, a Marian `.npz` file or a fairseq model is converted. `null` starts from random weights."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the Hub; `null` is its main branch."""
+    parts: list[Part] | None = None
+    """Parts to take from the model, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
+    output matrices); the others start from random weights. `null` takes all."""
+    vocabulary: Literal["keep", "transfer"] = "keep"
+    """`keep` keeps the vocabulary of the model; `transfer` exchanges it for that of the recipe's `tokenizer` section:
+    entries that both have keep their embeddings, the others begin as the mean of the old entries that spell them."""
+    add_tokens: list[str] = field(default_factory=list)
+    """Entries to add to the vocabulary of the model, for example `["<2fr>"]`, the language tag of a further direction.
+    Each begins as the mean of the embeddings of the pieces that spelled it."""
 
 
 @dataclass
@@ -188,6 +264,39 @@ class ModelRecipe:
 
 
 @dataclass
+class AdapterRecipe:
+    """Low-rank adapters (LoRA, Hu et al., 2021), computed by PEFT."""
+
+    rank: int = number(16, at_least=1, at_most=100_000)
+    """Rank of the two matrices whose product is added to a weight."""
+    alpha: float = number(32.0, above=0, at_most=100_000)
+    """The product is scaled by `alpha / rank`."""
+    dropout: float = number(0.0, at_least=0, below=1)
+    """Dropout rate on the input of the adapters."""
+    target: list[str] = field(default_factory=lambda: ["attention", "feed_forward"])
+    """Weights that get an adapter: `attention` and `feed_forward` are all matrices of these sub-layers; other words
+    are the names of single modules, as in `q_proj`."""
+
+
+@dataclass
+class SimCutRecipe:
+    """SimCut (Gao et al., 2022)."""
+
+    alpha: float = number(3.0, above=0, at_most=1000)
+    """Weight of the divergence between the predictions for a pair and for the same pair with embeddings cut off."""
+    p: float = number(0.05, above=0, below=1)
+    """Probability of each source and target embedding to be cut off, that is, set to zero."""
+
+
+@dataclass
+class RDropRecipe:
+    """R-Drop (Wu et al., 2021)."""
+
+    alpha: float = number(5.0, above=0, at_most=1000)
+    """Weight of the divergence between the predictions for a pair under two draws of the dropout."""
+
+
+@dataclass
 class TrainingRecipe:
     """Batches, optimizer and schedule (Sections 5.1 to 5.4), checkpoints and logs."""
 
@@ -226,6 +335,21 @@ class TrainingRecipe:
     label_smoothing_over: Literal["others", "all"] = "others"
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
+    simcut: SimCutRecipe | None = None
+    """SimCut (Gao et al., 2022), which makes more of little text, in about twice the time an update: a second pass sees
+    the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass is
+    added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
+    r_drop: RDropRecipe | None = None
+    """R-Drop (Wu et al., 2021), in about twice the time an update: two passes differ by their dropout, and the
+    divergence between their predictions is added to the loss. `{alpha: 5.0}` is the published weight; `null` disables
+    it. Excludes `simcut`."""
+    freeze: list[Part] = field(default_factory=list)
+    """Parts that are not trained, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
+    output matrices)."""
+    adapter: AdapterRecipe | None = None
+    """Train low-rank adapters in place of the weights, as in `{rank: 16, alpha: 32, dropout: 0.1}`: checkpoints are
+    small, and the published model has the adapters merged into its weights. Needs `initialize.from` and the package
+    `peft`; `null` trains the weights themselves."""
     clip_norm: float | None = number(None, above=0, at_most=10**6)
     """Maximum Euclidean norm of the gradient, to which longer ones are clipped; `null` disables clipping, as in the
     paper."""
@@ -256,6 +380,9 @@ class TrainingRecipe:
     `validate_every`."""
     best_by: Literal["bleu", "loss"] = "bleu"
     """Metric that ranks validations: the highest `bleu` or the lowest `loss` is best."""
+    best_set: str | None = None
+    """The one of several validation sets whose metric ranks validations: a name of `validation_sets`, or a direction
+    such as `en-de`; `null` takes the mean over all sets."""
     patience: int | None = number(None, at_least=1, at_most=10**6)
     """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
     stopping."""
@@ -307,6 +434,9 @@ class EvaluationRecipe:
     """Tokenizer of sacreBLEU for BLEU: `13a` for plain text, `none` for text that is tokenized already."""
     lowercase: bool = False
     """Ignore case in BLEU and chrF."""
+    altered: list[Alteration] = field(default_factory=list)
+    """Also score the test set with its source sentences altered, once for each of `upper`, `title`, `typos` and
+    `no_final_mark` in the list; see `data.augment`."""
 
 
 @dataclass
@@ -318,6 +448,10 @@ class HubRecipe:
     min_bleu: float = number(0.0, at_least=0, at_most=100)
     """Minimum BLEU for publishing: on the test set for the model, on the validation set for a checkpoint. Nothing is
     published without a BLEU."""
+    not_worse_than: str | None = None
+    """Model that the published one must not be worse than: `start`, the model of `initialize.from`; `last_push`, what
+    `repo_id` has now; or a model's id on the Hub. On each test set, the difference in BLEU must not be significantly
+    negative in a paired bootstrap test (p < 0.05). `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""
@@ -342,7 +476,12 @@ class Recipe:
     more_data: list[SourceRecipe] = field(default_factory=list)
     """More sources of sentence pairs, each with the keys of `data` from `source_language` to `license`. On the command
     line, `--more_data.KEY` overrides a key of the last source, and `--more_data+` adds a source."""
+    validation_sets: dict[str, EvaluationSetRecipe] = field(default_factory=dict)
+    """More validation and test sets by name, as in `{domain: {validation_files: FILE, test_files: FILE}}`, each scored
+    on its own. They have those keys of `data` that are not about training text; languages default to those of `data`.
+    On the command line, `--validation_sets.NAME.KEY` overrides a key."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    initialize: InitializeRecipe = field(default_factory=InitializeRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
@@ -356,11 +495,13 @@ class Recipe:
 
     def flat(self) -> dict[str, Any]:
         """Returns every key with its value, as the command line spells it: `{"training.max_steps": 100, ...}`."""
-        return _flat(asdict(self))
+        return {_spelled(key): value for key, value in _flat(asdict(self)).items()}
 
     def as_yaml(self) -> str:
         """Returns the recipe with all its defaults as YAML, which [`load_recipe`] reads back as an equal recipe."""
-        return str(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+        sections = asdict(self)
+        sections["initialize"] = {_spelled(key): value for key, value in sections["initialize"].items()}
+        return str(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
 
 def _flat(sections: dict[str, Any]) -> dict[str, Any]:
@@ -374,12 +515,56 @@ def _flat(sections: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def _spelled(key: str) -> str:
+    """Returns a field's name as recipes spell it: `initialize.from_` is `initialize.from`."""
+    return key.removesuffix("_")
+
+
+def options_of(section: type) -> dict[str, type]:
+    """
+    Returns the keys of a section that have keys of their own, or are null.
+
+    Args:
+        section (`type`): a dataclass of this file.
+
+    Returns:
+        `dict[str, type]`: such as `{"simcut": SimCutRecipe, ...}` for [`TrainingRecipe`].
+    """
+    hints = get_type_hints(section)
+    found = {name: [kind for kind in get_args(hint) if is_dataclass(kind)] for name, hint in hints.items()}
+    return {name: kinds[0] for name, kinds in found.items() if kinds and get_origin(hints[name]) is UnionType}
+
+
+def _inner_keys() -> dict[str, list[str]]:
+    """Returns the keys below those keys of the recipe that have some, by the dotted name of the outer key."""
+    outer: dict[str, type] = {"more_data": SourceRecipe, "validation_sets.NAME": EvaluationSetRecipe}
+    for name in SECTIONS:
+        options = options_of(get_type_hints(Recipe)[name])
+        outer |= {f"{name}.{option}": kind for option, kind in options.items()}
+    return {key: [f"{key}.{part.name}" for part in fields(kind)] for key, kind in outer.items()}  # type: ignore
+
+
 def _check_keys(keys: Iterable[str], where: str) -> None:
-    known = [*Recipe().flat(), *SECTIONS, *(f"more_data.{source.name}" for source in fields(SourceRecipe))]
+    known = [*Recipe().flat(), *SECTIONS, *(key for inner in _inner_keys().values() for key in inner)]
     for key in keys:
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0)[0]
+        # The names of the sets are the user's.
+        general = re.sub(r"^validation_sets\.[^.]+", "validation_sets.NAME", key)
+        if general not in known and general != "validation_sets.NAME":
+            nearest = difflib.get_close_matches(general, known, n=1, cutoff=0)[0]
             raise ValueError(f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?")
+
+
+def _load_yaml(text: str) -> Any:
+    """Reads YAML for jsonargparse, with the keys of the file as the names of the fields."""
+    content = get_loader("yaml")(text)
+    start = content.get("initialize") if isinstance(content, dict) else None
+    if isinstance(start, dict) and "from" in start:
+        content["initialize"] = {"from_" if key == "from" else key: value for key, value in start.items()}
+    return content
+
+
+# Recipes are YAML, read and written as jsonargparse does.
+set_loader("recipe", _load_yaml, (yaml.YAMLError,))
 
 
 class _Loader(yaml.SafeLoader):
@@ -477,7 +662,15 @@ def _check_file(path: Path) -> None:
             f"{where} must have a list of sources under 'more_data', each with `key: value` lines, but it has "
             f"{shown(sources)}."
         )
-    keys = [*_flat(content), *(f"more_data.{key}" for source in sources for key in source)]
+    flat = _flat(content)
+    keys = [*flat, *(f"more_data.{key}" for source in sources for key in source)]
+    sets = content.get("validation_sets", {})
+    if not isinstance(sets, dict) or not all(isinstance(source, dict) for source in sets.values()):
+        raise ValueError(
+            f"{where} must have names under 'validation_sets', each with `key: value` lines, but it has {shown(sets)}."
+        )
+    keys += [f"validation_sets.{name}.{key}" for name, source in sets.items() for key in source]
+    keys += [f"{key}.{inner}" for key in _inner_keys() if isinstance(flat.get(key), dict) for inner in flat[key]]
     _check_keys(map(str, keys), where)
 
 
@@ -576,6 +769,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
         description="Trains a translation model. Every key below can be set in the recipe file, or overridden here.",
         exit_on_error=False,
         allow_abbrev=False,
+        parser_mode="recipe",
     )
     parser.add_argument("--recipe", action="config", help="the recipe file (YAML), if it is not the first argument")
     parser.add_class_arguments(Recipe)
@@ -584,6 +778,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     if path is not None:
         arguments[:1] = ["--recipe", str(path)]
     _check_arguments(arguments)
+    arguments = [re.sub(r"^--initialize\.from(?=$|=)", "--initialize.from_", argument) for argument in arguments]
     try:
         namespace = parser.parse_args(arguments)
     except ArgumentError as error:
@@ -618,10 +813,18 @@ def check_ranges(recipe: Recipe) -> None:
     sections: list[tuple[str, Any]] = [("", recipe)]
     sections += [(f"{name}.", getattr(recipe, name)) for name in SECTIONS]
     sections += [(f"more_data[{i}].", source) for i, source in enumerate(recipe.more_data)]
+    sections += [(f"validation_sets.{name}.", source) for name, source in recipe.validation_sets.items()]
+    for prefix, section in sections[:]:
+        options = {name: getattr(section, name) for name in options_of(type(section))}
+        sections += [(f"{prefix}{name}.", option) for name, option in options.items() if option is not None]
     for prefix, section in sections:
         defaults = type(section)()
         for part in fields(section):
-            name, value, default = prefix + part.name, getattr(section, part.name), getattr(defaults, part.name)
+            name, value, default = (
+                _spelled(prefix + part.name),
+                getattr(section, part.name),
+                getattr(defaults, part.name),
+            )
             if value is None and default is not None and part.name not in OPTIONAL:
                 raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
             _check_value(name, value, part.metadata)
@@ -637,7 +840,8 @@ def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:
     if is_number and not all(COMPARISONS[word](value, bound) for word, bound in bounds.items()):
         expected = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in bounds.items())
         raise ValueError(f"{name} must be {expected}, but it is {shown(value)}.")
-    texts = [*value, *value.values()] if isinstance(value, dict) else [value] if isinstance(value, str) else []
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    texts = [part for part in parts if isinstance(part, str)]
     if any(re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text) for text in texts):
         raise ValueError(f"{name} must not contain control characters, but it is {shown(value)}.")
 
