@@ -861,6 +861,8 @@ def _check_agreement(training: TrainingRecipe) -> None:
             f"training.learning_rate_factor ({training.learning_rate_factor}) has no effect with training.schedule "
             f"{training.schedule!r}: set training.peak_learning_rate instead."
         )
+    if training.simcut is not None and training.r_drop is not None:
+        raise ValueError("training.simcut and training.r_drop exclude each other: set one of them to null.")
     if training.average_best is None and training.average_last > training.keep_last:
         raise ValueError(
             f"training.average_last ({training.average_last}) must not be above training.keep_last "

@@ -9,7 +9,7 @@ Both are hot in training, and ours only because they pay. Forward and backward o
 `tests/model/test_kernels.py` compares each with torch's own.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -193,3 +193,176 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
         # In place: another tensor of the size of the matrix would be the largest of all.
         scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
         return *scaled, None, None, None, None
+
+
+# ---- Output projection and the loss of two passes ----------------------------------------------------------------
+
+
+class Consistency(NamedTuple):
+    """
+    Weights of a loss over two passes of the same pairs, which predict the distributions P1 and P2:
+
+        (1 - second) * CE(P1) + second * CE(P2) + forward * KL(P1 || P2) + backward * KL(P2 || P1)
+
+    A batch has the first passes of its pairs in its first half, the second passes in its second half, in the same
+    order.
+
+    Attributes:
+        second (`float`): weight of the second pass's cross-entropy.
+        forward (`float`), backward (`float`): weights of the divergences.
+    """
+
+    second: float
+    forward: float
+    backward: float
+
+    @classmethod
+    def simcut(cls, alpha: float) -> "Consistency":
+        """SimCut (Gao et al., 2022, equation 6): the second pass is that of the pairs with embeddings cut off."""
+        return cls(0.0, alpha, 0.0)
+
+    @classmethod
+    def r_drop(cls, alpha: float) -> "Consistency":
+        """
+        R-Drop (Wu et al., 2021, equation 4), divided by 2, which makes it a loss per target token as well: the two
+        passes differ by their dropout.
+        """
+        return cls(0.5, alpha / 4, alpha / 4)
+
+
+def consistent_linear_cross_entropy(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.LongTensor,
+    consistency: Consistency,
+    epsilon_ls: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    frozen_row: int | None = None,
+) -> torch.Tensor:
+    """
+    [`consistent_cross_entropy`] of the logits `hidden_states @ weight.T`, computed like
+    [`smoothed_linear_cross_entropy`], a few positions at a time. Other arguments and the result are those of that
+    function.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output for the first passes
+            of the pairs, followed by that for the second passes.
+        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
+            label.
+        consistency ([`Consistency`]): weights of the terms.
+    """
+    true = labels.to(hidden_states.device) != -100
+    targets = labels.to(hidden_states.device)[true]
+    first, second = (states[true] for states in hidden_states.chunk(2))
+    total = _ConsistentLinearCrossEntropy.apply(
+        first, second, weight, targets, consistency, epsilon_ls, frozen_row, torch.is_grad_enabled()
+    )
+    return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
+
+
+class _ConsistentLinearCrossEntropy(torch.autograd.Function):
+    """
+    The sum over positions, and its gradients in the same pass. With the logits z and y of the two passes, which become
+    the distributions p and q, and with d = log(p) - log(q):
+
+        KL(p || q) = sum(p * d)    d / dz = p * (d - KL(p || q))    d / dy = q - p.
+
+    KL(q || p) is the same with the passes exchanged. The cross-entropies are those of
+    [`_SmoothedLinearCrossEntropy`], in terms of log(p) and of log(sum(exp(z))).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        consistency: Consistency,
+        epsilon_ls: float,
+        frozen_row: int | None,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        vocab_size, dtype = weight.shape[0], type_of_products(weight)
+        share = epsilon_ls / (vocab_size - 1)
+        rest = 1 - share * vocab_size
+        matrix = weight.to(dtype)
+        inputs = [states.to(dtype) for states in (first, second)]
+        weights = [1 - consistency.second, consistency.second]  # of the two cross-entropies
+        sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
+        sum_of_states = sum(
+            part * states.sum(dim=0, dtype=torch.float32)
+            for part, states in zip(weights, (first, second), strict=True)
+        )  # [d_model]
+        total = -share * sum_of_states.dot(sum_of_rows)
+        needs_state_grad = with_gradients and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
+        state_grads = [torch.empty_like(states) for states in inputs] if needs_state_grad else []
+        needs_weight_grad = with_gradients and ctx.needs_input_grad[2]
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
+        size = positions_at_once(weight)
+        for start in range(0, len(labels), size):
+            chunk, true = slice(start, start + size), labels[start : start + size, None]
+            logits = [torch.mm(states[chunk], matrix.T) for states in inputs]
+            logs = [torch.log_softmax(part, dim=1, dtype=torch.float32) for part in logits]
+            for part, values, log in zip(weights, logits, logs, strict=True):
+                if part:
+                    true_log = log.gather(1, true)
+                    # log(sum(exp(z))) is the difference between a logit and its log-probability.
+                    normalizer = values.gather(1, true).float() - true_log
+                    total += part * ((1 - rest) * normalizer - rest * true_log).sum()
+            gradients, divergence = _divergence(*logs, weights, consistency)
+            total += divergence
+            for i, gradient in enumerate(gradients):
+                if weights[i]:
+                    gradient.scatter_add_(1, true, gradient.new_full(true.shape, -rest * weights[i]))
+                gradient = gradient.to(dtype)
+                if needs_state_grad:
+                    torch.mm(gradient, matrix, out=state_grads[i][chunk])
+                if weight_grad is not None:
+                    weight_grad += gradient.T @ inputs[i][chunk]
+        state_grads = [
+            states.to(first.dtype).sub_(part * share * sum_of_rows)
+            for part, states in zip(weights, state_grads, strict=bool(state_grads))
+        ]
+        if weight_grad is not None:
+            weight_grad = weight_grad.sub_(share * sum_of_states).to(weight.dtype)
+            if frozen_row is not None:
+                weight_grad[frozen_row] = 0
+        ctx.save_for_backward(*(state_grads or (None, None)), weight_grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: another tensor of the size of the matrix would be the largest of all.
+        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
+        return *scaled, None, None, None, None, None
+
+
+def _divergence(
+    first: torch.Tensor, second: torch.Tensor, weights: list[float], consistency: Consistency
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """
+    Computes the divergences of two passes, and the gradients of them and of the cross-entropies' normalizers.
+
+    Args:
+        first (`torch.Tensor` of shape `(positions, vocab_size)`), second: log-probabilities. `first` is overwritten.
+        weights (`list[float]`): of the cross-entropies.
+        consistency ([`Consistency`]): weights of the divergences.
+
+    Returns:
+        `list[torch.Tensor]` and `torch.Tensor`: the gradients by the logits of each pass, and the weighted sum of the
+        divergences.
+    """
+    forward, backward = consistency.forward, consistency.backward
+    p, q = first.exp(), second.exp()
+    difference = first.sub_(second)
+    p_to_q = (p * difference).sum(dim=1, keepdim=True)
+    q_to_p = -(q * difference).sum(dim=1, keepdim=True)
+    total = forward * p_to_q.sum() + backward * q_to_p.sum()
+    by_first = p * (forward * (difference - p_to_q) + (weights[0] + backward))
+    by_second = (
+        q * (weights[1] + forward - backward * (difference + q_to_p)) if backward else q * (weights[1] + forward)
+    )
+    if backward:
+        by_first.sub_(q, alpha=backward)
+    return [by_first, by_second.sub_(p, alpha=forward)], total

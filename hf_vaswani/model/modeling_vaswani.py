@@ -35,7 +35,13 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
 from .generation_vaswani import VaswaniGenerationMixin
-from .kernels_vaswani import cpu_dropout, is_plain_linear, smoothed_linear_cross_entropy
+from .kernels_vaswani import (
+    Consistency,
+    consistent_linear_cross_entropy,
+    cpu_dropout,
+    is_plain_linear,
+    smoothed_linear_cross_entropy,
+)
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
@@ -671,6 +677,38 @@ def smoothed_cross_entropy(
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
+def consistent_cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.LongTensor,
+    consistency: Consistency,
+    epsilon_ls: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """
+    Cross-entropy with label smoothing of two passes of the same pairs, and the divergences between their predictions,
+    weighted and summed as [`Consistency`] defines.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax, of the first passes
+            of the pairs, followed by those of the second passes.
+        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
+            label.
+        consistency ([`Consistency`]): weights of the terms.
+        epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
+
+    Returns:
+        `torch.Tensor`, a scalar in float32.
+    """
+    labels = labels.to(logits.device)
+    items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    logs = [part.float().log_softmax(dim=-1)[labels != -100] for part in logits.chunk(2)]  # [labels, vocab_size]
+    first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
+    loss = (1 - consistency.second) * first + consistency.second * second
+    kl_div = nn.functional.kl_div
+    loss = loss + consistency.forward * kl_div(logs[1], logs[0], reduction="sum", log_target=True) / items
+    return loss + consistency.backward * kl_div(logs[0], logs[1], reduction="sum", log_target=True) / items
+
+
 # ---- The models --------------------------------------------------------------------------------------------------
 
 
@@ -811,6 +849,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
+        consistency: Consistency | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
@@ -826,6 +865,9 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
                 the number of labels of a whole update, the losses of its micro-batches add up exactly.
             loss_only (`bool`): whether to return `loss` without `logits`. It is then computed a few positions at a
                 time, which takes less time and a fraction of the memory. Its `backward` can run once only.
+            consistency ([`Consistency`], *optional*): weights of a loss over two passes, for a batch that has every
+                pair twice: the first passes, then the second passes. `labels` then has every pair once, in the shape
+                `(batch / 2, target)`.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
@@ -841,6 +883,8 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+                if consistency is not None:
+                    decoder_input_ids = decoder_input_ids.repeat(2, 1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -854,7 +898,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             **kwargs,
         )
         logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only
+            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only, consistency
         )
         return Seq2SeqLMOutput(
             loss=loss,
@@ -875,6 +919,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         epsilon_ls: float,
         num_items_in_batch: torch.Tensor | int | None,
         loss_only: bool,
+        consistency: Consistency | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
         Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in `forward`.
@@ -890,18 +935,23 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         # gradient either.
         frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
         if labels is not None:
-            check_shape("labels", labels, *hidden_states.shape[:2])
+            batch, target = hidden_states.shape[:2]
+            check_shape("labels", labels, batch if consistency is None else batch // 2, target)
             check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
             if loss_only and is_plain_linear(self.lm_head, hidden_states):
-                weight = self.lm_head.weight
-                return None, smoothed_linear_cross_entropy(
-                    hidden_states, weight, labels, epsilon_ls, num_items_in_batch, frozen
-                )
+                weight, settings = self.lm_head.weight, (epsilon_ls, num_items_in_batch, frozen)
+                if consistency is None:
+                    return None, smoothed_linear_cross_entropy(hidden_states, weight, labels, *settings)
+                return None, consistent_linear_cross_entropy(hidden_states, weight, labels, consistency, *settings)
         logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
         if frozen is not None:
             # In place: autograd then cuts this column's gradient, and the logits are not copied.
             logits[..., frozen] = logits[..., frozen].detach()
-        loss = None if labels is None else smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        loss = None
+        if labels is not None and consistency is None:
+            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        elif labels is not None:
+            loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
         return None if loss_only else logits, loss
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

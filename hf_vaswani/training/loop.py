@@ -17,7 +17,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints
-from ..data.batching import Batch
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.publishing import Publisher
@@ -49,6 +48,7 @@ from ..run_folder import (
     write_environment,
     write_result,
 )
+from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .state import TrainState, build_state, save_checkpoint
 from .validation import translate_and_score, validate
@@ -204,10 +204,12 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     training, accelerator = run.recipe.training, run.accelerator
     last = state.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, state.step)
     updates = run.updates.after(state.position)
+    passes = TwoPasses(run.recipe, state.model.config)
     with closing(_Progress(accelerator, state.step, training.max_steps)) as progress:
         while not last:
             batches, position = next(updates)
             numbers = [batch.pop("numbers") for batch in batches]
+            batches = [passes(*batch, state.step) for batch in zip(batches, numbers, strict=True)]
             rate = float(state.schedule.get_last_lr()[0])
             update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption)
             _advance(state, update, position)
@@ -272,7 +274,7 @@ def _update(
     accelerator: Accelerator,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: list[Batch],
+    batches: list[dict[str, Any]],
     training: TrainingRecipe,
     interruption: Interruption,
 ) -> _Update:
