@@ -178,8 +178,8 @@ class TokenizerRecipe:
     path: str | None = None
     """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
     bpe_dropout: float = number(0.0, at_least=0, below=1)
-    """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded, anew
-    in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
+    """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded,
+    anew in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
     decoder_start: Literal["bos", "eos", "pad"] = "bos"
     """First symbol of the decoder's input (Section 3.1): `bos` is `<s>`; `eos` is `</s>`, as in fairseq; `pad` is
     `<pad>`, whose embedding is zero, as in tensor2tensor and Marian. A tokenizer without the symbol starts with
@@ -336,9 +336,9 @@ class TrainingRecipe:
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
     simcut: SimCutRecipe | None = None
-    """SimCut (Gao et al., 2022), which makes more of little text, in about twice the time an update: a second pass sees
-    the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass is
-    added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
+    """SimCut (Gao et al., 2022), which makes more of little text, at about twice the time per update: a second pass
+    sees the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass
+    is added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
     r_drop: RDropRecipe | None = None
     """R-Drop (Wu et al., 2021), in about twice the time an update: two passes differ by their dropout, and the
     divergence between their predictions is added to the loss. `{alpha: 5.0}` is the published weight; `null` disables

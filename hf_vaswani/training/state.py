@@ -31,6 +31,7 @@ from ..run_folder import (
     unchangeable,
     write_progress,
 )
+from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run
 from .sharding import full_weights, shard_tied_weights
@@ -147,6 +148,8 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     """
     recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
     model = build_model(run)
+    if training.simcut is not None:
+        check_padding(model)
     if training.gradient_checkpointing:
         # Renamed in transformers 5.23.
         enable = "activation_checkpointing_enable"

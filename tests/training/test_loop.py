@@ -492,7 +492,8 @@ def by_torchrun(arguments: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]], ids=["plain", "simcut"])
+def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
     """
     One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 20 updates.
     Of an odd number of batches, the last update of an epoch has fewer than the others, and one process none.
@@ -500,7 +501,7 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
     from hf_vaswani.training import loop as training
 
     arguments = [*tiny_recipe(tmp_path, max_steps=20, save_every=20, average_last=1, tokens_per_batch=88)]
-    arguments += ["--model.dropout=0", "--evaluation.num_beams=1"]
+    arguments += ["--model.dropout=0", "--evaluation.num_beams=1", *options]
     arguments += ["--training.schedule=constant", "--training.peak_learning_rate=0.0005"]
     runs = {"four": ["--training.accumulation_steps=4"], "two": ["--training.accumulation_steps=2"]}
     assert main(["train", *arguments, *runs["four"], "--run_dir", str(tmp_path / "four")]) == 0
@@ -512,10 +513,15 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
     def joined(accelerator, model, optimizer, batches, *rest):
         sizes.add(len(batches))
         fillings = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-        whole = {
-            name: torch.cat([pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches])
-            for name, filling in fillings.items()
-        }
+        if options:
+            fillings["decoder_input_ids"] = 0
+        whole = {}
+        for name, filling in fillings.items():
+            rows = [pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches]
+            # The first passes of all batches come before the second passes.
+            passes = zip(*(part.chunk(2) for part in rows), strict=True) if options and name != "labels" else [rows]
+            whole[name] = torch.cat([part for parts in passes for part in parts])
+        whole |= {name: value for name, value in batches[0].items() if name == "consistency"}
         return update(accelerator, model, optimizer, [whole], *rest)
 
     def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:
