@@ -259,7 +259,10 @@ def new_state() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path, monkeypatch, new_state) -> None:
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]])
+def test_compiled_the_network_is_traced_once_for_all_lengths(
+    tiny_run, tmp_path, monkeypatch, new_state, options
+) -> None:
     """By dynamo without its code generator, which would take a minute here; a resumed run is not another one."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import TorchDynamoPlugin
@@ -272,7 +275,7 @@ def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path,
     torch._dynamo.reset()
     counters.clear()
     # Without dropout: compiled, it draws other numbers.
-    arguments = [*tiny_recipe(tiny_run.parent), "--model.dropout=0", "--run_dir"]
+    arguments = [*tiny_recipe(tiny_run.parent), *options, "--model.dropout=0", "--run_dir"]
     assert main(["train", *arguments, str(tmp_path / "plain")]) == 0
     AcceleratorState._reset_state(reset_partial_state=True)
     assert main(["train", *arguments, str(tmp_path / "run"), "--training.compile=true"]) == 0
