@@ -488,6 +488,10 @@ class Recipe:
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     hub: HubRecipe = field(default_factory=HubRecipe)
 
+    def __post_init__(self) -> None:
+        # Keys that the file or the command line gives, as in "model.d_model"; the others have their defaults.
+        self.given: frozenset[str] = frozenset()
+
     @property
     def language_pairs(self) -> list[list[str]]:
         """Returns source and target language of each direction, in the order of the sources, without duplicates."""
@@ -837,10 +841,12 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     arguments = [re.sub(r"^--initialize\.from(?=$|=)", "--initialize.from_", argument) for argument in arguments]
     try:
         namespace = parser.parse_args(arguments)
+        given = parser.parse_args(arguments, defaults=False)
     except ArgumentError as error:
         raise ValueError(_explained(str(error))) from error
     values = parser.instantiate(namespace).as_dict()
     recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
+    recipe.given = frozenset(map(_spelled, given.keys()))
     check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:
@@ -885,6 +891,7 @@ def check_ranges(recipe: Recipe) -> None:
                 raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
             _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
+    _check_initialize(recipe.initialize)
     _check_hub(recipe.hub, recipe.training)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
@@ -919,6 +926,8 @@ def _check_agreement(training: TrainingRecipe) -> None:
         )
     if training.simcut is not None and training.r_drop is not None:
         raise ValueError("training.simcut and training.r_drop exclude each other: set one of them to null.")
+    if len(set(training.freeze)) == len(get_args(Part)):
+        raise ValueError("training.freeze names all parts of the model, so that there is nothing to train.")
     if training.average_best is None and training.average_last > training.keep_last:
         raise ValueError(
             f"training.average_last ({training.average_last}) must not be above training.keep_last "
@@ -930,6 +939,24 @@ def _check_agreement(training: TrainingRecipe) -> None:
             f"training.{ranking} ranks checkpoints by their validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
         )
+
+
+def _check_initialize(initialize: InitializeRecipe) -> None:
+    """Refuses keys that have no effect without each other, and parts of nothing."""
+    defaults = InitializeRecipe()
+    for part in fields(initialize):
+        value = getattr(initialize, part.name)
+        if initialize.from_ is None and value != getattr(defaults, part.name):
+            raise ValueError(f"initialize.{part.name} ({shown(value)}) has no effect without initialize.from.")
+    if initialize.parts == []:
+        raise ValueError("initialize.parts must have at least one part, but it is []: null takes all parts.")
+    if initialize.add_tokens and initialize.vocabulary == "transfer":
+        raise ValueError(
+            "initialize.add_tokens extends the vocabulary of the model, but initialize.vocabulary is 'transfer', which "
+            "exchanges it: leave one of them out."
+        )
+    if not all(token.strip() for token in initialize.add_tokens):
+        raise ValueError(f"initialize.add_tokens must not have blank entries, but it is {initialize.add_tokens}.")
 
 
 def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:

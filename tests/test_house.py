@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "conversion": {"files", "model", "translation", "data.tokenizer"},
     "__init__": {"model"},
 }
-ALLOWED["training"] = set(ALLOWED) - {"conversion", "__init__"}
+ALLOWED["training"] = set(ALLOWED) - {"__init__"}
 ALLOWED["cli"] = set(ALLOWED) - {"cli"} | {"__init__"}
 
 

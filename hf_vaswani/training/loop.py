@@ -50,6 +50,7 @@ from ..run_folder import (
 )
 from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
+from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .validation import translate_and_score, validate
 
@@ -85,6 +86,7 @@ def train(recipe: Recipe) -> Result:
         Interrupted: a signal asked the training to stop.
     """
     # Errors that need neither data nor other processes come first.
+    recipe = resumed_recipe(recipe)
     check_model(recipe)
     check_metric(recipe)
     check_run_folder(recipe)
@@ -123,7 +125,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
         logger.info(f"{recipe.run_dir} {'starts' if checkpoint is None else f'resumes from {checkpoint.name}'}")
-        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in recipe.flat().items()})
+        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in run.recipe.flat().items()})
         state = build_state(run, checkpoint)
         # Only the main process talks to the Hub.
         publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None

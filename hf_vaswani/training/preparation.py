@@ -23,7 +23,8 @@ from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
 from ..recipe import Recipe
 from ..records import Environment, Text
-from ..run_folder import RECIPE, read_environment, write_environment
+from ..run_folder import RECIPE, START, digests, read_environment, write_environment
+from .start import check_start, fit, load_start, settle, write_start
 
 try:
     from accelerate import Accelerator
@@ -47,6 +48,7 @@ class Run:
         tokenizer ([`PreTrainedTokenizerBase`]): the vocabulary.
         updates ([`Updates`]): batches of this process.
         sets (`dict[str, list[EvaluationSet]]`): validation and test sets, by split.
+        start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that the run starts from, by name.
     """
 
     recipe: Recipe
@@ -54,6 +56,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     updates: Updates
     sets: dict[str, list[EvaluationSet]]
+    start: dict[str, str] | None = None
 
     @property
     def folder(self) -> Path:
@@ -62,14 +65,15 @@ class Run:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Fingerprint of training and validation text as JSON; a run can only be resumed with the same text."""
+        """Fingerprint of text and start as JSON; a run can only be resumed with the same text and start."""
         lines = [line for pairs in self.sets.get("validation", []) for line in (*pairs.source, *pairs.target)]
-        return self.updates.fingerprint | {"crc32_of_validation": zlib.crc32("\n".join(lines).encode())}
+        validation = {"crc32_of_validation": zlib.crc32("\n".join(lines).encode())}
+        return self.updates.fingerprint | validation | ({} if self.start is None else {"start": self.start})
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
     """
-    Reads the text of a recipe, learns or loads its vocabulary, and encodes the text.
+    Reads the text of a recipe and the model it starts from, learns or loads its vocabulary, and encodes the text.
 
     The run folder is created only after the text has been read. All processes call this together.
 
@@ -79,10 +83,11 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         checkpoint (`Path`, *optional*): checkpoint to resume from; without one, the run starts anew.
 
     Returns:
-        [`Run`].
+        [`Run`], whose recipe is complete: its model and search are those of the model it starts from.
 
     Raises:
-        ValueError: the data cannot be trained on, or the recipe needs a set that it does not have.
+        ValueError: the data cannot be trained on, the recipe needs a set that it does not have, or the model to start
+            from cannot be used.
         OSError: a file cannot be read or written.
     """
     sources = read_sources(recipe)
@@ -101,12 +106,17 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             "hub.repo_id needs a test set, because a model is only published with its score, but the recipe has none: "
             "add one to its data section."
         )
-    on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
-    if checkpoint is None:
+    if checkpoint is None and recipe.initialize.from_ is not None:
+        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources)
+        tokenizer = load_tokenizer(str(folder))
+    elif checkpoint is None:
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, None)
         on_main_process(accelerator, _write_tokenizer, recipe, sources, folder)
         tokenizer = load_tokenizer(str(folder))
     else:
+        on_main_process(accelerator, check_start, Path(recipe.run_dir), checkpoint)
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(checkpoint))
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
@@ -114,7 +124,19 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     with accelerator.local_main_process_first():
         updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
         sets = encode_evaluation_sets(recipe, sources, tokenizer)
-    return Run(recipe, accelerator, tokenizer, updates, sets)
+    start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
+    return Run(recipe, accelerator, tokenizer, updates, sets, start)
+
+
+def _write_start(recipe: Recipe, accelerator: Accelerator, sources: list[Source]) -> Recipe:
+    """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
+    model, tokenizer = load_start(str(recipe.initialize.from_), recipe.initialize.revision)
+    recipe = settle(recipe, model, tokenizer)
+    model, tokenizer = fit(recipe, sources, model, tokenizer)
+    _write_run_files(recipe, accelerator, sources, None)
+    write_start(Path(recipe.run_dir), model, tokenizer)
+    _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
+    return recipe
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import GenerationConfig
 
 from ..averaging import load_weights
 from ..files import atomic_folder
@@ -21,6 +22,7 @@ from ..processes import on_main_process
 from ..records import Progress
 from ..run_folder import (
     EMA_WEIGHTS,
+    START,
     WEIGHTS,
     checkpoint_digests,
     checkpoint_folder,
@@ -35,6 +37,7 @@ from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run
 from .sharding import full_weights, shard_tied_weights
+from .start import FREE, part_of
 
 try:
     from accelerate.utils import load, set_seed
@@ -93,19 +96,17 @@ class TrainState:
 
 
 def build_model(run: Run) -> VaswaniForConditionalGeneration:
-    """Builds the network of a recipe with initial weights, and with the search settings of its evaluation section."""
-    tokenizer, evaluation = run.tokenizer, run.recipe.evaluation
-    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
-    config = VaswaniConfig(
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
-        language_pairs=run.recipe.language_pairs,
-        **asdict(run.recipe.model),
-    )
-    model = VaswaniForConditionalGeneration(config)
+    """
+    Builds the network of a recipe before its first update, with the search settings of its evaluation section, and
+    freezes parts of it.
+    """
+    evaluation = run.recipe.evaluation
+    model = VaswaniForConditionalGeneration(_config(run))
+    if run.start is not None:
+        model.load_state_dict(load_weights(run.folder / START), strict=False)
+        model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) not in run.recipe.training.freeze)
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
         # On a CPU, the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
         model.set_attn_implementation("eager")
@@ -127,8 +128,29 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
     )
     count = run.accelerator.num_processes
     where = f"{count} process{'es' if count > 1 else ''} on {run.accelerator.device}"
-    logger.info(f"{model.num_parameters():,} parameters, {where}")
+    frozen = model.num_parameters() - model.num_parameters(only_trainable=True)
+    kept = f" ({frozen:,} of them frozen)" if frozen else ""
+    logger.info(f"{model.num_parameters():,} parameters{kept}, {where}")
     return model
+
+
+def _config(run: Run) -> VaswaniConfig:
+    """Returns the config of the model: that of the start, if there is one, with the recipe's dropout."""
+    tokenizer, settings = run.tokenizer, asdict(run.recipe.model)
+    if run.start is not None:
+        config: VaswaniConfig = VaswaniConfig.from_pretrained(run.folder / START)
+        config.update({name: settings[name] for name in FREE} | {"language_pairs": run.recipe.language_pairs})
+        return config
+    start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
+    return VaswaniConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
+        language_pairs=run.recipe.language_pairs,
+        **settings,
+    )
 
 
 def build_state(run: Run, checkpoint: Path | None) -> TrainState:
@@ -160,7 +182,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     unsharded = copy.deepcopy(model).to(accelerator.device) if accelerator.is_fsdp2 else None
     shard_tied_weights(accelerator, model)
     optimizer = build_optimizer(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         training.adam_beta1,
         training.adam_beta2,
         training.adam_epsilon,
@@ -194,7 +216,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
 
 def _matrices_of_layers(model: VaswaniForConditionalGeneration) -> Iterator[torch.nn.Parameter]:
     for stack in (model.model.encoder.layers, model.model.decoder.layers):
-        yield from (parameter for parameter in stack.parameters() if parameter.dim() == 2)
+        yield from (parameter for parameter in stack.parameters() if parameter.dim() == 2 and parameter.requires_grad)
 
 
 # ---- Saving and loading ------------------------------------------------------------------------------------------

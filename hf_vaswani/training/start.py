@@ -1,0 +1,364 @@
+"""Starts a run from a trained model: loads it from any format, and fits recipe and model to each other."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..averaging import load_weights
+from ..data.sources import Source, make_tokenizer
+from ..data.tokenizer import language_tag
+from ..files import atomic_folder, check_weights, find_damage, read_json
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.sentences_vaswani import language_tags
+from ..recipe import EvaluationRecipe, ModelRecipe, Recipe, check_ranges, load_recipe, shown
+from ..run_folder import (
+    EMA_WEIGHTS,
+    MODEL,
+    RECIPE,
+    RESULT,
+    START,
+    check_checkpoint,
+    is_checkpoint,
+    known_validations,
+    list_checkpoints,
+    ranked,
+    read_progress,
+)
+from ..translation.loading import load_translator
+from .vocabulary import add_entries, transfer_vocabulary
+
+# Settings of the model that training may change.
+FREE = ("dropout", "attention_dropout", "activation_dropout")
+SEARCH = (
+    *("num_beams", "length_penalty", "length_penalty_type", "finish_candidates", "early_stopping"),
+    *("max_length_offset", "max_length"),
+)
+# Kinds of vocabulary by the model of `tokenizers`; of several, the first is what a recipe is filled in with.
+KINDS = {
+    "BPE": ("bpe", "bytes"),
+    "Unigram": ("unigram",),
+    "WordPiece": ("wordpiece",),
+    "WordLevel": ("words", "characters"),
+}
+# Of a repository on the Hub, the same weights for other libraries.
+IGNORED = ["*.h5", "*.msgpack", "*.ot"]
+
+
+# ---- Loading -----------------------------------------------------------------------------------------------------
+
+
+def load_start(name: str, revision: str | None) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+    """
+    Loads the model that a run starts from, after converting it if it is of another format.
+
+    Args:
+        name (`str`): `initialize.from`: a Hub id, or the folder of a model, a checkpoint or a run, or a foreign model.
+        revision (`str`, *optional*): `initialize.revision`.
+
+    Returns:
+        [`VaswaniForConditionalGeneration`] in float32, and its [`PreTrainedTokenizerBase`].
+
+    Raises:
+        ValueError: the model does not exist, is damaged or of an unknown kind, or cannot be converted.
+    """
+    path = _model_in(_local(name, revision))
+    check_weights(path)
+    if not _is_vaswani(path):
+        with TemporaryDirectory() as temporary:
+            return _load(_converted(path, Path(temporary) / MODEL))
+    return _load(path)
+
+
+def _local(name: str, revision: str | None) -> Path:
+    path = Path(name)
+    if path.exists():
+        if revision is not None:
+            raise ValueError(
+                f"initialize.revision is {revision!r}, but initialize.from is the local folder {name}, which has no "
+                "revisions: leave the key out."
+            )
+        return path
+    if not name or path.is_absolute() or len(path.parts) != 2:
+        raise ValueError(f"initialize.from is {name!r}, which does not exist; a Hub id has the form user/name.")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=IGNORED))
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"initialize.from is {name!r}, which is neither a local folder nor a model on the Hub: {said}"
+        ) from error
+
+
+def _model_in(path: Path) -> Path:
+    """Returns the model of a run: the final one, else its best checkpoint, else its last one; or the path itself."""
+    if not (path / RECIPE).is_file() or (path / "config.json").is_file():
+        return path
+    if (path / MODEL / "config.json").is_file():
+        return path / MODEL
+    found = {checkpoint.name: checkpoint for checkpoint in list_checkpoints(path)}
+    if not found:
+        raise ValueError(f"initialize.from is {path}, a run that has neither a model nor a checkpoint yet.")
+    best_by = load_recipe([str(path / RECIPE)]).training.best_by
+    best = [f"checkpoint-{line.step}" for line in ranked(known_validations(path), best_by)]
+    return next((found[name] for name in best if name in found), list(found.values())[-1])
+
+
+def _is_vaswani(path: Path) -> bool:
+    if not (path / "config.json").is_file():
+        return False
+    return read_json(path / "config.json").get("model_type") == "vaswani"
+
+
+def _converted(path: Path, folder: Path) -> Path:
+    """Converts a foreign model, and compares the logits of both as `hf-vaswani convert` does."""
+    try:
+        from ..conversion.convert import convert
+
+        convert(path, folder, "vaswani")
+    except ImportError as error:
+        # An error that all processes hear of.
+        raise ValueError(f"initialize.from is {path}, which must be converted: {error}") from error
+    return folder
+
+
+def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+    if is_checkpoint(folder):
+        check_checkpoint(folder)
+    model, tokenizer = load_translator(folder, torch.float32)
+    if (folder / EMA_WEIGHTS).is_file():
+        model.load_state_dict(load_weights(folder), strict=False)
+    last = tokenizer("a")["input_ids"][-1:]
+    if last != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"The tokenizer of {folder} does not put {tokenizer.eos_token} after a sentence, so a model would never "
+            "learn where to end."
+        )
+    return model, tokenizer
+
+
+# ---- The recipe --------------------------------------------------------------------------------------------------
+
+
+def settle(recipe: Recipe, model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> Recipe:
+    """
+    Fills the keys that a recipe leaves to the model it starts from: the architecture, the vocabulary (unless it is
+    exchanged) and the search settings.
+
+    Args:
+        recipe ([`Recipe`]): the recipe as it was given.
+        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): the start.
+
+    Returns:
+        [`Recipe`]: the recipe, complete.
+
+    Raises:
+        ValueError: a key of `model` or `tokenizer` contradicts the model; the message has both values.
+    """
+    config = model.config
+    names = [part.name for part in fields(ModelRecipe) if part.name not in FREE]
+    settled = {f"model.{name}": getattr(config, name) for name in names} | _of_vocabulary(recipe, config, tokenizer)
+    for key, value in settled.items():
+        if key not in recipe.given:
+            continue
+        given, expected = recipe.flat()[key], value
+        if key in ("model.d_k", "model.d_v"):
+            given, expected = (size or config.d_model // config.num_heads for size in (given, expected))
+        # The recipe cannot distinguish these either.
+        is_kind = key == "tokenizer.kind" and any({given, value} <= set(kinds) for kinds in KINDS.values())
+        if given != expected and not is_kind:
+            raise ValueError(
+                f"{key} is {shown(given)}, but the model {recipe.initialize.from_} has {shown(expected)}: leave the "
+                "key out."
+            )
+    return _filled(recipe, settled | _of_search(recipe, model.generation_config))
+
+
+def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    starts = {
+        getattr(config, f"{role}_token_id"): role
+        for role in ("pad", "eos", "bos")
+        if getattr(config, f"{role}_token_id") is not None
+    }
+    settled = {"tokenizer.decoder_start": starts.get(config.decoder_start_token_id, recipe.tokenizer.decoder_start)}
+    if recipe.initialize.vocabulary == "transfer":
+        return settled
+    kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
+    kinds = KINDS.get(kind, (recipe.tokenizer.kind,))
+    return settled | {"tokenizer.kind": kinds[0], "tokenizer.vocab_size": len(tokenizer), "tokenizer.path": None}
+
+
+def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
+    """Returns the search settings of a model that the recipe leaves to it."""
+    found = {name: getattr(generation, name, None) for name in SEARCH}
+    found["num_beams"] = found["num_beams"] or 1
+    # Of the two limits, the recipe's own replaces the model's.
+    limits = ("max_length_offset", "max_length")
+    is_limited = any(found[name] is not None for name in limits)
+    if not is_limited or any(f"evaluation.{name}" in recipe.given for name in limits):
+        found = {name: value for name, value in found.items() if name not in limits}
+    defaults = asdict(EvaluationRecipe())
+    keep = {name: value for name, value in found.items() if value is not None or name in (*limits, "early_stopping")}
+    if isinstance(keep.get("length_penalty"), int):
+        keep["length_penalty"] = float(keep["length_penalty"])
+    return {f"evaluation.{name}": value for name, value in keep.items() if name in defaults}
+
+
+def _filled(recipe: Recipe, settled: Mapping[str, Any]) -> Recipe:
+    """Returns a recipe with these keys, but for those that were given."""
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in settled.items():
+        section, name = key.split(".")
+        if key not in recipe.given:
+            sections.setdefault(section, {})[name] = value
+    changed = {section: replace(getattr(recipe, section), **values) for section, values in sections.items()}
+    filled = replace(recipe, **cast(Any, changed))
+    filled.given = recipe.given
+    check_ranges(filled)
+    return filled
+
+
+def resumed_recipe(recipe: Recipe) -> Recipe:
+    """
+    Fills the keys that a recipe leaves to the model it starts from as the run's own record has them: a resumed run
+    asks neither the Hub nor the original.
+
+    Args:
+        recipe ([`Recipe`]): the recipe as it was given.
+
+    Returns:
+        [`Recipe`]: complete if the run has a checkpoint or a result; otherwise as it was.
+    """
+    run_dir = Path(recipe.run_dir)
+    if recipe.initialize.from_ is None or not run_dir.is_dir():
+        return recipe
+    checkpoints = list_checkpoints(run_dir)
+    recorded: Mapping[str, Any] | None = None
+    if checkpoints:
+        recorded = read_progress(checkpoints[-1]).recipe
+    elif (run_dir / RESULT).is_file() and (run_dir / RECIPE).is_file():
+        recorded = load_recipe([str(run_dir / RECIPE)]).flat()
+    if recorded is None or recorded.get("initialize.from") != recipe.initialize.from_:
+        return recipe
+    names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
+    names += [f"evaluation.{name}" for name in SEARCH] + ["tokenizer.decoder_start"]
+    if recipe.initialize.vocabulary == "keep":
+        names += ["tokenizer.kind", "tokenizer.vocab_size", "tokenizer.path"]
+    return _filled(recipe, {name: recorded[name] for name in names if name in recorded})
+
+
+# ---- The folder of the start -------------------------------------------------------------------------------------
+
+
+def fit(
+    recipe: Recipe,
+    sources: list[Source],
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+    """
+    Makes the network before the first update: with the vocabulary that the recipe asks for, and with random weights in
+    the parts that it does not take.
+
+    Args:
+        recipe ([`Recipe`]): complete, from [`settle`].
+        sources (`list[Source]`): the text.
+        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
+
+    Returns:
+        Model and tokenizer of the run.
+
+    Raises:
+        ValueError: the vocabulary lacks a language tag, or has an entry of `initialize.add_tokens` already.
+    """
+    start = recipe.initialize
+    with _seeded(recipe.seed):
+        if start.vocabulary == "transfer":
+            new = make_tokenizer(recipe, sources)
+            model, tokenizer = transfer_vocabulary(model, tokenizer, new), new
+        elif start.add_tokens:
+            model = add_entries(model, tokenizer, start.add_tokens)
+        _check_tags(recipe, sources, tokenizer)
+    if start.parts is not None:
+        model = _with_random_parts(model, start.parts, recipe.seed)
+    return model, tokenizer
+
+
+def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase) -> None:
+    targets = dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None)
+    missing = [language_tag(language) for language in targets if language not in language_tags(tokenizer)]
+    if missing:
+        tokens = json.dumps([*recipe.initialize.add_tokens, *missing], ensure_ascii=False)
+        raise ValueError(
+            f"data.target_tag is true, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: set "
+            f"initialize.add_tokens: {tokens}"
+        )
+
+
+def _with_random_parts(
+    model: VaswaniForConditionalGeneration, parts: Collection[str], seed: int
+) -> VaswaniForConditionalGeneration:
+    with _seeded(seed):
+        network = VaswaniForConditionalGeneration(model.config)
+    weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in parts}
+    network.load_state_dict(weights, strict=False)
+    network.generation_config = model.generation_config
+    return network.eval()
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draws from the recipe's seed, and leaves the generator of the run as it was: only one process is here."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def part_of(name: str) -> str:
+    """
+    Returns the part of the network that a weight belongs to, in the words of `initialize.parts` and `training.freeze`.
+
+    Args:
+        name (`str`): name of the parameter in [`VaswaniForConditionalGeneration`].
+
+    Returns:
+        `str`: `"encoder"` or `"decoder"`, their layers and the norm on top of them; or `"embeddings"`: tokens,
+        learned positions and the output.
+    """
+    match = re.fullmatch(r"model\.(encoder|decoder)\.(layers|norm)\..+", name)
+    return match[1] if match else "embeddings"
+
+
+def write_start(run_dir: Path, model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
+    """
+    Writes the folder `start` of a run, which `from_pretrained` loads.
+
+    Args:
+        run_dir (`Path`): folder of the run.
+        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): as they are before the
+            first update.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with atomic_folder(run_dir / START) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def check_start(run_dir: Path, checkpoint: Path) -> None:
+    """Raises a `ValueError` if the folder `start` of a run is not what it was when a checkpoint was written."""
+    damage = find_damage(run_dir / START, read_progress(checkpoint).data.get("start") or {})
+    if damage is not None:
+        raise ValueError(
+            f"{damage}. The run started from it: restore the file, or name another --run_dir to start anew."
+        )
