@@ -87,7 +87,8 @@ def train(recipe: Recipe) -> Result:
     """
     # Errors that need neither data nor other processes come first.
     recipe = resumed_recipe(recipe)
-    check_model(recipe)
+    if recipe.initialize.from_ is None:
+        check_model(recipe)
     check_metric(recipe)
     check_run_folder(recipe)
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."

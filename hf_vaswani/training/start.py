@@ -299,8 +299,8 @@ def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedToke
     if missing:
         tokens = json.dumps([*recipe.initialize.add_tokens, *missing], ensure_ascii=False)
         raise ValueError(
-            f"data.target_tag is true, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: set "
-            f"initialize.add_tokens: {tokens}"
+            f"data.target_tag is true, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: "
+            f"set initialize.add_tokens: {tokens}"
         )
 
 

@@ -156,11 +156,10 @@ def spelled(tokenizer: PreTrainedTokenizerBase, token: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the letters that stand for bytes in byte-level BPE: printable ones for themselves, others from 256 on."""
+    """Returns the letters of byte-level BPE with their bytes: printable ones are themselves, others start at 256."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-    return letters
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 _BYTES = _byte_alphabet()

@@ -1,0 +1,213 @@
+"""A run that starts from a model: of any format, with its settings, resumed exactly, and what it refuses."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani.cli import main
+from hf_vaswani.training.start import part_of
+
+from ..conftest import ROOT, THREADS, write_pairs
+from ..conversion.fairseq_folders import simple_folder
+from ..conversion.marian_folders import marian_folder, npz_folder, spms  # noqa: F401
+from ..networks import tiny_model
+
+
+def adapt(folder: Path, start: Path | str, *more: str, run: str = "run") -> int:
+    """Continues from a model on `write_pairs`, with a recipe that says nothing of the network."""
+    source, target = write_pairs(folder)
+    files = f"{{en: {source}, de: {target}}}"
+    arguments = [f"--data.{split}_files={files}" for split in ("train", "validation", "test")]
+    training = {"max_steps": 4, "tokens_per_batch": 256, "schedule": "constant", "peak_learning_rate": 0.001}
+    training |= {"warmup_steps": 1, "validate_every": 4, "save_every": 2, "average_last": 1, "cpu_threads": THREADS}
+    arguments += [f"--training.{key}={value}" for key, value in training.items()]
+    return main(["train", *arguments, f"--initialize.from={start}", "--run_dir", str(folder / run), *more])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def resolved(run: Path) -> dict:
+    return yaml.safe_load((run / "recipe.yaml").read_text("utf-8"))
+
+
+def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_path, capsys) -> None:
+    assert adapt(tmp_path, tiny_run, "--evaluation.max_length=9") == 0, capsys.readouterr()
+    run = tmp_path / "run"
+    start, model = weights(run / "start"), weights(tiny_run / "model")
+    assert start.keys() == model.keys() and all(torch.equal(start[name], model[name]) for name in start)
+    assert (run / "start" / "tokenizer.json").read_text() == (tiny_run / "model" / "tokenizer.json").read_text()
+    recipe = resolved(run)
+    assert (recipe["model"]["d_model"], recipe["model"]["encoder_layers"], recipe["model"]["dropout"]) == (16, 1, 0.1)
+    assert recipe["tokenizer"]["vocab_size"] == len(
+        json.loads((run / "start/tokenizer.json").read_text())["model"]["vocab"]
+    )
+    assert (recipe["evaluation"]["num_beams"], recipe["evaluation"]["length_penalty"]) == (2, 0.8)
+    # Given, so not the model's.
+    assert recipe["evaluation"]["max_length"] == 9
+    published = VaswaniForConditionalGeneration.from_pretrained(run / "model")
+    assert (published.generation_config.max_length, published.generation_config.num_beams) == (9, 2)
+    assert published.config.dropout == 0.1
+    assert any(not torch.equal(start[name], weights(run / "model")[name]) for name in start)
+
+
+def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_run, tmp_path) -> None:
+    assert adapt(tmp_path, tiny_run / "model", "--training.peak_learning_rate=1e-30") == 0
+    start, end = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model")
+    assert all(torch.equal(start[name], end[name]) for name in end)
+    ours, theirs = (json.loads((run / "test.json").read_text())["bleu"] for run in (tmp_path / "run", tiny_run))
+    assert ours == theirs
+
+
+def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys) -> None:
+    shutil.copytree(tiny_run, tmp_path / "original")
+    assert adapt(tmp_path, tmp_path / "original", run="whole") == 0
+    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=2") == 0
+    shutil.rmtree(tmp_path / "original")
+    capsys.readouterr()
+    assert adapt(tmp_path, tmp_path / "original", "--model.d_model=32") == 2
+    assert "model.d_model is 16 there and 32 here" in capsys.readouterr().err
+    assert adapt(tmp_path, tmp_path / "original") == 0
+    ours, theirs = (weights(tmp_path / run / "checkpoint-4") for run in ("run", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    # The resolved recipe is the same experiment.
+    assert main(["train", str(tmp_path / "run" / "recipe.yaml"), "--training.max_steps=6"]) == 0
+    start = tmp_path / "run" / "start" / "config.json"
+    start.write_text(start.read_text() + " ")
+    capsys.readouterr()
+    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=8") == 2
+    assert f"{start} was changed or damaged" in capsys.readouterr().err
+
+
+def test_two_processes_start_alike(tiny_run, tmp_path) -> None:
+    assert adapt(tmp_path, tiny_run, "--model.dropout=0", "--training.accumulation_steps=2", run="alone") == 0
+    source, target = write_pairs(tmp_path)
+    recipe = resolved(tmp_path / "alone")
+    recipe["training"]["accumulation_steps"], recipe["run_dir"] = 1, str(tmp_path / "both")
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command.append(str(tmp_path / "both.yaml"))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ours, theirs = (weights(tmp_path / run / "model") for run in ("both", "alone"))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["opus", "npz", "fairseq"])
+def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # noqa: F811
+    folder = tmp_path / kind
+    folder.mkdir()
+    start = folder
+    if kind == "opus":
+        marian_folder(folder, spms)
+    elif kind == "npz":
+        npz_folder(folder, spms)
+        start = folder / "model.npz"
+    else:
+        simple_folder(folder)
+    assert main(["convert", str(start), str(tmp_path / "converted"), "--to", "vaswani"]) == 0
+    assert adapt(tmp_path, start, "--training.max_steps=1") == 0, capsys.readouterr()
+    ours, theirs = weights(tmp_path / "run" / "start"), weights(tmp_path / "converted")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    published, original = (
+        VaswaniForConditionalGeneration.from_pretrained(path)
+        for path in (tmp_path / "run/model", tmp_path / "converted")
+    )
+    for name in ("position_offset", "layer_norm_eps", "decoder_start_token_id", "sinusoid_layout", "vocab_size"):
+        assert getattr(published.config, name) == getattr(original.config, name), name
+    for name in ("num_beams", "length_penalty_type", "bad_words_ids", "forced_eos_token_id"):
+        assert getattr(published.generation_config, name) == getattr(original.generation_config, name), name
+
+
+def test_a_direction_is_added_and_a_vocabulary_exchanged(tiny_run, tmp_path, capsys) -> None:
+    assert adapt(tmp_path, tiny_run, "--data.target_tag=true") == 2
+    assert 'lacks <2de>: set initialize.add_tokens: ["<2de>"]' in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert adapt(tmp_path, tiny_run, "--data.target_tag=true", '--initialize.add_tokens=["<2de>"]') == 0
+    old, new = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
+    name = "model.encoder.embed_tokens.weight"
+    assert torch.equal(new[name][:-1], old[name]) and len(new[name]) == len(old[name]) + 1
+    exchange = ["--initialize.vocabulary=transfer", "--tokenizer.kind=words", "--tokenizer.vocab_size=30"]
+    assert adapt(tmp_path, tiny_run, *exchange, run="exchanged") == 0, capsys.readouterr()
+    assert len(weights(tmp_path / "exchanged" / "start")[name]) == 24
+    assert resolved(tmp_path / "exchanged")["tokenizer"]["kind"] == "words"
+
+
+def test_only_some_parts_are_taken(tiny_run, tmp_path) -> None:
+    assert adapt(tmp_path, tiny_run, "--initialize.parts=[encoder]", "--training.max_steps=1") == 0
+    old, new = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
+    for name in new:
+        if "norm" not in name:
+            assert torch.equal(old[name], new[name]) == (part_of(name) == "encoder"), name
+
+
+@pytest.mark.parametrize("switches", [["encoder"], ["embeddings"], ["decoder", "embeddings"]], ids="-".join)
+def test_frozen_parts_stay_and_the_others_learn(tmp_path, tiny_run, switches) -> None:
+    more = ["--training.optimizer=muon", "--training.ema_decay=0.5", "--training.weight_decay=0.1"]
+    assert adapt(tmp_path, tiny_run, f"--training.freeze=[{','.join(switches)}]", *more) == 0
+    old, new = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "checkpoint-4")
+    for name in new:
+        assert torch.equal(old[name], new[name]) == (part_of(name) in switches), name
+    state = torch.load(tmp_path / "run" / "checkpoint-4" / "optimizer.bin")
+    held = sum(len(part["state"]) for part in state.values())
+    assert held == sum(part_of(name) not in switches for name in new)
+
+
+def test_every_weight_has_a_part() -> None:
+    names = [name for name, _ in tiny_model(position_encoding="learned", norm_position="pre").named_parameters()]
+    parts = {part: [name for name in names if part_of(name) == part] for part in ("encoder", "decoder", "embeddings")}
+    assert sum(map(len, parts.values())) == len(names)
+    assert "model.encoder.norm.weight" in parts["encoder"]
+    assert sorted(parts["embeddings"]) == [
+        "model.decoder.positions.table.weight", "model.encoder.embed_tokens.weight",
+        "model.encoder.positions.table.weight",
+    ]  # fmt: skip
+
+
+def damaged(folder: Path) -> Path:
+    shutil.copytree(folder, folder.parent / "damaged", dirs_exist_ok=True)
+    (folder.parent / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    return folder.parent / "damaged"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--initialize.from=nowhere"], "initialize.from is 'nowhere', which does not exist"),
+        (["--initialize.from=no/where"], "neither a local folder nor a model on the Hub"),
+        (["--initialize.from=EMPTY"], "The format of"),
+        (["--initialize.from=DAMAGED"], "model.safetensors"),
+        (["--initialize.revision=v1"], "initialize.revision is 'v1', but initialize.from is the local folder"),
+        (["--model.d_model=256"], "model.d_model is 256, but the model"),
+        (["--tokenizer.kind=unigram"], "tokenizer.kind is 'unigram', but the model"),
+        (["--tokenizer.path=x"], "tokenizer.path is 'x', but the model"),
+        (["--tokenizer.decoder_start=pad"], "tokenizer.decoder_start is 'pad', but the model"),
+        (["--training.freeze=[head]"], "training.freeze"),
+        (["--training.freeze=[encoder,decoder,embeddings]"], "nothing to train"),
+        (["--initialize.parts=[]"], "initialize.parts must have at least one part"),
+        (["--initialize.vocabulary=transfer", '--initialize.add_tokens=["<2de>"]'], "leave one of them out"),
+        (["--initialize.from=null", "--initialize.parts=[encoder]"], "has no effect without initialize.from"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(tiny_run, tmp_path, capsys, more, words) -> None:
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(tiny_run / "model", tmp_path / "model")
+    more = [word.replace("EMPTY", str(tmp_path / "empty")) for word in more]
+    more = [word.replace("DAMAGED", str(damaged(tmp_path / "model")) if "DAMAGED" in word else "") for word in more]
+    capsys.readouterr()
+    assert adapt(tmp_path, tmp_path / "model", *more) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said, said
+    assert not (tmp_path / "run").exists()
