@@ -952,8 +952,8 @@ def _check_initialize(initialize: InitializeRecipe) -> None:
         raise ValueError("initialize.parts must have at least one part, but it is []: null takes all parts.")
     if initialize.add_tokens and initialize.vocabulary == "transfer":
         raise ValueError(
-            "initialize.add_tokens extends the vocabulary of the model, but initialize.vocabulary 'transfer' exchanges "
-            "it: leave one of them out."
+            "initialize.add_tokens extends the vocabulary of the model, but initialize.vocabulary 'transfer' "
+            "exchanges it: leave one of them out."
         )
     if not all(token.strip() for token in initialize.add_tokens):
         raise ValueError(f"initialize.add_tokens must not have blank entries, but it is {initialize.add_tokens}.")

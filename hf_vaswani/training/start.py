@@ -208,8 +208,8 @@ def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
         found = {name: value for name, value in found.items() if name not in limits}
     defaults = asdict(EvaluationRecipe())
     keep = {name: value for name, value in found.items() if value is not None or name in (*limits, "early_stopping")}
-    if isinstance(keep.get("length_penalty"), int):
-        keep["length_penalty"] = float(keep["length_penalty"])
+    if keep.get("length_penalty") is not None:
+        keep["length_penalty"] = float(cast(float, keep["length_penalty"]))
     return {f"evaluation.{name}": value for name, value in keep.items() if name in defaults}
 
 

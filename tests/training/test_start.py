@@ -49,9 +49,8 @@ def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_pa
     assert (run / "start" / "tokenizer.json").read_text() == (tiny_run / "model" / "tokenizer.json").read_text()
     recipe = resolved(run)
     assert (recipe["model"]["d_model"], recipe["model"]["encoder_layers"], recipe["model"]["dropout"]) == (16, 1, 0.1)
-    assert recipe["tokenizer"]["vocab_size"] == len(
-        json.loads((run / "start/tokenizer.json").read_text())["model"]["vocab"]
-    )
+    vocabulary = json.loads((run / "start" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert recipe["tokenizer"]["vocab_size"] == len(vocabulary)
     assert (recipe["evaluation"]["num_beams"], recipe["evaluation"]["length_penalty"]) == (2, 0.8)
     # Given, so not the model's.
     assert recipe["evaluation"]["max_length"] == 9
@@ -91,7 +90,6 @@ def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys)
 
 def test_two_processes_start_alike(tiny_run, tmp_path) -> None:
     assert adapt(tmp_path, tiny_run, "--model.dropout=0", "--training.accumulation_steps=2", run="alone") == 0
-    source, target = write_pairs(tmp_path)
     recipe = resolved(tmp_path / "alone")
     recipe["training"]["accumulation_steps"], recipe["run_dir"] = 1, str(tmp_path / "both")
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
@@ -122,8 +120,7 @@ def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # 
     ours, theirs = weights(tmp_path / "run" / "start"), weights(tmp_path / "converted")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     published, original = (
-        VaswaniForConditionalGeneration.from_pretrained(path)
-        for path in (tmp_path / "run/model", tmp_path / "converted")
+        VaswaniForConditionalGeneration.from_pretrained(tmp_path / name) for name in ("run/model", "converted")
     )
     for name in ("position_offset", "layer_norm_eps", "decoder_start_token_id", "sinusoid_layout", "vocab_size"):
         assert getattr(published.config, name) == getattr(original.config, name), name
