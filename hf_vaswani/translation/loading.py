@@ -14,9 +14,16 @@ from huggingface_hub import hf_hub_download, is_offline_mode
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
+from ..adapters import base_folder, has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
@@ -99,6 +106,8 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
             the config; the message names the file.
     """
     folder = _check_config(name)
+    if has_adapter(folder):
+        return _load_merged(folder, dtype)
     _check_sizes(folder)
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
@@ -125,6 +134,17 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
     if problem is not None:
         raise ValueError(problem)
     return model.eval()
+
+
+def _load_merged(checkpoint: Path, dtype: Any) -> Any:
+    """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
+    weights = merged_weights(checkpoint)
+    model = load_model(base_folder(checkpoint), dtype)
+    # A tied matrix is stored once, so its other names are missing.
+    model.load_state_dict(weights, strict=False)
+    # The run may search in another way than the model that it started from.
+    model.generation_config = GenerationConfig.from_pretrained(checkpoint)
+    return model
 
 
 def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
