@@ -17,25 +17,23 @@ PREFIX = "base_model.model."
 
 def has_adapter(folder: Path) -> bool:
     """Returns whether a folder has an adapter in place of weights."""
-    return (folder / ADAPTER_CONFIG).is_file() and (folder / ADAPTER_WEIGHTS).is_file()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "model.safetensors").is_file()
 
 
-def base_folder(checkpoint: Path, digests: dict[str, str] | None = None) -> Path:
+def base_folder(checkpoint: Path) -> Path:
     """
-    Returns the model that the adapter of a checkpoint belongs to, after comparing its files with their digests.
+    Returns the model that the adapter of a checkpoint belongs to, after comparing its files with the digests in
+    the checkpoint's record.
 
     Args:
         checkpoint (`Path`): a checkpoint of a run, which has the model beside it.
-        digests (`dict[str, str]`, *optional*): SHA-256 of the model's files; by default those that the checkpoint
-            recorded.
 
     Raises:
         ValueError: the model is missing or was changed since the adapter was trained.
     """
     # Only the name counts: the run folder may have been moved.
     base = checkpoint.parent / Path(str(read_json(checkpoint / ADAPTER_CONFIG).get("base_model_name_or_path"))).name
-    if digests is None:
-        digests = read_sealed(checkpoint / "progress.json").get("start")
+    digests = read_sealed(checkpoint / "progress.json").get("start")
     if not base.is_dir() or not digests:
         raise ValueError(
             f"{checkpoint} has only adapters, and the model that they belong to, {base}, is missing: keep it beside "
@@ -63,7 +61,8 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
     base = base_folder(checkpoint)
     settings: dict[str, Any] = read_json(checkpoint / ADAPTER_CONFIG)
-    weights = _load(base / "model.safetensors")
+    # In float32, as they were while the adapter was trained.
+    weights = {name: weight.float() for name, weight in _load(base / "model.safetensors").items()}
     factors = _load(checkpoint / ADAPTER_WEIGHTS)
     for name, down in factors.items():
         if not name.endswith(".lora_A.weight"):

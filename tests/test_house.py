@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "averaging": {"files", "run_folder", "adapters"},
     "data": {"recipe", "files", "interruption", "model"},
     "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
-    "hub": {"run_folder", "records", "recipe", "files", "metrics"},
+    "hub": {"adapters", "run_folder", "records", "recipe", "files", "metrics"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
     "__init__": {"model"},
 }

@@ -17,7 +17,7 @@ SUBLAYERS = {"attention": ["q_proj", "k_proj", "v_proj", "out_proj"], "feed_forw
 def check_peft() -> None:
     """Raises an `ImportError` with the command that installs PEFT, if it is missing."""
     try:
-        import peft  # noqa: F401, PLC0415
+        import peft  # noqa: F401
     except ImportError as error:
         raise ImportError(f"training.adapter needs {error.name}: pip install 'hf_vaswani[adapt]'") from error
 
@@ -61,12 +61,13 @@ def attach_adapters(model: VaswaniForConditionalGeneration, adapter: AdapterReci
         `peft.PeftModel` around the same model.
     """
     check_peft()
-    import peft  # noqa: PLC0415
+    import peft
 
     settings = peft.LoraConfig(
         task_type="SEQ_2_SEQ_LM",
         r=adapter.rank,
-        lora_alpha=adapter.alpha,
+        # PEFT only divides it by the rank.
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]
         lora_dropout=adapter.dropout,
         target_modules=target_modules(model, adapter.target),
     )
@@ -78,7 +79,7 @@ def attach_adapters(model: VaswaniForConditionalGeneration, adapter: AdapterReci
 
 def save_adapters(adapters: Any, folder: Path) -> None:
     """Writes adapters as PEFT does, so that `PeftModel.from_pretrained` loads them, but without a model card."""
-    import peft  # noqa: PLC0415
+    import peft
 
     weights = {name: weight.contiguous() for name, weight in peft.get_peft_model_state_dict(adapters).items()}
     save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -87,6 +88,6 @@ def save_adapters(adapters: Any, folder: Path) -> None:
 
 def load_adapters(adapters: Any, folder: Path) -> None:
     """Loads what [`save_adapters`] has written."""
-    import peft  # noqa: PLC0415
+    import peft
 
     peft.set_peft_model_state_dict(adapters, load_file(folder / ADAPTER_WEIGHTS))

@@ -65,6 +65,7 @@ class TrainState:
         seconds_before (`float`): duration of the training in earlier processes.
         began (`float`): monotonic time at which this process began.
         adapters (`peft.PeftModel`, *optional*): the model with the adapters that are trained in place of its weights.
+        start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that adapters belong to, by name.
     """
 
     model: VaswaniForConditionalGeneration
@@ -79,6 +80,7 @@ class TrainState:
     seconds_before: float = 0.0
     began: float = field(default_factory=time.monotonic)
     adapters: Any = None
+    start: dict[str, str] | None = None
 
     @property
     def seconds(self) -> float:
@@ -198,6 +200,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
     state = TrainState(model, wrapped, unsharded, ema, optimizer, schedule, 0, run.updates.start, adapters=adapters)
     if adapters is not None:
+        state.start = on_main_process(accelerator, digests, run.folder / START)
         # Accelerate saves and loads everything but the weights.
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: weights.clear())
         accelerator.register_load_state_pre_hook(lambda models, folder: models.clear())
@@ -270,7 +273,7 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
         state=others,
         recipe=unchangeable(run.recipe),
         validations=read_validations(run.folder),
-        start=None if state.adapters is None else digests(run.folder / START),
+        start=state.start,
     )
 
 

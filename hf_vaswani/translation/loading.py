@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from ..adapters import base_folder, has_adapter, merged_weights
+from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
@@ -138,13 +138,17 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
 
 def _load_merged(checkpoint: Path, dtype: Any) -> Any:
     """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
-    weights = merged_weights(checkpoint)
-    model = load_model(base_folder(checkpoint), dtype)
-    # A tied matrix is stored once, so its other names are missing.
-    model.load_state_dict(weights, strict=False)
-    # The run may search in another way than the model that it started from.
-    model.generation_config = GenerationConfig.from_pretrained(checkpoint)
-    return model
+    with quiet(), _as_value_error(f"The model {str(checkpoint)!r} cannot be loaded", checkpoint):
+        weights = merged_weights(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint)
+        model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+        )
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint)
+        check_shapes(model, report)
+    if problem := find_loading_error(model, report):
+        raise ValueError(problem)
+    return model.eval()
 
 
 def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

@@ -12,7 +12,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.averaging import average_checkpoints, load_weights
 from hf_vaswani.cli import main
-from hf_vaswani.recipe import AdapterRecipe
+from hf_vaswani.hub.publishing import push_checkpoint
+from hf_vaswani.recipe import AdapterRecipe, HubRecipe
 from hf_vaswani.training.adapters import attach_adapters, target_modules
 from hf_vaswani.translation.loading import load_model
 
@@ -159,6 +160,30 @@ def test_targets_are_sublayers_or_single_modules() -> None:
             target_modules(model, [word])
     with pytest.raises(ValueError, match="is empty"):
         target_modules(model, [])
+
+
+@pytest.mark.parametrize(("key", "value"), [("gradient_checkpointing", True), ("mixed_precision", "bf16")])
+def test_every_adapter_learns(tiny_run, tmp_path, key, value) -> None:
+    assert adapt(tiny_run, tmp_path, tmp_path / "run", max_steps=4, **{key: value}) == 0
+    factors = load_file(tmp_path / "run" / "checkpoint-4" / "adapter_model.safetensors")
+    # B begins as zero.
+    assert all(weight.abs().max() > 0 for weight in factors.values())
+    assert sum("lora_B" in name for name in factors) == 4 + 2 + 4 + 4 + 2
+
+
+def test_a_checkpoint_of_adapters_is_not_published(adapted) -> None:
+    with pytest.raises(ValueError, match="it has only adapters"):
+        push_checkpoint(adapted, adapted / "checkpoint-12", HubRecipe(repo_id="me/model", min_bleu=0.0))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_lost_file_is_named(adapted, tmp_path, name) -> None:
+    shutil.copytree(adapted, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-12" / name).unlink()
+    with pytest.raises(ValueError, match=name):
+        average_checkpoints([tmp_path / "run" / "checkpoint-12"])
+    with pytest.raises(ValueError, match="checkpoint-12"):
+        load_model(tmp_path / "run" / "checkpoint-12")
 
 
 @pytest.mark.parametrize(
