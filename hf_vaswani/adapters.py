@@ -12,6 +12,7 @@ from .files import find_damage, read_json, read_sealed
 # PEFT's names.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 PREFIX = "base_model.model."
 
 
@@ -60,6 +61,10 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         ValueError: a file is missing, damaged or unreadable, or the model was changed since.
     """
     base = base_folder(checkpoint)
+    recorded = read_sealed(checkpoint / "progress.json").get("files", {})
+    damage = find_damage(checkpoint, {name: recorded[name] for name in recorded if name in FILES})
+    if damage is not None:
+        raise ValueError(f"{damage}. Use another checkpoint, or restore the file from a backup.")
     settings: dict[str, Any] = read_json(checkpoint / ADAPTER_CONFIG)
     # In float32, as they were while the adapter was trained.
     weights = {name: weight.float() for name, weight in _load(base / "model.safetensors").items()}
