@@ -164,7 +164,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     adapters = None
     if training.adapter is not None:
         if accelerator.is_fsdp2:
-            raise ValueError("training.adapter does not work with FSDP: launch it without, as in `accelerate launch`.")
+            raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")
         # A tied matrix is stored once, so its other names are missing.
         model.load_state_dict(on_main_process(accelerator, load_weights, run.folder / START), strict=False)
         adapters = attach_adapters(model, training.adapter, run.folder / START)
