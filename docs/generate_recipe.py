@@ -56,18 +56,29 @@ def render() -> str:
     for name in recipe.SECTIONS:
         section = get_type_hints(recipe.Recipe)[name]
         lines += ["", f"## {name}", "", inspect.getdoc(section) or "", "", *_table(section)]
+    section = recipe.EvaluationSetRecipe
+    lines += ["", "## validation_sets.NAME", "", inspect.getdoc(section) or "", "", *_table(section)]
     return "\n".join(lines) + "\n"
 
 
 def _table(section: type) -> Iterator[str]:
     yield "| key | type | default | range | meaning |"
     yield "|---|---|---|---|---|"
+    yield from _rows(section, "")
+
+
+def _rows(section: type, prefix: str) -> Iterator[str]:
     hints, meanings, defaults = get_type_hints(section), _docstrings(section), section()
+    options = recipe.options_of(section)
     for field in fields(section):
         if not is_dataclass(hints[field.name]):
-            default = yaml.safe_dump(getattr(defaults, field.name)).removesuffix("...\n").strip()
-            cells = [f"`{field.name}`", _type(hints[field.name]), f"`{default}`", _range(field), meanings[field.name]]
+            name = prefix + field.name.removesuffix("_")
+            value = getattr(defaults, field.name)
+            default = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+            cells = [f"`{name}`", _type(hints[field.name]), f"`{default}`", _range(field), meanings[field.name]]
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        if field.name in options:
+            yield from _rows(options[field.name], f"{name}.")
 
 
 def _docstrings(section: type) -> dict[str, str]:
@@ -94,9 +105,12 @@ def _values(hint: Any) -> Iterator[str]:
         for part in get_args(hint):
             yield from _values(part)
     elif get_origin(hint) is list:
-        yield "list of sources" if is_dataclass(get_args(hint)[0]) else "list of `str`"
+        item = get_args(hint)[0]
+        yield "list of sources" if is_dataclass(item) else f"list of {_type(item)}"
     elif get_origin(hint) is dict:
-        yield "`{language: file}`"
+        yield "`{name: keys}`" if is_dataclass(get_args(hint)[1]) else "`{language: file}`"
+    elif is_dataclass(hint):
+        yield "the keys below"
     else:
         yield TYPES[hint]
 

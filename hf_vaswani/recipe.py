@@ -11,7 +11,8 @@ import difflib
 import operator
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import SUPPRESS
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -178,8 +179,8 @@ class TokenizerRecipe:
     path: str | None = None
     """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
     bpe_dropout: float = number(0.0, at_least=0, below=1)
-    """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded, anew
-    in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
+    """BPE-dropout (Provilkov et al., 2020): probability of each merge to be skipped when training text is encoded,
+    anew in each epoch; 0.1 is usual. Needs a vocabulary of kind `bpe`. Text to translate is encoded without it."""
     decoder_start: Literal["bos", "eos", "pad"] = "bos"
     """First symbol of the decoder's input (Section 3.1): `bos` is `<s>`; `eos` is `</s>`, as in fairseq; `pad` is
     `<pad>`, whose embedding is zero, as in tensor2tensor and Marian. A tokenizer without the symbol starts with
@@ -336,9 +337,9 @@ class TrainingRecipe:
     """Tokens that share epsilon_ls: `others` are all tokens but the true one, as in the paper's code; `all` is the
     whole vocabulary, the true token included."""
     simcut: SimCutRecipe | None = None
-    """SimCut (Gao et al., 2022), which makes more of little text, in about twice the time an update: a second pass sees
-    the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass is
-    added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
+    """SimCut (Gao et al., 2022), which makes more of little text, at about twice the time per update: a second pass
+    sees the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass
+    is added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
     r_drop: RDropRecipe | None = None
     """R-Drop (Wu et al., 2021), in about twice the time an update: two passes differ by their dropout, and the
     divergence between their predictions is added to the loss. `{alpha: 5.0}` is the published weight; `null` disables
@@ -520,7 +521,7 @@ def _spelled(key: str) -> str:
     return key.removesuffix("_")
 
 
-def options_of(section: type) -> dict[str, type]:
+def options_of(section: type) -> dict[str, Any]:
     """
     Returns the keys of a section that have keys of their own, or are null.
 
@@ -528,30 +529,63 @@ def options_of(section: type) -> dict[str, type]:
         section (`type`): a dataclass of this file.
 
     Returns:
-        `dict[str, type]`: such as `{"simcut": SimCutRecipe, ...}` for [`TrainingRecipe`].
+        `dict[str, type]`: the dataclasses of those keys, such as `{"simcut": SimCutRecipe, ...}`.
     """
-    hints = get_type_hints(section)
-    found = {name: [kind for kind in get_args(hint) if is_dataclass(kind)] for name, hint in hints.items()}
-    return {name: kinds[0] for name, kinds in found.items() if kinds and get_origin(hints[name]) is UnionType}
+    hints = {name: hint for name, hint in get_type_hints(section).items() if get_origin(hint) is UnionType}
+    return {name: kind for name, hint in hints.items() for kind in get_args(hint) if is_dataclass(kind)}
 
 
 def _inner_keys() -> dict[str, list[str]]:
     """Returns the keys below those keys of the recipe that have some, by the dotted name of the outer key."""
-    outer: dict[str, type] = {"more_data": SourceRecipe, "validation_sets.NAME": EvaluationSetRecipe}
+    outer: dict[str, Any] = {"more_data": SourceRecipe, "validation_sets.NAME": EvaluationSetRecipe}
     for name in SECTIONS:
         options = options_of(get_type_hints(Recipe)[name])
         outer |= {f"{name}.{option}": kind for option, kind in options.items()}
-    return {key: [f"{key}.{part.name}" for part in fields(kind)] for key, kind in outer.items()}  # type: ignore
+    return {key: [f"{key}.{part.name}" for part in fields(kind)] for key, kind in outer.items()}
 
 
-def _check_keys(keys: Iterable[str], where: str) -> None:
-    known = [*Recipe().flat(), *SECTIONS, *(key for inner in _inner_keys().values() for key in inner)]
-    for key in keys:
-        # The names of the sets are the user's.
-        general = re.sub(r"^validation_sets\.[^.]+", "validation_sets.NAME", key)
-        if general not in known and general != "validation_sets.NAME":
+def _general(key: str) -> str:
+    """Returns a dotted key with the name of a validation set, which is the user's, as `NAME`."""
+    return re.sub(r"^validation_sets\.[^.]+", "validation_sets.NAME", key)
+
+
+def _check_keys(values: Mapping[str, Any], where: str) -> None:
+    """
+    Refuses unknown keys, and values of another structure than their key has.
+
+    Args:
+        values (`Mapping[str, Any]`): values by their dotted keys.
+        where (`str`): their place in the error message.
+    """
+    inner = _inner_keys()
+    known = [*Recipe().flat(), *SECTIONS, *(key for keys in inner.values() for key in keys)]
+    for key, value in values.items():
+        general = _general(key)
+        if general not in known and general not in inner:
             nearest = difflib.get_close_matches(general, known, n=1, cutoff=0)[0]
             raise ValueError(f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?")
+        below: list[tuple[str, Any]] = []
+        if key == "more_data":
+            if not isinstance(value, list) or not all(source and isinstance(source, dict) for source in value):
+                raise ValueError(
+                    f"{where} must have a list of sources under 'more_data', each with `key: value` lines, but it has "
+                    f"{shown(value)}."
+                )
+            below = [(key, source) for source in value]
+        elif key == "validation_sets":
+            if not isinstance(value, dict) or not all(isinstance(source, dict) for source in value.values()):
+                raise ValueError(
+                    f"{where} must have names under 'validation_sets', each with `key: value` lines, but it has "
+                    f"{shown(value)}."
+                )
+            below = [(f"{key}.{name}", source) for name, source in value.items()]
+        elif general in inner and (value is not None or general not in Recipe().flat()):
+            # Given a string, jsonargparse would import a class by that name.
+            if not isinstance(value, dict):
+                raise ValueError(f"{where} must have `key: value` lines under {key!r}, but it has {shown(value)}.")
+            below = [(key, value)]
+        for outer, source in below:
+            _check_keys({f"{outer}.{name}": item for name, item in source.items()}, where)
 
 
 def _load_yaml(text: str) -> Any:
@@ -656,35 +690,36 @@ def _check_file(path: Path) -> None:
             raise ValueError(
                 f"{where} must have `key: value` lines under {name!r}, but it has {shown(content[name])}."
             )
-    sources = content.get("more_data", [])
-    if not isinstance(sources, list) or not all(source and isinstance(source, dict) for source in sources):
-        raise ValueError(
-            f"{where} must have a list of sources under 'more_data', each with `key: value` lines, but it has "
-            f"{shown(sources)}."
-        )
-    flat = _flat(content)
-    keys = [*flat, *(f"more_data.{key}" for source in sources for key in source)]
-    sets = content.get("validation_sets", {})
-    if not isinstance(sets, dict) or not all(isinstance(source, dict) for source in sets.values()):
-        raise ValueError(
-            f"{where} must have names under 'validation_sets', each with `key: value` lines, but it has {shown(sets)}."
-        )
-    keys += [f"validation_sets.{name}.{key}" for name, source in sets.items() for key in source]
-    keys += [f"{key}.{inner}" for key in _inner_keys() if isinstance(flat.get(key), dict) for inner in flat[key]]
-    _check_keys(map(str, keys), where)
+    _check_keys({str(key): value for key, value in _flat(content).items()}, where)
+
+
+# What the keys that take any number of sources or sets take.
+LISTED = {"more_data": SourceRecipe, "validation_sets": EvaluationSetRecipe}
 
 
 def _explained(message: str) -> str:
     """Turns an error of jsonargparse into one sentence, in the recipe's words if it is about the value of one key."""
-    found = re.search(r'Parser key "(\w+\.)?(\w+)":.*value:(.*)$', message, re.DOTALL)
-    section = getattr(Recipe(), found[1][:-1], None) if found and found[1] else Recipe()
-    hints = get_type_hints(type(section))
-    if found and found[2] in hints and found[2] != "more_data":
-        kinds = list(dict.fromkeys(_kinds(hints[found[2]])))
+    # The key of an option is named after that of the option itself.
+    key = ".".join(re.findall(r'Parser key "([\w.]+)":', message))
+    given = re.search(r'.*Parser key "[\w.]+":.*?value: ?([^\n]*)', message, re.DOTALL)
+    hint = _hint(key)
+    if given is not None and hint is not None:
+        kinds = list(dict.fromkeys(_kinds(hint)))
         expected = " or ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
-        return f"{found[1] or ''}{found[2]} must be {expected}, but it is {shown(found[3].strip())}."
+        return f"{_spelled(key)} must be {expected}, but it is {shown(given[1].strip())}."
     message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
     return _shortened(re.sub(r"\S{81,}", lambda word: _shortened(word[0], 80), message), 400)
+
+
+def _hint(key: str) -> Any:
+    """Returns the type hint of a dotted key, or `None` if the recipe does not have one value under it."""
+    kind: Any = Recipe
+    for name in key.split("."):
+        hints = get_type_hints(kind) if is_dataclass(kind) else {}
+        if name not in hints:
+            return None
+        kind = LISTED.get(name) or options_of(kind).get(name, hints[name])
+    return None if is_dataclass(kind) else kind
 
 
 def _kinds(hint: Any) -> list[str]:
@@ -693,8 +728,11 @@ def _kinds(hint: Any) -> list[str]:
         return [repr(value) for value in get_args(hint)]
     if get_origin(hint) in (Union, UnionType):
         return [kind for part in get_args(hint) for kind in _kinds(part)]
+    if get_origin(hint) is list:
+        words = _kinds(get_args(hint)[0])
+        return [f"a list of {', '.join(words)}" if words[1:] else "a list"]
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
-    return [names[hint] if hint in names else "a list" if get_origin(hint) is list else "{language: file}"]
+    return [names.get(hint, "{language: file}")]
 
 
 def _recipe_file(name: str) -> Path:
@@ -711,28 +749,34 @@ def _recipe_file(name: str) -> Path:
 
 def _check_arguments(arguments: Sequence[str]) -> None:
     """Refuses unknown keys on the command line, and values that would crash jsonargparse."""
-    keys = []
+    where = "The command line"
     for i, argument in enumerate(arguments):
         option, equals, value = argument.partition("=")
-        if option.startswith("--"):
-            key = option[2:].rstrip("+")
-            keys.append(key)
-            value = value if equals else " ".join(arguments[i + 1 : i + 2])
-            if key in SECTIONS and not value.lstrip().startswith("{"):
-                raise ValueError(
-                    f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
-                    f"{option}.KEY VALUE."
-                )
-            if key == "recipe":
-                _check_file(_recipe_file(value))
-                continue
-        text = value if option.startswith("--") else argument
+        if not option.startswith("--"):
+            option, value = "", argument
+        elif not equals:
+            value = " ".join(arguments[i + 1 : i + 2])
+        key = option[2:]
+        if key == "recipe":
+            _check_file(_recipe_file(value))
+            continue
+        if key in SECTIONS and not value.lstrip().startswith("{"):
+            raise ValueError(
+                f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
+                f"{option}.KEY VALUE."
+            )
+        content: Any = value
         try:
-            _check_yaml(text, f"The command line's {shown(text)}")
+            _check_yaml(value, f"{where}'s {shown(value)}")
+            content = yaml.load(value, _Loader)
         except yaml.YAMLError:
             # A string, which need not be YAML, or a value that is refused together with its key.
-            continue
-    _check_keys([key for key in keys if key not in ("help", "recipe", "print_config")], "The command line")
+            pass
+        if key.endswith("+"):
+            # Adds one item to a list, or several.
+            key, content = key.rstrip("+"), content if isinstance(content, list) else [content]
+        if key and key not in ("help", "print_config"):
+            _check_keys({str(key): value for key, value in _flat({key: content}).items()}, where)
 
 
 def _said(error: yaml.YAMLError) -> str:
@@ -744,6 +788,27 @@ def _said(error: yaml.YAMLError) -> str:
         f"{what} in line {mark.line + 1}, column {mark.column + 1}" if mark else what for what, mark in parts if what
     ]
     return ", ".join(said)
+
+
+def _parser(program: str) -> ArgumentParser:
+    """Makes the parser of a recipe and its overrides."""
+    parser = ArgumentParser(
+        prog=program,
+        usage=f"{program} RECIPE.yaml [--section.key value ...]",
+        description="Trains a translation model. Every key below can be set in the recipe file, or overridden here.",
+        exit_on_error=False,
+        allow_abbrev=False,
+        parser_mode="recipe",
+    )
+    parser.add_argument("--recipe", action="config", help="the recipe file (YAML), if it is not the first argument")
+    parser.add_class_arguments(Recipe)
+    for action in parser._actions:
+        # Options of jsonargparse that are refused here.
+        if action.dest in SECTIONS or action.dest.endswith(".help"):
+            action.help = SUPPRESS
+        if action.dest == "initialize.from_":
+            action.option_strings, action.metavar = ["--initialize.from"], "MODEL"
+    return parser
 
 
 def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py") -> Recipe:
@@ -763,16 +828,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
             range, or the file is not valid YAML.
         FileNotFoundError: the recipe file does not exist.
     """
-    parser = ArgumentParser(
-        prog=program,
-        usage=f"{program} RECIPE.yaml [--section.key value ...]",
-        description="Trains a translation model. Every key below can be set in the recipe file, or overridden here.",
-        exit_on_error=False,
-        allow_abbrev=False,
-        parser_mode="recipe",
-    )
-    parser.add_argument("--recipe", action="config", help="the recipe file (YAML), if it is not the first argument")
-    parser.add_class_arguments(Recipe)
+    parser = _parser(program)
     arguments = list(argv)
     path = _recipe_file(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     if path is not None:

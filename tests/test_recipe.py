@@ -13,9 +13,16 @@ import pytest
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import (
+    SECTIONS,
+    AdapterRecipe,
+    AugmentRecipe,
     EvaluationRecipe,
+    EvaluationSetRecipe,
+    InitializeRecipe,
     ModelRecipe,
+    RDropRecipe,
     Recipe,
+    SimCutRecipe,
     SourceRecipe,
     TokenizerRecipe,
     TrainingRecipe,
@@ -81,11 +88,95 @@ def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
     assert load_recipe([path, "--more_data", "[]"]).more_data == []
 
 
+OPTIONS = """
+data: {augment: {upper: 0.07}}
+initialize: {from: user/model, parts: [encoder], add_tokens: [<2fr>]}
+training: {simcut: {}, adapter: {rank: 8, target: [q_proj]}}
+validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}
+"""
+
+
+def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
+    path = write(tmp_path, OPTIONS)
+    recipe = load_recipe([path])
+    assert recipe.data.augment == AugmentRecipe(upper=0.07)
+    assert recipe.initialize == InitializeRecipe("user/model", parts=["encoder"], add_tokens=["<2fr>"])
+    assert recipe.training.simcut == SimCutRecipe(alpha=3.0, p=0.05)
+    assert recipe.training.adapter == AdapterRecipe(rank=8, target=["q_proj"])
+    assert recipe.validation_sets == {
+        "domain": EvaluationSetRecipe(validation_files={"en": "a", "de": "b"}),
+        "general": EvaluationSetRecipe(dataset="user/text"),
+    }
+    assert recipe.flat()["initialize.from"] == "user/model"
+    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
+    assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+    overrides = ["--training.simcut.alpha", "2", "--training.adapter", "null", "--initialize.from=other/model"]
+    overrides += ["--training.r_drop", "null", "--validation_sets.domain.test_files", "{en: c, de: d}"]
+    changed = load_recipe([path, *overrides, "--validation_sets.web.dataset", "user/web"])
+    assert changed.training.simcut == SimCutRecipe(alpha=2.0) and changed.training.adapter is None
+    assert changed.initialize.from_ == "other/model"
+    assert changed.validation_sets["domain"].test_files == {"en": "c", "de": "d"}
+    assert changed.validation_sets["domain"].validation_files == {"en": "a", "de": "b"}
+    assert changed.validation_sets["web"].dataset == "user/web"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.simcut", "3", "must have `key: value` lines under 'training.simcut', but it has 3"),
+        ("training.simcut", "{beta: 3}", "unknown key 'training.simcut.beta': did you mean 'training.simcut.p'"),
+        ("training.simcut", "{alpha: x}", "training.simcut.alpha must be a number, but it is 'x'"),
+        ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),
+        ("training.adapter", "{target: q_proj}", "training.adapter.target must be a list, but it is 'q_proj'"),
+        ("training.adapter", "{rank: null}", "training.adapter.rank must have a value, for example its default 16"),
+        (
+            "training.freeze",
+            "[foo]",
+            "training.freeze must be a list of 'encoder', 'decoder', 'embeddings', but",
+        ),
+        ("evaluation.altered", "upper", "evaluation.altered must be a list of 'upper', 'title', "),
+        ("initialize.parts", "[x]", "initialize.parts must be a list of 'encoder', 'decoder', 'embeddings' or null"),
+        ("initialize.vocabulary", "x", "initialize.vocabulary must be 'keep' or 'transfer', but it is 'x'"),
+        (
+            "validation_sets",
+            "3",
+            "must have names under 'validation_sets', each with `key: value` lines, but",
+        ),
+        ("validation_sets", "{a: }", "must have names under 'validation_sets', each with `key: value` lines"),
+        ("validation_sets", "{a: {weight: 3}}", "unknown key 'validation_sets.a.weight': did you mean 'validation_"),
+    ],
+)
+def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tmp_path, key, value, message) -> None:
+    section, _, name = key.partition(".")
+    path = write(tmp_path, f"{section}: {{{name}: {value}}}\n" if name else f"{section}: {value}\n")
+    for arguments in ([path], ["--run_dir", "x", f"--{key}", value]):
+        with pytest.raises(ValueError) as error:
+            load_recipe(arguments)
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["{}.Class", "{{class_path: {}.Class}}", "{{class_path: {}.Class, init_args: {{}}}}"]
+)
+def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
+    """jsonargparse imports a class by the path that stands in place of a dataclass."""
+    (tmp_path / "imported_by_a_recipe.py").write_text("raise SystemExit('imported')\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    value = value.format("imported_by_a_recipe")
+    keys = ("data", "training.simcut", "data.augment", "validation_sets.a")
+    for key, item in [(key, value) for key in keys] + [("more_data", f"[{value}]")]:
+        section, _, name = key.partition(".")
+        path = write(tmp_path, f"{section}: {{{name}: {item}}}\n" if name else f"{section}: {item}\n")
+        for arguments in ([path], ["--run_dir", "x", f"--{key}", item]):
+            with pytest.raises(ValueError, match=rf"{section}.*class|lines|one by one"):
+                load_recipe(arguments)
+
+
 def test_flat_names_every_key_as_the_command_line_does() -> None:
     flat = Recipe().flat()
     assert flat["training.max_steps"] == 100_000
     assert flat["seed"] == 1
-    assert sum(len(v) if isinstance(v, dict) else 1 for v in asdict(Recipe()).values()) == len(flat)
+    assert sum(len(value) if name in SECTIONS else 1 for name, value in asdict(Recipe()).items()) == len(flat)
 
 
 def test_the_model_section_is_the_configuration() -> None:
@@ -273,7 +364,7 @@ def test_a_mistake_on_the_command_line_is_named(tmp_path) -> None:
     ("arguments", "words"),
     [
         (["--training.max_steps", "!!timestamp x"], ["'!!timestamp'"]),
-        (["--more_data", "[[[["], ["more_data", "Expected a list", "[[[["]),
+        (["--more_data", "[[[["], ["more_data", "a list", "[[[["]),
         (["--more_data", "[" * 3000], ["20 levels", "[[[ ... [[["]),
         (["--more_data", "&a [*a]"], ["alias *a"]),
         (["--training.weight_decay=1" + "0" * 400], ["401 digits", "000 ... 000"]),
@@ -354,9 +445,12 @@ def test_the_reference_of_all_keys_is_up_to_date() -> None:
     for line in page.splitlines():
         if line.startswith("## "):
             section = "" if line == "## Top level" else f"{line[3:]}."
-        if row := re.fullmatch(r"\| `(\w+)` \|(?: [^|]+ \|){2}[^|]* \| [A-Z`][^|]+\. \|", line):
+        if row := re.fullmatch(r"\| `([\w.]+)` \|(?: [^|]+ \|){2}[^|]* \| [A-Z`][^|]+\. \|", line):
             found.append(section + row[1])
-    assert sorted(found) == sorted(Recipe().flat())
+    options = {"data.augment": AugmentRecipe, "training.simcut": SimCutRecipe, "training.r_drop": RDropRecipe}
+    options |= {"training.adapter": AdapterRecipe, "validation_sets.NAME": EvaluationSetRecipe}
+    inner = [f"{name}.{part.name}" for name, option in options.items() for part in fields(option)]
+    assert sorted(found) == sorted([*Recipe().flat(), *inner])
 
 
 def test_the_recipe_of_the_reference_is_a_recipe(tmp_path) -> None:

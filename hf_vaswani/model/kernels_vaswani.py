@@ -253,9 +253,9 @@ def consistent_linear_cross_entropy(
     """
     true = labels.to(hidden_states.device) != -100
     targets = labels.to(hidden_states.device)[true]
-    first, second = (states[true] for states in hidden_states.chunk(2))
+    states = torch.stack([half[true] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
     total = _ConsistentLinearCrossEntropy.apply(
-        first, second, weight, targets, consistency, epsilon_ls, frozen_row, torch.is_grad_enabled()
+        states, weight, targets, consistency, epsilon_ls, frozen_row, torch.is_grad_enabled()
     )
     return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
 
@@ -274,8 +274,7 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        first: torch.Tensor,
-        second: torch.Tensor,
+        states: torch.Tensor,
         weight: torch.Tensor,
         labels: torch.Tensor,
         consistency: Consistency,
@@ -286,49 +285,39 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         vocab_size, dtype = weight.shape[0], type_of_products(weight)
         share = epsilon_ls / (vocab_size - 1)
         rest = 1 - share * vocab_size
-        matrix = weight.to(dtype)
-        inputs = [states.to(dtype) for states in (first, second)]
-        weights = [1 - consistency.second, consistency.second]  # of the two cross-entropies
+        matrix, inputs = weight.to(dtype), states.to(dtype)
+        # Of the two cross-entropies.
+        factors = torch.tensor([1 - consistency.second, consistency.second], device=states.device)[:, None, None]
         sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
-        sum_of_states = sum(
-            part * states.sum(dim=0, dtype=torch.float32)
-            for part, states in zip(weights, (first, second), strict=True)
-        )  # [d_model]
+        sum_of_states = (factors * states).sum(dim=(0, 1), dtype=torch.float32)  # [d_model]
         total = -share * sum_of_states.dot(sum_of_rows)
-        needs_state_grad = with_gradients and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
-        state_grads = [torch.empty_like(states) for states in inputs] if needs_state_grad else []
-        needs_weight_grad = with_gradients and ctx.needs_input_grad[2]
+        needs_state_grad, needs_weight_grad = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
+        state_grad = torch.empty_like(inputs) if needs_state_grad else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
         size = positions_at_once(weight)
         for start in range(0, len(labels), size):
-            chunk, true = slice(start, start + size), labels[start : start + size, None]
-            logits = [torch.mm(states[chunk], matrix.T) for states in inputs]
-            logs = [torch.log_softmax(part, dim=1, dtype=torch.float32) for part in logits]
-            for part, values, log in zip(weights, logits, logs, strict=True):
-                if part:
-                    true_log = log.gather(1, true)
-                    # log(sum(exp(z))) is the difference between a logit and its log-probability.
-                    normalizer = values.gather(1, true).float() - true_log
-                    total += part * ((1 - rest) * normalizer - rest * true_log).sum()
-            gradients, divergence = _divergence(*logs, weights, consistency)
+            part, true = inputs[:, start : start + size], labels[start : start + size, None].expand(2, -1, -1)
+            logits = part @ matrix.T  # [2, positions, vocab_size]
+            logs = torch.log_softmax(logits, dim=2, dtype=torch.float32)
+            true_logs = logs.gather(2, true)
+            # log(sum(exp(z))) is the difference between a logit and its log-probability.
+            normalizers = logits.gather(2, true) - true_logs
+            total += (factors * ((1 - rest) * normalizers - rest * true_logs)).sum()
+            divergence, gradient = _divergence(logs, consistency)
             total += divergence
-            for i, gradient in enumerate(gradients):
-                if weights[i]:
-                    gradient.scatter_add_(1, true, gradient.new_full(true.shape, -rest * weights[i]))
-                gradient = gradient.to(dtype)
-                if needs_state_grad:
-                    torch.mm(gradient, matrix, out=state_grads[i][chunk])
-                if weight_grad is not None:
-                    weight_grad += gradient.T @ inputs[i][chunk]
-        state_grads = [
-            states.to(first.dtype).sub_(part * share * sum_of_rows)
-            for part, states in zip(weights, state_grads, strict=bool(state_grads))
-        ]
+            gradient.scatter_add_(2, true, (-rest * factors).expand(true.shape))
+            gradient = gradient.to(dtype)
+            if state_grad is not None:
+                state_grad[:, start : start + size] = gradient @ matrix
+            if weight_grad is not None:
+                weight_grad += gradient.flatten(0, 1).T @ part.flatten(0, 1)
+        if state_grad is not None:
+            state_grad = state_grad.to(states.dtype).sub_(factors * share * sum_of_rows)
         if weight_grad is not None:
             weight_grad = weight_grad.sub_(share * sum_of_states).to(weight.dtype)
             if frozen_row is not None:
                 weight_grad[frozen_row] = 0
-        ctx.save_for_backward(*(state_grads or (None, None)), weight_grad)
+        ctx.save_for_backward(state_grad, weight_grad)
         return total
 
     @staticmethod
@@ -338,31 +327,30 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         return *scaled, None, None, None, None, None
 
 
-def _divergence(
-    first: torch.Tensor, second: torch.Tensor, weights: list[float], consistency: Consistency
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _divergence(logs: torch.Tensor, consistency: Consistency) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Computes the divergences of two passes, and the gradients of them and of the cross-entropies' normalizers.
+    Computes the divergences between two passes, with their gradients and those of the cross-entropies' normalizers.
 
     Args:
-        first (`torch.Tensor` of shape `(positions, vocab_size)`), second: log-probabilities. `first` is overwritten.
-        weights (`list[float]`): of the cross-entropies.
-        consistency ([`Consistency`]): weights of the divergences.
+        logs (`torch.Tensor` of shape `(2, positions, vocab_size)`): log-probabilities, which are overwritten.
+        consistency ([`Consistency`]): weights.
 
     Returns:
-        `list[torch.Tensor]` and `torch.Tensor`: the gradients by the logits of each pass, and the weighted sum of the
-        divergences.
+        Two `torch.Tensor`: the weighted sum of the divergences, and the gradients by the logits, of the shape of
+        `logs`.
     """
-    forward, backward = consistency.forward, consistency.backward
-    p, q = first.exp(), second.exp()
-    difference = first.sub_(second)
+    second, forward, backward = consistency
+    gradient = logs.exp()
+    p, q = gradient[0].clone(), gradient[1]
+    difference = logs[0].sub_(logs[1])
     p_to_q = (p * difference).sum(dim=1, keepdim=True)
     q_to_p = -(q * difference).sum(dim=1, keepdim=True)
     total = forward * p_to_q.sum() + backward * q_to_p.sum()
-    by_first = p * (forward * (difference - p_to_q) + (weights[0] + backward))
-    by_second = (
-        q * (weights[1] + forward - backward * (difference + q_to_p)) if backward else q * (weights[1] + forward)
-    )
+    gradient[0].mul_(forward * (difference - p_to_q) + (1 - second + backward))
     if backward:
-        by_first.sub_(q, alpha=backward)
-    return [by_first, by_second.sub_(p, alpha=forward)], total
+        gradient[0].sub_(q, alpha=backward)
+        q.mul_(second + forward - backward * (difference + q_to_p))
+    else:
+        q.mul_(second + forward)
+    q.sub_(p, alpha=forward)
+    return total, gradient

@@ -699,14 +699,16 @@ def consistent_cross_entropy(
     Returns:
         `torch.Tensor`, a scalar in float32.
     """
-    labels = labels.to(logits.device)
-    items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-    logs = [part.float().log_softmax(dim=-1)[labels != -100] for part in logits.chunk(2)]  # [labels, vocab_size]
+    is_label = labels.to(logits.device) != -100
+    items = is_label.sum() if num_items_in_batch is None else num_items_in_batch
     first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
     loss = (1 - consistency.second) * first + consistency.second * second
-    kl_div = nn.functional.kl_div
-    loss = loss + consistency.forward * kl_div(logs[1], logs[0], reduction="sum", log_target=True) / items
-    return loss + consistency.backward * kl_div(logs[0], logs[1], reduction="sum", log_target=True) / items
+    p, q = (part.float().log_softmax(dim=-1) for part in logits.chunk(2))  # [batch / 2, target, vocab_size]
+    for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
+        if factor:
+            divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
+            loss = loss + factor * (divergence * is_label).sum() / items
+    return loss
 
 
 # ---- The models --------------------------------------------------------------------------------------------------
@@ -947,10 +949,11 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
         if frozen is not None:
             # In place: autograd then cuts this column's gradient, and the logits are not copied.
             logits[..., frozen] = logits[..., frozen].detach()
-        loss = None
-        if labels is not None and consistency is None:
+        if labels is None:
+            loss = None
+        elif consistency is None:
             loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
-        elif labels is not None:
+        else:
             loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
         return None if loss_only else logits, loss
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from ..data.batching import Batch
-from ..model.configuration_vaswani import VaswaniConfig
 from ..model.kernels_vaswani import Consistency
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..recipe import Recipe
 
 
@@ -16,12 +16,12 @@ class TwoPasses:
 
     Args:
         recipe ([`Recipe`]): the experiment.
-        config ([`VaswaniConfig`]): the model.
+        model ([`VaswaniForConditionalGeneration`]): the model, not wrapped.
     """
 
-    def __init__(self, recipe: Recipe, config: VaswaniConfig) -> None:
+    def __init__(self, recipe: Recipe, model: VaswaniForConditionalGeneration) -> None:
         training = recipe.training
-        self.seed, self.simcut, self.config = recipe.seed, training.simcut, config
+        self.seed, self.simcut, self.model = recipe.seed, training.simcut, model
         self.consistency: Consistency | None = None
         if training.simcut is not None:
             self.consistency = Consistency.simcut(training.simcut.alpha)
@@ -43,9 +43,7 @@ class TwoPasses:
         if self.consistency is None:
             return dict(batch)
         source, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
-        target = labels.new_full(labels.shape, self.config.decoder_start_token_id)
-        target[:, 1:] = labels[:, :-1]
-        target = target.masked_fill(target == -100, self.config.pad_token_id)
+        target = self.model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
         return {
             "input_ids": torch.cat([source, self._cut(source, numbers, step, 0)]),
             "attention_mask": mask.repeat(2, 1),
@@ -56,14 +54,30 @@ class TwoPasses:
 
     def _cut(self, ids: torch.Tensor, numbers: torch.Tensor, step: int, side: int) -> torch.Tensor:
         """
-        Replaces tokens at random by padding, whose embedding is zero; a padding token without a mask is otherwise a
-        token like any other.
+        Replaces tokens at random by padding, whose embedding is zero: to a model that is given the mask, padding is
+        otherwise a token like any other.
         """
         # The row that stands for a missing batch has no number.
         if self.simcut is None or len(numbers) != len(ids):
             return ids
         draws = uniform(self.seed, step, side, numbers, ids.shape[1])
-        return ids.masked_fill(draws < self.simcut.p, self.config.pad_token_id)
+        return torch.where(draws < self.simcut.p, self.model.config.pad_token_id or 0, ids)
+
+
+def check_padding(model: VaswaniForConditionalGeneration) -> None:
+    """
+    Raises a `ValueError` if the embedding of padding, which takes the place of those that are cut off, is not zero.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model, before it is sharded.
+    """
+    pad = model.config.pad_token_id
+    for stack in (model.model.encoder, model.model.decoder):
+        if stack.embed_tokens.weight[pad].any():
+            raise ValueError(
+                f"training.simcut needs a padding token whose embedding is zero, but that of id {pad} is not: set "
+                "training.simcut to null; training.r_drop has no such condition."
+            )
 
 
 def uniform(seed: int, step: int, side: int, numbers: torch.Tensor, length: int) -> torch.Tensor:

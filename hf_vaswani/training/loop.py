@@ -207,7 +207,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     training, accelerator = run.recipe.training, run.accelerator
     last = state.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, state.step)
     updates = run.updates.after(state.position)
-    passes = TwoPasses(run.recipe, state.model.config)
+    passes = TwoPasses(run.recipe, state.model)
     with closing(_Progress(accelerator, state.step, training.max_steps)) as progress:
         while not last:
             batches, position = next(updates)

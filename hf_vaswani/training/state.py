@@ -35,6 +35,7 @@ from ..run_folder import (
     write_progress,
 )
 from .adapters import attach_adapters, load_adapters, save_adapters
+from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run
 from .sharding import full_weights, shard_tied_weights
@@ -168,6 +169,8 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
         # A tied matrix is stored once, so its other names are missing.
         model.load_state_dict(on_main_process(accelerator, load_weights, run.folder / START), strict=False)
         adapters = attach_adapters(model, training.adapter, run.folder / START)
+    if training.simcut is not None:
+        check_padding(model)
     if training.gradient_checkpointing:
         # Renamed in transformers 5.23.
         enable = "activation_checkpointing_enable"

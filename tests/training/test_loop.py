@@ -259,7 +259,10 @@ def new_state() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path, monkeypatch, new_state) -> None:
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]])
+def test_compiled_the_network_is_traced_once_for_all_lengths(
+    tiny_run, tmp_path, monkeypatch, new_state, options
+) -> None:
     """By dynamo without its code generator, which would take a minute here; a resumed run is not another one."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import TorchDynamoPlugin
@@ -272,7 +275,7 @@ def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path,
     torch._dynamo.reset()
     counters.clear()
     # Without dropout: compiled, it draws other numbers.
-    arguments = [*tiny_recipe(tiny_run.parent), "--model.dropout=0", "--run_dir"]
+    arguments = [*tiny_recipe(tiny_run.parent), *options, "--model.dropout=0", "--run_dir"]
     assert main(["train", *arguments, str(tmp_path / "plain")]) == 0
     AcceleratorState._reset_state(reset_partial_state=True)
     assert main(["train", *arguments, str(tmp_path / "run"), "--training.compile=true"]) == 0
@@ -458,6 +461,19 @@ def test_a_run_of_another_recipe_is_refused(tiny_run, capsys) -> None:
     assert (tiny_run / "checkpoint-12").is_dir()
 
 
+def test_a_run_of_a_version_without_an_option_is_one_without_the_option(tiny_run, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("model", "test.json"))
+    for checkpoint in run.glob("checkpoint-*"):
+        record = json.loads((checkpoint / "progress.json").read_text())
+        del record["digest"], record["recipe"]["training.simcut"]
+        (checkpoint / "progress.json").write_text(json.dumps(record))
+    arguments = ["train", *tiny_recipe(tiny_run.parent), "--run_dir", str(run)]
+    assert main([*arguments, "--training.simcut.p=0.1"]) == 2
+    assert "training.simcut is None there and {'alpha': 3.0, 'p': 0.1} here" in capsys.readouterr().err
+    assert main(arguments) == 0
+
+
 def test_an_update_does_not_depend_on_how_it_is_split() -> None:
     """Two uneven batches added up are one batch: the loss is per token of the update, not a mean of means."""
     from accelerate import Accelerator
@@ -492,7 +508,8 @@ def by_torchrun(arguments: list[str], folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]], ids=["plain", "simcut"])
+def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
     """
     One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 20 updates.
     Of an odd number of batches, the last update of an epoch has fewer than the others, and one process none.
@@ -500,7 +517,7 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
     from hf_vaswani.training import loop as training
 
     arguments = [*tiny_recipe(tmp_path, max_steps=20, save_every=20, average_last=1, tokens_per_batch=88)]
-    arguments += ["--model.dropout=0", "--evaluation.num_beams=1"]
+    arguments += ["--model.dropout=0", "--evaluation.num_beams=1", *options]
     arguments += ["--training.schedule=constant", "--training.peak_learning_rate=0.0005"]
     runs = {"four": ["--training.accumulation_steps=4"], "two": ["--training.accumulation_steps=2"]}
     assert main(["train", *arguments, *runs["four"], "--run_dir", str(tmp_path / "four")]) == 0
@@ -512,10 +529,15 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path) -> None:
     def joined(accelerator, model, optimizer, batches, *rest):
         sizes.add(len(batches))
         fillings = {"input_ids": 0, "attention_mask": 0, "labels": -100}
-        whole = {
-            name: torch.cat([pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches])
-            for name, filling in fillings.items()
-        }
+        if options:
+            fillings["decoder_input_ids"] = 0
+        whole = {}
+        for name, filling in fillings.items():
+            rows = [pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches]
+            # The first passes of all batches come before the second passes.
+            passes = zip(*(part.chunk(2) for part in rows), strict=True) if options and name != "labels" else [rows]
+            whole[name] = torch.cat([part for parts in passes for part in parts])
+        whole |= {name: value for name, value in batches[0].items() if name == "consistency"}
         return update(accelerator, model, optimizer, [whole], *rest)
 
     def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:
