@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +227,8 @@ def test_the_recipes_are_recipes(tmp_path, page) -> None:
         recipe = load_recipe([str(path)])
         for section, values in yaml.safe_load(block).items():
             if isinstance(values, dict):
-                assert {
-                    key: getattr(getattr(recipe, section), {"from": "from_"}.get(key, key)) for key in values
-                } == values
+                there = asdict(getattr(recipe, section))
+                assert {key: there["from_" if key == "from" else key] for key in values} == values
 
 
 def test_links_lead_somewhere() -> None:
