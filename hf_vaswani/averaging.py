@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .adapters import ADAPTER_CONFIG, has_adapter, merged_weights
 from .files import atomic_folder, find_damage, read_json
 from .run_folder import (
     EMA_WEIGHTS,
@@ -31,7 +32,7 @@ def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, torch.Tensor]:
 
     Args:
         checkpoints (`Sequence[Path]`): folders with a `model.safetensors` each. An `ema.safetensors`, the moving
-            average of a run, overrides it.
+            average of a run, overrides it. Adapters are merged first.
 
     Returns:
         `dict[str, torch.Tensor]`: weights by name, in the type of the first checkpoint. The mean is computed in
@@ -81,7 +82,7 @@ def save_average(checkpoints: Sequence[Path], folder: Path) -> None:
     _check_vocabularies(checkpoints)
     with atomic_folder(folder) as temporary:
         for path in sorted(checkpoints[-1].iterdir()):
-            if path.suffix in (".json", ".py") and path.name != PROGRESS:
+            if path.suffix in (".json", ".py") and path.name not in (PROGRESS, ADAPTER_CONFIG):
                 shutil.copyfile(path, temporary / path.name)
         save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
 
@@ -100,7 +101,8 @@ def _check_vocabularies(checkpoints: Sequence[Path]) -> None:
 
 def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
-    Loads the weights of a checkpoint, or its moving average if it has one.
+    Loads the weights of a checkpoint, or its moving average if it has one. Adapters are merged into the
+    weights that they were trained on.
 
     Raises:
         ValueError: the checkpoint was deleted, or its weights cannot be read.
@@ -112,6 +114,8 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         )
     # The record counts: a moving average that was lost must not be replaced by the weights behind it.
     names = read_progress(checkpoint).files if is_checkpoint(checkpoint) else [p.name for p in checkpoint.iterdir()]
+    if has_adapter(checkpoint):
+        return merged_weights(checkpoint)
     path = checkpoint / (EMA_WEIGHTS if EMA_WEIGHTS in names else WEIGHTS)
     try:
         return load_file(path)

@@ -200,6 +200,8 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
             "training.optimizer is 'muon', which needs whole matrices, but FSDP shards them: use 'adam', or launch "
             "without FSDP."
         )
+    if training.adapter is not None:
+        raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")
 
 
 def _threads_of_a_process() -> int:

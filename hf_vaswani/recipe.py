@@ -892,6 +892,7 @@ def check_ranges(recipe: Recipe) -> None:
             _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
     _check_initialize(recipe.initialize)
+    _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
@@ -957,6 +958,35 @@ def _check_initialize(initialize: InitializeRecipe) -> None:
         )
     if not all(token.strip() for token in initialize.add_tokens):
         raise ValueError(f"initialize.add_tokens must not have blank entries, but it is {initialize.add_tokens}.")
+
+
+def _check_adapter(recipe: Recipe) -> None:
+    """Refuses keys that have no meaning for adapters."""
+    training, initialize = recipe.training, recipe.initialize
+    if training.adapter is None:
+        return
+    if initialize.from_ is None:
+        raise ValueError("training.adapter requires initialize.from, the model that the adapters are added to.")
+    reasons = [
+        ("initialize.parts", initialize.parts is not None, "parts with random weights would stay random"),
+        (
+            "initialize.vocabulary 'transfer'",
+            initialize.vocabulary == "transfer",
+            "new embeddings would stay untrained",
+        ),
+        ("initialize.add_tokens", bool(initialize.add_tokens), "new embeddings would stay untrained"),
+        ("training.freeze", bool(training.freeze), "adapters leave all weights as they are"),
+        ("training.optimizer 'muon'", training.optimizer == "muon", "Muon is for whole matrices: use 'adam'"),
+        ("training.ema_decay", training.ema_decay is not None, "the average of factors is not that of their products"),
+        (
+            "hub.every_n_checkpoints",
+            recipe.hub.every_n_checkpoints is not None,
+            "only the model at the end is published whole",
+        ),
+    ]
+    for key, is_set, reason in reasons:
+        if is_set:
+            raise ValueError(f"training.adapter excludes {key}: {reason}.")
 
 
 def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:

@@ -89,6 +89,7 @@ class Progress:
         state (`dict[str, str]`, *optional*): SHA-256 of all other files of the checkpoint, by name.
         recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
         validations (`list[Validation]`, *optional*): validations so far.
+        start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that adapters belong to, by name.
     """
 
     step: int
@@ -101,6 +102,7 @@ class Progress:
     state: dict[str, str] | None = None
     recipe: dict[str, Any] | None = None
     validations: list[Validation] | None = None
+    start: dict[str, str] | None = None
 
     @property
     def digests(self) -> dict[str, str]:

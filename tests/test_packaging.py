@@ -24,7 +24,7 @@ NEEDED = {
     "processes": {"train"},
     "metrics": {"train"},
     "data": {"train"},
-    "training": {"train"},
+    "training": {"train", "adapt"},
     "hub": {"train", "viz"},
     "conversion": {"convert"},
     "cli": {"train"},

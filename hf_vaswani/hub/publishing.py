@@ -13,6 +13,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_session, get_token
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
+from ..adapters import has_adapter
 from ..files import digest, read_json, temporary_name
 from ..recipe import HubRecipe
 from ..records import Scored
@@ -119,6 +120,8 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
     """
     scored = read_score(run_dir, folder)
     check_score(folder, scored.bleu, hub.min_bleu)
+    if has_adapter(folder):
+        raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
     repo_id, revision = str(hub.repo_id), hub.revision
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
     with _publishing_errors(folder, repo_id, revision):

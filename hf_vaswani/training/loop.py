@@ -48,6 +48,7 @@ from ..run_folder import (
     write_environment,
     write_result,
 )
+from .adapters import check_peft
 from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
@@ -90,6 +91,8 @@ def train(recipe: Recipe) -> Result:
     if recipe.initialize.from_ is None:
         check_model(recipe)
     check_metric(recipe)
+    if recipe.training.adapter is not None:
+        check_peft()
     check_run_folder(recipe)
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."
     with stopped_by_sigterm(text), _lost_processes_as_os_error():
@@ -146,7 +149,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         if interruption.signal is not None:
             # It arrived after the last update had looked for it.
             raise Interrupted(text, 128 + interruption.signal)
-        result = _finish(run, state.unsharded or state.model, state.step, state.seconds)
+        result = _finish(run, state.plain_model(), state.step, state.seconds)
         _end(accelerator)
         if publisher is not None:
             publisher.wait()

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import GenerationConfig
 
+from ..adapters import base_folder
 from ..averaging import load_weights
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
@@ -33,6 +34,7 @@ from ..run_folder import (
     unchangeable,
     write_progress,
 )
+from .adapters import attach_adapters, load_adapters, save_adapters
 from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
 from .preparation import Run
@@ -64,6 +66,7 @@ class TrainState:
         nonfinite (`int`): skipped updates in a row, up to this one.
         seconds_before (`float`): duration of the training in earlier processes.
         began (`float`): monotonic time at which this process began.
+        adapters (`peft.PeftModel`, *optional*): the model with the adapters that are trained in place of its weights.
     """
 
     model: VaswaniForConditionalGeneration
@@ -77,6 +80,7 @@ class TrainState:
     nonfinite: int = 0
     seconds_before: float = 0.0
     began: float = field(default_factory=time.monotonic)
+    adapters: Any = None
 
     @property
     def seconds(self) -> float:
@@ -89,6 +93,12 @@ class TrainState:
             return cast(VaswaniForConditionalGeneration, self.ema.module)
         if self.unsharded is not None:
             self.unsharded.load_state_dict(full_weights(self.wrapped), strict=False)
+        return self.unsharded or self.model
+
+    def plain_model(self) -> VaswaniForConditionalGeneration:
+        """Returns the model to load an average into, after the last update: without adapters, and not sharded."""
+        if self.adapters is not None:
+            return cast(VaswaniForConditionalGeneration, self.adapters.unload())
         return self.unsharded or self.model
 
 
@@ -170,6 +180,9 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     """
     recipe, training, accelerator = run.recipe, run.recipe.training, run.accelerator
     model = build_model(run)
+    adapters = None
+    if training.adapter is not None:
+        adapters = attach_adapters(model, training.adapter, run.folder / START)
     if training.simcut is not None:
         check_padding(model)
     if training.gradient_checkpointing:
@@ -202,7 +215,11 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     ema = None
     if training.ema_decay is not None:
         ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema_decay))
-    state = TrainState(model, wrapped, unsharded, ema, optimizer, schedule, 0, run.updates.start)
+    state = TrainState(model, wrapped, unsharded, ema, optimizer, schedule, 0, run.updates.start, adapters=adapters)
+    if adapters is not None:
+        # Accelerate saves and loads everything but the weights.
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: weights.clear())
+        accelerator.register_load_state_pre_hook(lambda models, folder: models.clear())
     recorded = None
     if checkpoint is not None:
         progress = on_main_process(accelerator, read_progress, checkpoint)
@@ -240,6 +257,8 @@ def save_checkpoint(run: Run, state: TrainState) -> None:
         # Shards are only for resuming; averaging and loading need full weights.
         weights = full_weights(state.wrapped) if accelerator.is_fsdp2 else None
         if accelerator.is_main_process:
+            if state.adapters is not None:
+                save_adapters(state.adapters, temporary)
             if weights is not None:
                 save_file(weights, temporary / WEIGHTS, metadata={"format": "pt"})
             if state.ema is not None:
@@ -270,6 +289,7 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
         state=others,
         recipe=unchangeable(run.recipe),
         validations=read_validations(run.folder),
+        start=None if state.adapters is None else run.start,
     )
 
 
@@ -312,10 +332,14 @@ def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
 def _load_checkpoint(run: Run, state: TrainState, checkpoint: Path, progress: Progress) -> None:
     """Restores the state of a training from a checkpoint, on the same text and with the same launch."""
     _check_progress(run, checkpoint, progress)
+    if state.adapters is not None:
+        on_main_process(run.accelerator, base_folder, checkpoint)
     try:
         # Accelerate silently continues if it cannot read the random numbers, so they are read here first.
         load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")
         run.accelerator.load_state(str(checkpoint))
+        if state.adapters is not None:
+            load_adapters(state.adapters, checkpoint)
     # In a checkpoint of an earlier version, which has no digests, a damaged pickle may raise anything.
     except Exception as error:
         raise ValueError(

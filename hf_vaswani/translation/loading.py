@@ -14,9 +14,16 @@ from huggingface_hub import hf_hub_download, is_offline_mode
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
+from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
@@ -99,6 +106,8 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
             the config; the message names the file.
     """
     folder = _check_config(name)
+    if has_adapter(folder):
+        return _load_merged(folder, dtype)
     _check_sizes(folder)
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
@@ -124,6 +133,21 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
     if problem is not None:
         raise ValueError(problem)
+    return model.eval()
+
+
+def _load_merged(checkpoint: Path, dtype: Any) -> Any:
+    """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
+    with quiet(), _as_value_error(f"The model {str(checkpoint)!r} cannot be loaded", checkpoint):
+        weights = merged_weights(checkpoint)
+        config = AutoConfig.from_pretrained(checkpoint)
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32 if dtype == "auto" else dtype)
+        # A tied matrix is stored once, and so it is named once among the parameters.
+        missing = [name for name, _ in model.named_parameters() if name not in weights]
+        if missing:
+            raise ValueError(f"{checkpoint} does not fit to the model that its adapters belong to: {missing[0]}.")
+        model.load_state_dict(weights, strict=False)
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     return model.eval()
 
 
