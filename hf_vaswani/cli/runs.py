@@ -129,7 +129,12 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
         raise ValueError("--last and --best exclude each other: give one of them.")
     training = read_recipe(run_dir).training
     found = checkpoints_to_average(
-        run_dir, training.save_every, options.last, options.best, options.by or training.best_by
+        run_dir,
+        training.save_every,
+        options.last,
+        options.best,
+        options.by or training.best_by,
+        training.best_set,
     )
     option, count = ("--last", options.last) if options.best is None else ("--best", options.best)
     if len(found) < count:

@@ -384,7 +384,9 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
     """Returns whether patience had run out after an update."""
     training = recipe.training
     validations = [line for line in read_validations(Path(recipe.run_dir)) if line.step <= step]
-    return training.patience is not None and has_stalled(validations, training.best_by, training.patience)
+    return training.patience is not None and has_stalled(
+        validations, training.best_by, training.patience, training.best_set
+    )
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------
@@ -443,7 +445,12 @@ def _write_card(recipe: Recipe, result: Result) -> None:
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
     training = recipe.training
     return checkpoints_to_average(
-        Path(recipe.run_dir), training.save_every, training.average_last, training.average_best, training.best_by
+        Path(recipe.run_dir),
+        training.save_every,
+        training.average_last,
+        training.average_best,
+        training.best_by,
+        training.best_set,
     )
 
 
