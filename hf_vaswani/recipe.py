@@ -992,8 +992,8 @@ def _check_sets(recipe: Recipe) -> None:
             )
         if name in directions:
             raise ValueError(
-                f"validation_sets.{name} has the name of a direction, which is that of the sets of data and more_data: "
-                "choose another name."
+                f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "
+                "called: choose another name."
             )
 
 

@@ -33,6 +33,8 @@ VALIDATIONS = "validations.jsonl"
 NONFINITE = "nonfinite_updates.jsonl"
 CURVE = "training.jsonl"
 RESULT = "test.json"
+TRANSLATIONS = "test_translations.txt"
+START_TRANSLATIONS = "start_translations.txt"
 
 # Settings that a resumed run may change, because its results so far do not depend on them.
 CHANGEABLE = {
@@ -117,6 +119,33 @@ def write_result(run_dir: Path, result: Result) -> None:
         OSError: the file cannot be written.
     """
     atomic_write_text(run_dir / RESULT, json.dumps(sealed(to_json(result)), indent=2, ensure_ascii=False) + "\n")
+
+
+def translations_file(stem: str, name: str, sets: int) -> str:
+    """Returns the file in a run folder with the translations of a test set; `stem` is `TRANSLATIONS`, for example."""
+    return stem if sets == 1 else stem.replace(".", f".{name}.")
+
+
+def read_translations(run_dir: Path, result: Result, stem: str, names: Sequence[str]) -> dict[str, list[str]] | None:
+    """
+    Reads the translations of the test sets.
+
+    Args:
+        run_dir (`Path`): folder of the run.
+        result ([`Result`]): with the digests of the files.
+        stem (`str`): `TRANSLATIONS`, or `START_TRANSLATIONS` for those of the model that the training started from.
+        names (`Sequence[str]`): names of the test sets.
+
+    Returns:
+        `dict[str, list[str]]`: translations by set, or `None` if a file is missing or was changed.
+    """
+    found = {}
+    for name in names:
+        path = run_dir / translations_file(stem, name, len(names))
+        if not path.is_file() or (result.translations or {}).get(path.name) != digest(path):
+            return None
+        found[name] = path.read_text("utf-8").removesuffix("\n").split("\n")
+    return found
 
 
 def read_progress(checkpoint: Path) -> Progress:

@@ -285,9 +285,7 @@ def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
         sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
         same = sum(other.name.split(".")[0] == source.name for other in texts)
         name = f"{source.name}.{same + 1}" if same else source.name
-        texts.append(
-            EvaluationText(name, sentences, list(pairs["target"]), source.tag, source.recipe.target_language)
-        )
+        texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.tag, source.recipe.target_language))
     return texts
 
 
