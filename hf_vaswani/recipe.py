@@ -589,6 +589,8 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
                     f"{where} must have names under 'validation_sets', each with `key: value` lines, but it has "
                     f"{shown(value)}."
                 )
+            for name in value:
+                _check_set_name(str(name))
             below = [(f"{key}.{name}", source) for name, source in value.items()]
         elif general in inner and (value is not None or general not in Recipe().flat()):
             # Given a string, jsonargparse would import a class by that name.
@@ -982,14 +984,19 @@ def check_baseline(recipe: Recipe, where: str) -> None:
         ) from error
 
 
+def _check_set_name(name: str) -> None:
+    """Refuses a name that could not be part of a key, or of the name of a file."""
+    if not re.fullmatch(r"[\w-]{1,60}", name):
+        raise ValueError(
+            f"validation_sets has the name {shown(name)}, but a name consists of at most 60 letters, digits, _ or -."
+        )
+
+
 def _check_sets(recipe: Recipe) -> None:
-    """Refuses validation sets whose names are taken, or cannot be part of a file name."""
+    """Refuses validation sets whose names are taken or not valid."""
     directions = ["-".join(pair) for pair in recipe.language_pairs]
     for name in recipe.validation_sets:
-        if not re.fullmatch(r"[\w-]{1,60}", name):
-            raise ValueError(
-                f"validation_sets has the name {shown(name)}, but a name has at most 60 letters, digits, _ or -."
-            )
+        _check_set_name(name)
         if name in directions:
             raise ValueError(
                 f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "

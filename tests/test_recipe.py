@@ -177,8 +177,8 @@ def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
     ("text", "message"),
     [
         ("validation_sets: {en-de: {dataset: a/b}}", "validation_sets.en-de has the name of a direction"),
-        ("validation_sets: {a.b: {dataset: a/b}}", "has the name 'a.b', but a name has at most 60 letters, digits"),
-        ("validation_sets: {../x: {dataset: a/b}}", "has the name '../x', but a name has"),
+        ("validation_sets: {a.b: {dataset: a/b}}", "has the name 'a.b', but a name consists of at most 60 letters"),
+        ("validation_sets: {../x: {dataset: a/b}}", "has the name '../x', but a name consists of"),
         ("hub: {not_worse_than: start}", "hub.not_worse_than is 'start', but the run starts from no model"),
         ("hub: {not_worse_than: lastpush}", "hub.not_worse_than must be start, last_push, the folder of a model or"),
         ("hub: {not_worse_than: ''}", "hub.not_worse_than must be start, last_push"),
