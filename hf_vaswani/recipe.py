@@ -451,8 +451,8 @@ class HubRecipe:
     published without a BLEU."""
     not_worse_than: str | None = None
     """Model that the published one must not be worse than: `start`, the model of `initialize.from`; `last_push`, what
-    `repo_id` has now; or the id of a model on the Hub, or its folder. On no test set may the BLEU be significantly
-    lower in a paired bootstrap test (p < 0.05). `null` compares with none."""
+    `repo_id` has now; or another model: its id on the Hub, its folder, or that of its run. On no test set may the
+    BLEU be significantly lower in a paired bootstrap test (p < 0.05). `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""

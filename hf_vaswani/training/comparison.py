@@ -15,7 +15,15 @@ from ..metrics import score
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
 from ..records import Result, Scored, Verdict
-from ..run_folder import START, START_TRANSLATIONS, TRANSLATIONS, checkpoint_folder, read_recipe, read_translations
+from ..run_folder import (
+    MODEL,
+    START,
+    START_TRANSLATIONS,
+    TRANSLATIONS,
+    checkpoint_folder,
+    read_recipe,
+    read_translations,
+)
 from ..translation.baseline import Baseline
 from .preparation import Run
 from .state import TrainState
@@ -53,7 +61,13 @@ def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
     if hub.not_worse_than == "last_push":
         found = last_push(folder, hub)
         return None if found is None else str(found)
-    return hub.not_worse_than
+    return named_model(str(hub.not_worse_than))
+
+
+def named_model(name: str) -> str:
+    """Returns the folder of the model of a run, or the name of any other model as it is."""
+    model = Path(name) / MODEL
+    return str(model) if model.is_dir() else name
 
 
 # ---- During a training -------------------------------------------------------------------------------------------
@@ -74,7 +88,7 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
         ValueError: the model cannot be loaded, or cannot translate.
     """
     # All processes hear of an error, and then find what the main process has downloaded.
-    on_main_process(run.accelerator, check_loading, name)
+    on_main_process(run.accelerator, check_loading, str(name))
     baseline = Baseline(name, run.accelerator.device)
     return {
         pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language), baseline)
@@ -82,9 +96,9 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     }
 
 
-def check_loading(name: str | Path) -> None:
+def check_loading(name: str) -> None:
     """Raises a `ValueError` if a model cannot be loaded, or cannot translate."""
-    Baseline(name, "cpu")
+    Baseline(named_model(name), "cpu")
 
 
 def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -> None:
@@ -147,6 +161,8 @@ def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
         return verdict
     recipe = read_recipe(run_dir)
     texts = evaluation_texts(read_evaluation_sources(recipe), "test")
+    if not texts:
+        raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")
     after = _kept(run_dir, scored, TRANSLATIONS, texts)
     if after is not None:
         _check_text(folder, scored, texts, after, recipe.evaluation)

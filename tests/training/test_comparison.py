@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.cli import main
@@ -112,8 +113,23 @@ def test_lost_translations_are_made_again(run) -> None:
 
 
 def test_another_model_is_compared_on_every_test_set(run, tiny_run) -> None:
-    verdict = judge(run, run / "model", hub(not_worse_than=str(tiny_run / "model")))
-    assert verdict.than == str(tiny_run / "model") and verdict.sets == read_result(run).before
+    # The folder of a run stands for its model.
+    for folder in (tiny_run / "model", tiny_run):
+        verdict = judge(run, run / "model", hub(not_worse_than=str(folder)))
+        assert verdict.than == str(folder) and verdict.sets == read_result(run).before
+
+
+def test_a_run_without_a_test_set_has_nothing_to_compare(run, tiny_run) -> None:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["data"]["test_files"] = recipe["validation_sets"]["short"]["test_files"] = None
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for checkpoint in run.glob("checkpoint-4"):
+        shutil.rmtree(checkpoint)
+    progress = json.loads((run / "checkpoint-8" / "progress.json").read_text())
+    del progress["recipe"], progress["digest"]
+    (run / "checkpoint-8" / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(ValueError, match="models are compared on test sets, but its recipe has none"):
+        judge(run, run / "checkpoint-8", hub(not_worse_than=str(tiny_run)))
 
 
 def test_a_checkpoint_is_compared_by_its_own_translations(run) -> None:
