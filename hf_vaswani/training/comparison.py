@@ -29,6 +29,11 @@ from .preparation import Run
 from .state import TrainState
 from .validation import share, translate_and_score
 
+try:
+    from accelerate.utils import gather_object
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
 logger = logging.getLogger(__name__)
 
 # Scores of the same text differ by less.
@@ -87,9 +92,17 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     Raises:
         ValueError: the model cannot be loaded, or cannot translate.
     """
-    # All processes hear of an error, and then find what the main process has downloaded.
-    on_main_process(run.accelerator, check_loading, str(name))
-    baseline = Baseline(name, run.accelerator.device)
+    baseline, failure = None, None
+    # One process of each machine downloads the model, and the others read it.
+    with run.accelerator.local_main_process_first():
+        try:
+            baseline = Baseline(name, run.accelerator.device)
+        except (ValueError, OSError) as error:
+            failure = str(error)
+    failures = [text for text in gather_object([failure]) if text is not None]
+    # In every process: the others would wait for one that fails alone.
+    if baseline is None or failures:
+        raise ValueError(failures[0])
     return {
         pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language), baseline)
         for pairs in run.sets["test"]

@@ -182,3 +182,14 @@ def test_the_validations_and_their_files_are_of_every_set(compared_run) -> None:
         "test_translations.en-de.txt",
         "test_translations.short.txt",
     ]
+
+
+def test_a_start_that_cannot_be_loaded_is_named_at_the_end(tmp_path, capsys) -> None:
+    assert train(tmp_path, max_steps=4) == 0
+    (tmp_path / "run" / "start").mkdir()
+    assert train(tmp_path, max_steps=8) == 2
+    assert str(tmp_path / "run" / "start") in capsys.readouterr().err.strip().splitlines()[-1]
+    # Nothing is lost: without it, the same command finishes the run.
+    (tmp_path / "run" / "start").rmdir()
+    assert train(tmp_path, max_steps=8) == 0
+    assert read_result(tmp_path / "run").step == 8
