@@ -403,7 +403,7 @@ def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
         return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
     if isinstance(value, list):
         return [_names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe")
+    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe", "not_worse_than")
     return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
 
 

@@ -142,6 +142,7 @@ def test_paths_are_not_shown(run) -> None:
     files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
     command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
     command += ["--more_data+", json.dumps({"train_files": files, "dataset": folder}), "--training.max_steps", "12"]
+    command += [f"--hub.not_worse_than={folder}/model", f"--validation_sets.law.test_files={folder}/law.tsv"]
     change(run / "environment.json", command=command)
     change_recipe(run, "tokenizer", path=f"{folder}/tok")
     change_recipe(run, "data", train_files=files, validation_files="../acme/dev.tsv", test_files="acme/x y/test.jsonl")
