@@ -181,6 +181,39 @@ class Compared:
     signature: str
 
 
+def paired_bootstrap(
+    baseline: Sequence[str],
+    hypotheses: Sequence[str],
+    references: References,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    samples: int = 1000,
+) -> tuple[float, str]:
+    """
+    Tests whether the BLEU of two systems differs by more than chance, as [`compare`] does.
+
+    Args:
+        baseline (`Sequence[str]`), hypotheses (`Sequence[str]`): translations of one text by either system.
+        references, tokenize, lowercase: as in [`score`].
+        samples (`int`): number of bootstrap samples.
+
+    Returns:
+        `float` and `str`: p-value of the difference, 1 between equal scores, and sacreBLEU's signature of the test.
+
+    Raises:
+        ValueError: as in [`score`].
+    """
+    _check_lengths({"translations of the baseline": baseline, "translations": hypotheses}, references)
+    bleu, settings = _metrics(tokenize, lowercase)[0]
+    systems = [("baseline", list(baseline)), ("system", list(hypotheses))]
+    test = PairedTest(systems, {bleu.key: bleu.metric(**settings)}, _reference_streams(references), "bs", samples)
+    signatures, results = test()
+    (metric, signature), *_ = signatures.items()
+    first, second = results[metric]
+    # sacreBLEU counts no sample that differs as little as equal systems do, so their p-value would be the lowest.
+    return (1.0 if first.score == second.score else float(second.p_value)), str(signature)
+
+
 def compare(
     systems: Mapping[str, Sequence[str]],
     references: References,

@@ -383,7 +383,7 @@ class TrainingRecipe:
     """Metric that ranks validations: the highest `bleu` or the lowest `loss` is best."""
     best_set: str | None = None
     """The one of several validation sets whose metric ranks validations: a name of `validation_sets`, or a direction
-    such as `en-de`; `null` takes the mean over all sets."""
+    such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token of all their text."""
     patience: int | None = number(None, at_least=1, at_most=10**6)
     """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
     stopping."""
@@ -451,8 +451,8 @@ class HubRecipe:
     published without a BLEU."""
     not_worse_than: str | None = None
     """Model that the published one must not be worse than: `start`, the model of `initialize.from`; `last_push`, what
-    `repo_id` has now; or a model's id on the Hub. On each test set, the difference in BLEU must not be significantly
-    negative in a paired bootstrap test (p < 0.05). `null` compares with none."""
+    `repo_id` has now; or another model: its id on the Hub, its folder, or that of its run. On no test set may the
+    BLEU be significantly lower in a paired bootstrap test (p < 0.05). `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""
@@ -460,7 +460,8 @@ class HubRecipe:
     """Branch to publish to; it is created if necessary."""
     every_n_checkpoints: int | None = number(None, at_least=1, at_most=10**6)
     """Also publish every n-th checkpoint during training, with the BLEU of its validation; `null` publishes only the
-    final model. If set, `save_every` must be a multiple of `validate_every`."""
+    final model. If set, `save_every` must be a multiple of `validate_every`. With `not_worse_than`, each of these
+    checkpoints translates the test sets, too."""
     license: str | None = None
     """Licence of the model, for the model card, for example `apache-2.0`."""
 
@@ -491,6 +492,16 @@ class Recipe:
     def __post_init__(self) -> None:
         # Keys that the file or the command line gives, as in "model.d_model"; the others have their defaults.
         self.given: frozenset[str] = frozenset()
+
+    @property
+    def named_sets(self) -> dict[str, SourceRecipe]:
+        """Returns `validation_sets` as sources, with their languages filled in; their training text has no meaning."""
+        found = {}
+        for name, part in self.validation_sets.items():
+            found[name] = SourceRecipe(**asdict(part))
+            found[name].source_language = part.source_language or self.data.source_language
+            found[name].target_language = part.target_language or self.data.target_language
+        return found
 
     @property
     def language_pairs(self) -> list[list[str]]:
@@ -582,6 +593,8 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
                     f"{where} must have names under 'validation_sets', each with `key: value` lines, but it has "
                     f"{shown(value)}."
                 )
+            for name in value:
+                _check_set_name(str(name))
             below = [(f"{key}.{name}", source) for name, source in value.items()]
         elif general in inner and (value is not None or general not in Recipe().flat()):
             # Given a string, jsonargparse would import a class by that name.
@@ -894,6 +907,8 @@ def check_ranges(recipe: Recipe) -> None:
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
+    check_baseline(recipe, "hub.not_worse_than")
+    _check_sets(recipe)
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 
@@ -1004,6 +1019,51 @@ def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
             "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
         )
+
+
+def check_baseline(recipe: Recipe, where: str) -> None:
+    """
+    Checks that `hub.not_worse_than` has the form of a model to compare with.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        where (`str`): name of the setting in the error message.
+
+    Raises:
+        ValueError: it is `start` without `initialize.from`, or neither a word of the manual, a folder nor an id.
+    """
+    than = recipe.hub.not_worse_than
+    if than == "start" and recipe.initialize.from_ is None:
+        raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
+    if than in (None, "start", "last_push") or (than and Path(than).is_dir()):
+        return
+    try:
+        check_repo_id(str(than), where)
+    except ValueError as error:
+        raise ValueError(
+            f"{where} must be start, last_push, the folder of a model or its id on the Hub, user/name, but it is "
+            f"{shown(than)}."
+        ) from error
+
+
+def _check_set_name(name: str) -> None:
+    """Refuses a name that could not be part of a key, or of the name of a file."""
+    if not re.fullmatch(r"[\w-]{1,60}", name):
+        raise ValueError(
+            f"validation_sets has the name {shown(name)}, but a name consists of at most 60 letters, digits, _ or -."
+        )
+
+
+def _check_sets(recipe: Recipe) -> None:
+    """Refuses validation sets whose names are taken or not valid."""
+    directions = ["-".join(pair) for pair in recipe.language_pairs]
+    for name in recipe.validation_sets:
+        _check_set_name(name)
+        if name in directions:
+            raise ValueError(
+                f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "
+                "called: choose another name."
+            )
 
 
 def check_repo_id(repo_id: str, where: str) -> None:

@@ -20,7 +20,8 @@ class Validation:
         loss (`float`, *optional*): nats per target token; `None` if it is not finite.
         bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
         signatures (`dict[str, str]`): sacreBLEU's, by metric.
-        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several.
+        sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
+            also its `loss`, in nats per target token, `None` if it is not finite.
         best (`bool`): True for the best validation of the run.
         seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
             that was validated; not written to `validations.jsonl`.
@@ -32,10 +33,42 @@ class Validation:
     chrf: float | None = None
     ter: float | None = None
     signatures: dict[str, str] | None = None
-    sets: dict[str, dict[str, float]] | None = None
+    sets: dict[str, dict[str, float | None]] | None = None
     best: bool = False
     seconds: float | None = None
     files: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """
+    Two models on one test set.
+
+    Attributes:
+        before (`dict[str, float]`), after (`dict[str, float]`): `bleu`, `chrf` and `ter` of the earlier model, or of
+            the one to compare with, and of this one.
+        p (`float`): p-value of the difference in BLEU, by paired bootstrap.
+        signature (`str`): sacreBLEU's signature of that test.
+    """
+
+    before: dict[str, float]
+    after: dict[str, float]
+    p: float
+    signature: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    A model compared with another one before it is published.
+
+    Attributes:
+        than (`str`): the other model, as `hub.not_worse_than` names it.
+        sets (`dict[str, Comparison]`): the comparison on each test set; empty if nothing was published before.
+    """
+
+    than: str
+    sets: dict[str, Comparison]
 
 
 @dataclass(frozen=True)
@@ -53,6 +86,8 @@ class Result:
         samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
         files (`dict[str, str]`): SHA-256 of the model's files, by name.
         translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
+        before (`dict[str, Comparison]`, *optional*): the model compared with the one that the training started from,
+            by test set.
     """
 
     step: int
@@ -63,10 +98,11 @@ class Result:
     chrf: float | None = None
     ter: float | None = None
     signatures: dict[str, str] | None = None
-    sets: dict[str, dict[str, float]] | None = None
+    sets: dict[str, dict[str, float | None]] | None = None
     samples: list[dict[str, str]] | None = None
     files: dict[str, str] | None = None
     translations: dict[str, str] | None = None
+    before: dict[str, Comparison] | None = None
 
 
 # The scores of a model card: the test of a model, or the validation of a checkpoint.

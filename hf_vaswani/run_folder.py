@@ -33,6 +33,8 @@ VALIDATIONS = "validations.jsonl"
 NONFINITE = "nonfinite_updates.jsonl"
 CURVE = "training.jsonl"
 RESULT = "test.json"
+TRANSLATIONS = "test_translations.txt"
+START_TRANSLATIONS = "start_translations.txt"
 
 # Settings that a resumed run may change, because its results so far do not depend on them.
 CHANGEABLE = {
@@ -44,6 +46,7 @@ CHANGEABLE = {
     "training.average_last",
     "training.average_best",
     "training.best_by",
+    "training.best_set",
     "training.patience",
     "training.max_nonfinite_updates",
     "training.data_workers",
@@ -52,6 +55,7 @@ CHANGEABLE = {
     "data.license",
     "hub.repo_id",
     "hub.min_bleu",
+    "hub.not_worse_than",
     "hub.private",
     "hub.revision",
     "hub.every_n_checkpoints",
@@ -115,6 +119,33 @@ def write_result(run_dir: Path, result: Result) -> None:
         OSError: the file cannot be written.
     """
     atomic_write_text(run_dir / RESULT, json.dumps(sealed(to_json(result)), indent=2, ensure_ascii=False) + "\n")
+
+
+def translations_file(stem: str, name: str, sets: int) -> str:
+    """Returns the file in a run folder with the translations of a test set; `stem` is `TRANSLATIONS`, for example."""
+    return stem if sets == 1 else stem.replace(".", f".{name}.")
+
+
+def read_translations(run_dir: Path, result: Result, stem: str, names: Sequence[str]) -> dict[str, list[str]] | None:
+    """
+    Reads the translations of the test sets.
+
+    Args:
+        run_dir (`Path`): folder of the run.
+        result ([`Result`]): with the digests of the files.
+        stem (`str`): `TRANSLATIONS`, or `START_TRANSLATIONS` for those of the model that the training started from.
+        names (`Sequence[str]`): names of the test sets.
+
+    Returns:
+        `dict[str, list[str]]`: translations by set, or `None` if a file is missing or was changed.
+    """
+    found = {}
+    for name in names:
+        path = run_dir / translations_file(stem, name, len(names))
+        if not path.is_file() or (result.translations or {}).get(path.name) != digest(path):
+            return None
+        found[name] = path.read_text("utf-8").removesuffix("\n").split("\n")
+    return found
 
 
 def read_progress(checkpoint: Path) -> Progress:
@@ -261,7 +292,12 @@ def _is_intact(checkpoint: Path) -> bool:
 
 
 def remove_old_checkpoints(
-    run_dir: Path, save_every: int, keep_last: int, keep_best: int = 0, best_by: BestBy = "bleu"
+    run_dir: Path,
+    save_every: int,
+    keep_last: int,
+    keep_best: int = 0,
+    best_by: BestBy = "bleu",
+    best_set: str | None = None,
 ) -> None:
     """
     Deletes all checkpoints but the newest and the best, and the remains of those that were killed while written.
@@ -271,15 +307,15 @@ def remove_old_checkpoints(
         save_every (`int`): updates between two checkpoints. A checkpoint in between, written because the run was
             stopped there, is deleted as soon as there is a newer one: an uninterrupted run would not have it.
         keep_last (`int`): number of newest checkpoints to keep.
-        keep_best (`int`): number of best checkpoints to keep, in the order of [`ranked`].
-        best_by (`str`): `"bleu"` or `"loss"`.
+        keep_best (`int`): number of best checkpoints to keep.
+        best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
     """
     checkpoints = {checkpoint_step(path): path for path in list_checkpoints(run_dir)}
     planned = [step for step in checkpoints if step % save_every == 0]
     newest = [step for step in checkpoints if step in planned or step == max(checkpoints)][-keep_last:]
     # A checkpoint in between will be deleted itself, so it must not displace one of the best.
     validations = known_validations(run_dir) if keep_best else []
-    best = [line.step for line in ranked(validations, best_by) if line.step in planned][:keep_best]
+    best = [line.step for line in ranked(validations, best_by, best_set) if line.step in planned][:keep_best]
     for step, checkpoint in checkpoints.items():
         if step not in (*newest, *best):
             shutil.rmtree(temporary_name(checkpoint), ignore_errors=True)
@@ -337,14 +373,16 @@ def known_validations(run_dir: Path) -> list[Validation]:
     return recorded + [line for line in lines if line is not None and line.step > last]
 
 
-def write_validations(run_dir: Path, validations: Sequence[Validation], best_by: BestBy) -> None:
+def write_validations(
+    run_dir: Path, validations: Sequence[Validation], best_by: BestBy, best_set: str | None = None
+) -> None:
     """Replaces `validations.jsonl` and marks the best validation; arguments as in [`ranked`]."""
-    best = ranked(validations, best_by)[:1]
+    best = ranked(validations, best_by, best_set)[:1]
     lines = [json.dumps(to_json(replace(line, best=line in best))) + "\n" for line in validations]
     atomic_write_text(run_dir / VALIDATIONS, "".join(lines))
 
 
-def ranked(validations: Sequence[Validation], best_by: BestBy) -> list[Validation]:
+def ranked(validations: Sequence[Validation], best_by: BestBy, best_set: str | None = None) -> list[Validation]:
     """
     Sorts validations, the best first.
 
@@ -352,35 +390,56 @@ def ranked(validations: Sequence[Validation], best_by: BestBy) -> list[Validatio
         validations (`Sequence[Validation]`): oldest first.
         best_by (`str`): `"bleu"` for the highest BLEU, or `"loss"` for the lowest loss. Of equals, the later one
             comes first.
+        best_set (`str`, *optional*): the validation set that counts; by default all.
 
     Returns:
         `list[Validation]`.
+
+    Raises:
+        ValueError: a validation has no score of that set.
     """
-    return sorted(validations, key=lambda line: (_badness(line, best_by), -line.step))
+    return sorted(validations, key=lambda line: (_badness(line, best_by, best_set), -line.step))
 
 
-def _badness(validation: Validation, best_by: BestBy) -> float:
+def _badness(validation: Validation, best_by: BestBy, best_set: str | None) -> float:
     """Less is better; a loss that is not finite is the worst."""
-    if best_by == "bleu":
-        return -validation.bleu
-    return math.inf if validation.loss is None else validation.loss
+    value = validation.bleu if best_by == "bleu" else validation.loss
+    # With a single set, its scores are those of the validation.
+    if best_set is not None and validation.sets is not None:
+        if best_by not in validation.sets.get(best_set, {}):
+            raise ValueError(
+                f"{VALIDATIONS} has no {best_by} of the validation set {best_set!r} for update {validation.step}, "
+                f"perhaps because an earlier version wrote it; its sets are {', '.join(validation.sets)}. Change "
+                "training.best_set or training.best_by."
+            )
+        value = validation.sets[best_set][best_by]
+    if value is None:
+        return math.inf
+    return -value if best_by == "bleu" else value
 
 
-def has_stalled(validations: Sequence[Validation], best_by: BestBy, patience: int) -> bool:
+def has_stalled(
+    validations: Sequence[Validation], best_by: BestBy, patience: int, best_set: str | None = None
+) -> bool:
     """
     Returns whether the last `patience` validations in a row brought no new best.
 
     Args:
-        validations (`Sequence[Validation]`), best_by (`str`): as in [`ranked`].
+        validations (`Sequence[Validation]`), best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
         patience (`int`): number of validations.
     """
-    values = [_badness(line, best_by) for line in validations]
+    values = [_badness(line, best_by, best_set) for line in validations]
     # A value that only equals an earlier one is no progress.
     return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
 
 
 def checkpoints_to_average(
-    run_dir: Path, save_every: int, last: int | None = None, best: int | None = None, best_by: BestBy = "bleu"
+    run_dir: Path,
+    save_every: int,
+    last: int | None = None,
+    best: int | None = None,
+    best_by: BestBy = "bleu",
+    best_set: str | None = None,
 ) -> list[Path]:
     """
     Returns the last checkpoints of a run, or those of its best validations, whether or not they still exist.
@@ -391,7 +450,7 @@ def checkpoints_to_average(
         last (`int`, *optional*): number of newest checkpoints; all if the run has fewer.
         best (`int`, *optional*): number of best checkpoints instead; of equals, the later ones. A checkpoint without a
             validation has no rank.
-        best_by (`str`): `"bleu"` or `"loss"`.
+        best_by (`str`), best_set (`str`, *optional*): as in [`ranked`].
 
     Returns:
         `list[Path]`: folders `checkpoint-N`, oldest first.
@@ -399,7 +458,7 @@ def checkpoints_to_average(
     newest = max(map(checkpoint_step, list_checkpoints(run_dir)), default=0)
     made = [newest, *range((newest - 1) // save_every * save_every, 0, -save_every)] if newest else []
     if best is not None:
-        validated = [line.step for line in ranked(known_validations(run_dir), best_by)]
+        validated = [line.step for line in ranked(known_validations(run_dir), best_by, best_set)]
         made = [step for step in validated if step in made]
     steps = made[: last if best is None else best]
     return [checkpoint_folder(run_dir, step) for step in sorted(steps)]
@@ -531,7 +590,7 @@ def forget_after(
         if line.step <= step and (line.step % training.validate_every == 0 or line.step == training.max_steps)
     ]
     if validations:
-        write_validations(run_dir, validations, training.best_by)
+        write_validations(run_dir, validations, training.best_by, training.best_set)
     else:
         (run_dir / VALIDATIONS).unlink(missing_ok=True)
     for path in (run_dir / NONFINITE, run_dir / CURVE):

@@ -16,6 +16,7 @@ from hf_vaswani.recipe import (
     SECTIONS,
     AdapterRecipe,
     AugmentRecipe,
+    DataRecipe,
     EvaluationRecipe,
     EvaluationSetRecipe,
     InitializeRecipe,
@@ -170,6 +171,40 @@ def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
         for arguments in ([path], ["--run_dir", "x", f"--{key}", item]):
             with pytest.raises(ValueError, match=rf"{section}.*class|lines|one by one"):
                 load_recipe(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("validation_sets: {en-de: {dataset: a/b}}", "validation_sets.en-de has the name of a direction"),
+        ("validation_sets: {a.b: {dataset: a/b}}", "has the name 'a.b', but a name consists of at most 60 letters"),
+        ("validation_sets: {../x: {dataset: a/b}}", "has the name '../x', but a name consists of"),
+        ("hub: {not_worse_than: start}", "hub.not_worse_than is 'start', but the run starts from no model"),
+        ("hub: {not_worse_than: lastpush}", "hub.not_worse_than must be start, last_push, the folder of a model or"),
+        ("hub: {not_worse_than: ''}", "hub.not_worse_than must be start, last_push"),
+    ],
+)
+def test_sets_and_models_to_compare_with_are_checked(tmp_path, text, message) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write(tmp_path, text + "\n")])
+    assert message in str(error.value)
+
+
+def test_models_to_compare_with(tmp_path) -> None:
+    for than in ("last_push", "user/model", str(tmp_path)):
+        path = write(tmp_path, f"hub: {{not_worse_than: {than}}}\n")
+        assert load_recipe([path]).hub.not_worse_than == than
+    path = write(tmp_path, "initialize: {from: user/model}\nhub: {not_worse_than: start}\n")
+    assert load_recipe([path]).hub.not_worse_than == "start"
+
+
+def test_a_named_set_has_the_languages_of_the_data_unless_it_says_others() -> None:
+    sets = {"a": EvaluationSetRecipe(dataset="x/y", validation_split=None), "b": EvaluationSetRecipe("en", "fr")}
+    recipe = Recipe(data=DataRecipe(source_language="de", target_language="cs"), validation_sets=sets)
+    pairs = {name: (part.source_language, part.target_language) for name, part in recipe.named_sets.items()}
+    assert pairs == {"a": ("de", "cs"), "b": ("en", "fr")}
+    assert recipe.named_sets["a"].dataset == "x/y" and recipe.named_sets["a"].validation_split is None
+    assert recipe.language_pairs == [["de", "cs"]]
 
 
 def test_flat_names_every_key_as_the_command_line_does() -> None:

@@ -22,7 +22,9 @@ from hf_vaswani.run_folder import (
     checkpoint_to_resume,
     checkpoints_to_average,
     forget_after,
+    has_stalled,
     list_checkpoints,
+    ranked,
     read_progress,
     read_result,
     read_validations,
@@ -94,6 +96,38 @@ def test_the_best_checkpoints_stay_beside_the_last_and_are_averaged(tmp_path) ->
     (tmp_path / "validations.jsonl").write_text("{")
     with pytest.raises(ValueError, match="validations.jsonl is damaged"):
         to_average(tmp_path, 1, best=2)
+
+
+@pytest.mark.parametrize(
+    ("best_by", "best_set", "best"),
+    [("bleu", None, 2), ("bleu", "law", 1), ("bleu", "web", 3), ("loss", None, 3), ("loss", "law", 2)],
+)
+def test_one_set_can_decide_what_is_best(tmp_path, best_by, best_set, best) -> None:
+    law, web = {1: (9.0, 2.0), 2: (8.0, 1.0), 3: (1.0, None)}, {1: (1.0, 1.0), 2: (5.0, 3.0), 3: (7.0, 2.0)}
+    validations = [
+        Validation(step, 4.0 - step, (law[step][0] + web[step][0]) / 2, sets={
+            name: {"bleu": bleu, "loss": loss} for name, (bleu, loss) in (("law", law[step]), ("web", web[step]))
+        })
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    write_validations(tmp_path, validations, best_by, best_set)
+    assert [line.step for line in read_validations(tmp_path) if line.best] == [best]
+    assert [replace(line, best=False) for line in read_validations(tmp_path)] == validations
+    for step in (1, 2, 3):
+        checkpoint(tmp_path, step)
+    assert to_average(tmp_path, 1, best=1, best_by=best_by, best_set=best_set) == [best]
+    assert has_stalled(validations, best_by, 1, best_set) is (best != 3)
+    remove_old_checkpoints(tmp_path, 1, 1, 1, best_by, best_set)
+    assert [checkpoint_step(path) for path in list_checkpoints(tmp_path)] == sorted({best, 3})
+
+
+def test_a_set_without_the_metric_is_named(tmp_path) -> None:
+    """Earlier versions wrote no loss for each set. With a single set, its scores are those of the validation."""
+    old = Validation(7, 1.0, 5.0, sets={"law": {"bleu": 9.0}, "web": {"bleu": 1.0}})
+    assert ranked([old], "bleu", "law") == [old]
+    with pytest.raises(ValueError, match="no loss of the validation set 'law' for update 7.*sets are law, web"):
+        ranked([old], "loss", "law")
+    assert ranked([replace(old, sets=None)], "loss", "law")
 
 
 def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path) -> None:

@@ -38,7 +38,8 @@ def add_verbs(verbs: Any) -> None:
     push = verbs.add_parser(
         "push",
         help="publish the model of a run on the Hub",
-        description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu. "
+        description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu, "
+        "or significantly below that of --not-worse-than. "
         "Options default to the hub section of the run's recipe.",
         epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",
     )
@@ -48,6 +49,11 @@ def add_verbs(verbs: Any) -> None:
     )
     push.add_argument("--repo-id", metavar="USER/NAME", help="repository, e.g. me/my-model")
     push.add_argument("--min-bleu", type=float, metavar="BLEU", help="lowest BLEU to publish, from 0 to 100")
+    push.add_argument(
+        "--not-worse-than",
+        metavar="MODEL",
+        help="model that must not be significantly better on a test set: start, last_push, a folder or a Hub id",
+    )
     push.add_argument("--private", action="store_true", default=None, help="create a private repository")
     push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
     push.set_defaults(run=_push)
@@ -77,10 +83,12 @@ def _train(options: argparse.Namespace) -> None:
     _print_result(result)
     if recipe.hub.repo_id is not None:
         from ..hub.publishing import push_checkpoint, push_waiting
+        from ..training.comparison import judge
 
         sys.stdout.flush()
         push_waiting(Path(recipe.run_dir), recipe.hub)
-        address = push_checkpoint(Path(recipe.run_dir), Path(str(result.model)), recipe.hub)
+        run_dir, model = Path(recipe.run_dir), Path(str(result.model))
+        address = push_checkpoint(run_dir, model, recipe.hub, judge(run_dir, model, recipe.hub))
         sys.stdout.write(f"Published {address}\n")
 
 
@@ -129,7 +137,12 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
         raise ValueError("--last and --best exclude each other: give one of them.")
     training = read_recipe(run_dir).training
     found = checkpoints_to_average(
-        run_dir, training.save_every, options.last, options.best, options.by or training.best_by
+        run_dir,
+        training.save_every,
+        options.last,
+        options.best,
+        options.by or training.best_by,
+        training.best_set,
     )
     option, count = ("--last", options.last) if options.best is None else ("--best", options.best)
     if len(found) < count:
@@ -141,11 +154,12 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..recipe import check_branch, check_repo_id
+    from ..recipe import check_baseline, check_branch, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
-    hub = read_recipe(options.run_dir).hub
-    for key in ("repo_id", "min_bleu", "private", "revision"):
+    recipe = read_recipe(options.run_dir)
+    hub = recipe.hub
+    for key in ("repo_id", "min_bleu", "not_worse_than", "private", "revision"):
         if getattr(options, key) is not None:
             setattr(hub, key, getattr(options, key))
     if hub.repo_id is None:
@@ -154,11 +168,13 @@ def _push(options: argparse.Namespace) -> None:
         )
     check_repo_id(hub.repo_id, "--repo-id")
     check_branch(hub.revision, "--revision")
+    check_baseline(recipe, "--not-worse-than")
     if not 0 <= hub.min_bleu <= 100:
         raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
     from ..hub.publishing import push_checkpoint
+    from ..training.comparison import judge
 
     step = options.checkpoint
     folder = options.run_dir / MODEL if step is None else checkpoint_folder(options.run_dir, step)
-    address = push_checkpoint(options.run_dir, folder, hub)
+    address = push_checkpoint(options.run_dir, folder, hub, judge(options.run_dir, folder, hub))
     sys.stdout.write(f"Published {address}\n")

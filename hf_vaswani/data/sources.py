@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSa
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
 from .streaming import Stream, StreamUpdates
-from .tokenizer import add_language_tags, language_tag, load_tokenizer, train_tokenizer
+from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
 
 try:
     from datasets import Dataset, IterableDataset, concatenate_datasets
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Pairs of each stream that the vocabulary is trained on.
 VOCABULARY_PAIRS = 1_000_000
+# Arguments of `load_pairs`.
+NO_TRAINING_TEXT = {"train_files": None, "train_split": None}
 
 
 @dataclass
@@ -34,11 +36,12 @@ class Source:
     recipe: SourceRecipe
     pairs: dict[str, Dataset | IterableDataset]
     tag: str | None
+    set_name: str | None = None
 
     @property
     def name(self) -> str:
-        """Direction, as in en-de."""
-        return f"{self.recipe.source_language}-{self.recipe.target_language}"
+        """Direction, as in en-de, or the name in `validation_sets`."""
+        return self.set_name or f"{self.recipe.source_language}-{self.recipe.target_language}"
 
     def origin(self, split: str) -> list[str]:
         """Returns the files of a split, or the dataset, for error messages."""
@@ -48,12 +51,26 @@ class Source:
 
 
 @dataclass
-class EvaluationSet:
-    """A validation or test set: its direction, as in en-de, its text, and the ids of both sides."""
+class EvaluationText:
+    """A validation or test set: its name, as in en-de, its text with the language tag in front, and tag and target
+    language."""
 
     name: str
     source: list[str]
     target: list[str]
+    tag: str | None
+    target_language: str
+
+    @property
+    def plain(self) -> list[str]:
+        """Source sentences without the tag."""
+        return self.source if self.tag is None else [text.removeprefix(f"{self.tag} ") for text in self.source]
+
+
+@dataclass
+class EvaluationSet(EvaluationText):
+    """A validation or test set with the ids of both sides."""
+
     encoded: Dataset
 
 
@@ -73,11 +90,8 @@ def read_sources(recipe: Recipe) -> list[Source]:
     """
     sources = []
     for part in (recipe.data, *recipe.more_data):
-        settings = {name: value for name, value in asdict(part).items() if name in SourceRecipe.__dataclass_fields__}
-        del settings["weight"], settings["license"]
-        pairs = load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming)
-        tag = language_tag(part.target_language) if recipe.data.target_tag else None
-        sources.append(Source(part, pairs, tag))
+        pairs = load_pairs(**_settings(part), seed=recipe.seed, streaming=recipe.data.streaming)
+        sources.append(Source(part, pairs, _tag(recipe, part)))
         for split in dict.fromkeys(("train", *pairs)):
             if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
                 if split == "train" and not (recipe.more_data or part.dataset or part.train_files):
@@ -94,6 +108,74 @@ def read_sources(recipe: Recipe) -> list[Source]:
             "data.target_tag, unless the text itself names the target language"
         )
     return sources
+
+
+def read_evaluation_sources(recipe: Recipe) -> list[Source]:
+    """
+    Reads the validation and test sets of a recipe without its training text.
+
+    Args:
+        recipe ([`Recipe`]): its sections `data`, `more_data` and `validation_sets`.
+
+    Returns:
+        `list[Source]`: in the order of the recipe, those of `validation_sets` last.
+
+    Raises:
+        ValueError: a set is empty or cannot be read.
+        FileNotFoundError: a file or dataset does not exist.
+    """
+    sources = [
+        Source(part, load_pairs(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed), _tag(recipe, part))
+        for part in (recipe.data, *recipe.more_data)
+    ]
+    return [*sources, *read_validation_sets(recipe)]
+
+
+def read_validation_sets(recipe: Recipe) -> list[Source]:
+    """
+    Reads the validation and test sets that a recipe names.
+
+    Args:
+        recipe ([`Recipe`]): its section `validation_sets`.
+
+    Returns:
+        `list[Source]`: in the order of the recipe, without training text.
+
+    Raises:
+        ValueError: a set has no text or cannot be read, or its language has no tag.
+        FileNotFoundError: a file or dataset does not exist.
+    """
+    sources = []
+    trained = {target for _, target in recipe.language_pairs}
+    for name, part in recipe.named_sets.items():
+        pairs = load_pairs(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed)
+        source = Source(part, pairs, _tag(recipe, part), name)
+        if not pairs:
+            raise ValueError(
+                f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
+            )
+        for split in pairs:
+            if not _has_text(pairs[split], source.origin(split)):
+                raise ValueError(f"The {split} set of validation_sets.{name} is empty: it has no pairs of text.")
+        # The vocabulary of another model may have more tags than the recipe has languages.
+        own_vocabulary = recipe.tokenizer.path is None and recipe.initialize.from_ is None
+        if source.tag is not None and own_vocabulary and part.target_language not in trained:
+            raise ValueError(
+                f"validation_sets.{name} has the target language {part.target_language!r}, for which the model has no "
+                f"tag (data.target_tag): its training text has {', '.join(sorted(trained))}."
+            )
+        sources.append(source)
+    return sources
+
+
+def _settings(part: SourceRecipe) -> dict[str, Any]:
+    """Returns the keys of a source that are arguments of [`load_pairs`]."""
+    no_text = ("weight", "license")
+    return {name: getattr(part, name) for name in SourceRecipe.__dataclass_fields__ if name not in no_text}
+
+
+def _tag(recipe: Recipe, part: SourceRecipe) -> str | None:
+    return language_tag(part.target_language) if recipe.data.target_tag else None
 
 
 def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
@@ -166,9 +248,12 @@ def encode_evaluation_sets(
     sets: dict[str, list[EvaluationSet]] = {}
     limit = _positions(recipe)
     for source in sources:
-        for split, pairs in source.pairs.items():
-            if split == "train":
-                continue
+        if source.tag is not None:
+            find_language_tag(tokenizer, source.recipe.target_language)
+    for split in ("validation", "test"):
+        with_text = [source for source in sources if split in source.pairs]
+        for source, text in zip(with_text, evaluation_texts(sources, split), strict=True):
+            pairs = source.pairs[split]
             encoded = encode_pairs(pairs, tokenizer, source.tag)
             if limit is not None and len(encoded) and (longest := int(pair_lengths(encoded).max())) > limit:
                 raise ValueError(
@@ -176,12 +261,32 @@ def encode_evaluation_sets(
                 )
             if empty := len(pairs) - len(encoded):
                 logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
-            front = "" if source.tag is None else f"{source.tag} "
-            sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
-            same = sum(other.name.split(".")[0] == source.name for other in sets.setdefault(split, []))
-            name = f"{source.name}.{same + 1}" if same else source.name
-            sets[split].append(EvaluationSet(name, sentences, list(pairs["target"]), encoded))
+            sets.setdefault(split, []).append(EvaluationSet(**vars(text), encoded=encoded))
     return sets
+
+
+def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
+    """
+    Names the sets of a split, and puts the language tags in front of their source sentences.
+
+    Args:
+        sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
+        split (`str`): "validation" or "test".
+
+    Returns:
+        `list[EvaluationText]`: the sets of the sources that have this split, in their order. A further set of the
+        direction en-de is called en-de.2.
+    """
+    texts: list[EvaluationText] = []
+    for source in sources:
+        if split not in source.pairs:
+            continue
+        pairs, front = source.pairs[split], "" if source.tag is None else f"{source.tag} "
+        sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
+        same = sum(other.name.split(".")[0] == source.name for other in texts)
+        name = f"{source.name}.{same + 1}" if same else source.name
+        texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.tag, source.recipe.target_language))
+    return texts
 
 
 def build_updates(

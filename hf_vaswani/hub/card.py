@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
-from ..recipe import Files, Recipe, SourceRecipe, load_recipe
-from ..records import Environment, Result, Scored, Text
+from ..recipe import EvaluationSetRecipe, Files, Recipe, SourceRecipe, load_recipe
+from ..records import Comparison, Environment, Result, Scored, Text
 from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 
 logger = logging.getLogger(__name__)
@@ -86,11 +86,13 @@ def render_card(
     environment = read_environment(run_dir)
     split = "test" if isinstance(scored, Result) else "validation"
     on_hub = _datasets_on_the_hub(recipe, environment)
-    sources = [recipe.data, *recipe.more_data]
+    sources = _named_sources(recipe)
     rows = list(_score_rows(sources, scored, split, on_hub)) if scored.bleu is not None else []
+    before = (scored.before or {}) if isinstance(scored, Result) else {}
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
     parameters = _count_parameters(folder / WEIGHTS)
-    directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for part in sources))
+    trained = sources[: 1 + len(recipe.more_data)]
+    directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for _, part in trained))
     return ModelCard.from_template(
         _metadata(recipe, on_hub, name, rows),
         template_path=str(TEMPLATE),
@@ -101,14 +103,16 @@ def render_card(
         example=EXAMPLES.get(recipe.data.source_language, "..."),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
         scores=[
-            {"text": f"{row.direction}: {_cell(row.text)}"}
+            {"text": f"{row.name}: {_cell(row.text)}"}
             | {metric: f"{score:.2f}" for metric, score in row.scores.items()}
             for row in rows
         ],
         search=_search(recipe, split),
+        before=list(_before_rows(before)),
+        test_signature=next((each.signature for each in before.values()), ""),
         signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows else [],
         curve=PICTURE if has_curve else None,
-        texts=[_cell(text) for text in _texts(sources, environment, on_hub)],
+        texts=[_cell(text) for text in _texts(recipe, environment, on_hub)],
         facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
         command=_command(environment, on_hub).replace("```", "'''"),
         settings=_settings(recipe, on_hub).replace("```", "'''"),
@@ -130,6 +134,7 @@ def _headline(scored: Scored, split: str) -> str:
 class _Scores:
     """The scores of one evaluation set, and how the card refers to its text."""
 
+    name: str
     direction: str
     text: str
     dataset: str
@@ -139,14 +144,23 @@ class _Scores:
     signatures: dict[str, str]
 
 
-def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub: set[str]) -> Iterator[_Scores]:
-    parts = [part for part in sources if _text(part, split, on_hub)]
+def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
+    """Returns the sources of training text by their direction, and then the validation sets by their names."""
+    trained = [(f"{part.source_language}-{part.target_language}", part) for part in (recipe.data, *recipe.more_data)]
+    return [*trained, *recipe.named_sets.items()]
+
+
+def _score_rows(
+    sources: list[tuple[str, SourceRecipe]], scored: Scored, split: str, on_hub: set[str]
+) -> Iterator[_Scores]:
+    parts = [(name, part) for name, part in sources if _text(part, split, on_hub)]
     only = {metric: getattr(scored, metric) for metric in METRICS}
-    sets = scored.sets or {f"{parts[0].source_language}-{parts[0].target_language}": only}
-    for part, (name, scores) in zip(parts, sets.items(), strict=True):
+    sets: dict[str, Any] = scored.sets or {parts[0][0]: only}
+    for (_, part), (name, scores) in zip(parts, sets.items(), strict=True):
         from_dataset = getattr(part, f"{split}_files") is None
         yield _Scores(
-            direction=name,
+            name=name,
+            direction=f"{part.source_language}-{part.target_language}",
             text=_text(part, split, on_hub),
             dataset=part.dataset if from_dataset and part.dataset in on_hub else "text",
             # The Hub merges the results of sets that have dataset, config and split in common.
@@ -155,6 +169,19 @@ def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub:
             scores={metric: scores[metric] for metric in METRICS},
             signatures=scored.signatures or {},
         )
+
+
+def _before_rows(before: dict[str, Comparison]) -> Iterator[dict[str, str]]:
+    """Yields the BLEU of each test set before and after the training, as the card shows them."""
+    for name, each in before.items():
+        earlier, later = each.before["bleu"], each.after["bleu"]
+        yield {
+            "set": name,
+            "before": f"{earlier:.2f}",
+            "after": f"{later:.2f}",
+            "difference": f"{later - earlier:+.2f}",
+            "p": f"{each.p:.3f}",
+        }
 
 
 def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) -> ModelCardData:
@@ -183,7 +210,7 @@ def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) 
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
-        datasets=sorted(on_hub) or None,
+        datasets=sorted(on_hub & {str(part.dataset) for part in sources}) or None,
         metrics=list(METRICS) if rows else None,
         model_name=name if rows else None,
         eval_results=results or None,
@@ -205,8 +232,8 @@ def _search(recipe: Recipe, split: str) -> str:
 
 def _datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
     """Returns the datasets that were not local folders when the run began; none if the run did not record it."""
-    found = zip([recipe.data, *recipe.more_data], environment.data or [], strict=False)
-    names = {part.dataset for part, noted in found if not noted.dataset_is_local}
+    found = zip(_named_sources(recipe), environment.data or [], strict=False)
+    names = {part.dataset for (_, part), noted in found if not noted.dataset_is_local}
     return {name for name in names if name not in (None, "pocket")}
 
 
@@ -226,16 +253,19 @@ def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
     return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
 
 
-def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[str]) -> Iterator[str]:
-    """Describes each source in one line: texts, numbers of pairs, licence."""
+def _texts(recipe: Recipe, environment: Environment, on_hub: set[str]) -> Iterator[str]:
+    """Describes each source and each named set in one line: texts, numbers of pairs, licence."""
+    sources = _named_sources(recipe)
     notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
-    for part, noted in zip(sources, notes, strict=False):
+    for (name, part), noted in zip(sources, notes, strict=False):
         texts, pairs = [], noted.pairs
+        # Only the splits of the sources count as training text.
+        is_source = name not in recipe.validation_sets
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
-            if name := _text(part, split, on_hub):
-                texts.append(f"{title} {name}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
+            if (text := _text(part, split, on_hub)) and (is_source or split != "train"):
+                texts.append(f"{title} {text}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
         licence = f"; licence of the text: {part.license}" if part.license else ""
-        yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
+        yield f"{name}: {'; '.join(texts)}{licence}."
 
 
 # ---- Model and training ------------------------------------------------------------------------------------------
@@ -356,6 +386,12 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
         found["more_data"] = [
             {key: value for key, value in source.items() if value != plain[key]} for source in here["more_data"]
         ]
+    if recipe.validation_sets:
+        empty = asdict(EvaluationSetRecipe())
+        found["validation_sets"] = {
+            name: {key: value for key, value in part.items() if value != empty[key]}
+            for name, part in here["validation_sets"].items()
+        }
     found = _names_only("", found, on_hub)
     return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
 
@@ -367,7 +403,7 @@ def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
         return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
     if isinstance(value, list):
         return [_names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe")
+    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe", "not_worse_than")
     return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
 
 

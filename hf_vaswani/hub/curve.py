@@ -2,14 +2,18 @@
 
 import io
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 try:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 except ImportError as error:
     raise ImportError(f"The training curve needs {error.name}: pip install 'hf_vaswani[viz]'") from error
 
 TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
+# Of the lines of several validation sets, in turn.
+SETS = ("#1f5fa8", "#d1742b", "#3b8f5a", "#8a55a5", "#b3404a", "#5b7083")
 
 
 def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> Figure:
@@ -18,28 +22,32 @@ def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[st
 
     Args:
         training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`, in nats per target token.
-        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, `bleu` and `best`. A
-            loss of `None`, which was not finite, is not plotted.
+        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, `bleu` and `best`, and
+            with several sets `sets`. A loss of `None`, which was not finite, is not plotted.
 
     Returns:
-        `Figure`: one panel for the loss, and a second one for BLEU if there are validations.
+        `Figure`: one panel for the loss, and a second one for BLEU if there are validations. Each of several
+        validation sets has a curve of its own.
     """
     figure = Figure(figsize=(9 if validations else 5, 3.2), dpi=120, layout="constrained")
     panels = figure.subplots(1, 2 if validations else 1, squeeze=False, sharex=True)[0]
-    for lines, label, color in ((training, "training", TRAINING), (validations, "validation", VALIDATION)):
-        points = [(line["step"], line["loss"]) for line in lines if line["loss"] is not None]
-        if points:
-            marker = "." if label == "validation" else ""
-            panels[0].plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
+    _plot(panels[0], training, "loss", "training", TRAINING)
     panels[0].set(title="Loss", ylabel="nats per target token")
     if validations:
-        panels[1].plot(
-            *zip(*((line["step"], line["bleu"]) for line in validations), strict=True), ".-", color=VALIDATION
-        )
-        best = [line for line in validations if line.get("best")]
-        for line in best:
-            panels[1].plot(line["step"], line["bleu"], "o", color=VALIDATION, label=f"best: {line['bleu']:.2f}")
         panels[1].set(title="Validation BLEU")
+    names = list(dict.fromkeys(name for line in validations for name in line.get("sets") or ()))
+    for name, color in zip(names, cycle(SETS), strict=False):
+        of_set = [{"step": line["step"], **(line.get("sets") or {}).get(name, {})} for line in validations]
+        _plot(panels[0], of_set, "loss", name, color, ".")
+        _plot(panels[1], of_set, "bleu", name, color, ".")
+    if validations and not names:
+        _plot(panels[0], validations, "loss", "validation", VALIDATION, ".")
+        _plot(panels[1], validations, "bleu", None, VALIDATION, ".")
+    for line in validations:
+        if line.get("best") and names:
+            panels[1].axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
+        elif line.get("best"):
+            panels[1].plot(line["step"], line["bleu"], "o", color=VALIDATION, label=f"best: {line['bleu']:.2f}")
     for panel in panels:
         panel.set_xlabel("updates")
         panel.grid(alpha=0.3)
@@ -47,6 +55,15 @@ def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[st
         if panel.get_legend_handles_labels()[1]:
             panel.legend(frameon=False)
     return figure
+
+
+def _plot(
+    panel: Axes, lines: Sequence[dict[str, Any]], value: str, label: str | None, color: str, marker: str = ""
+) -> None:
+    """Plots one value of the lines that have it."""
+    points = [(line["step"], line[value]) for line in lines if line.get(value) is not None]
+    if points:
+        panel.plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
 
 
 def curve_picture(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> bytes:

@@ -1,6 +1,7 @@
 """Publishing on the Hub: only with a score, in one commit, and in the background of a training."""
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -10,13 +11,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_session, get_token
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelInfo,
+    get_session,
+    get_token,
+    snapshot_download,
+)
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from ..adapters import has_adapter
 from ..files import digest, read_json, temporary_name
 from ..recipe import HubRecipe
-from ..records import Scored
+from ..records import Scored, Verdict, from_json, to_json
 from ..run_folder import (
     EMA_WEIGHTS,
     PROGRESS,
@@ -30,6 +45,7 @@ from ..run_folder import (
     read_result,
 )
 from .card import card_files
+from .gate import check_not_worse
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +53,8 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 120
 # Folder of checkpoints that wait to be published.
 UNPUBLISHED = "unpublished"
+# Their comparison with the model that they must not be worse than.
+VERDICT = "verdict.json"
 LEFT_BY_AN_EARLIER_PUSH = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|\w+_vaswani\.py")
 
 
@@ -102,26 +120,30 @@ def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
 # ---- Commit ------------------------------------------------------------------------------------------------------
 
 
-def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
+def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdict | None = None) -> str:
     """
     Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, code and card.
 
     Args:
         run_dir (`Path`): the run folder.
         folder (`Path`): its `model`, or one of its checkpoints.
-        hub ([`HubRecipe`]): destination and minimum BLEU.
+        hub ([`HubRecipe`]): destination, minimum BLEU, and the model that this one must not be worse than.
+        verdict ([`Verdict`], *optional*): the comparison with that model. Without it, nothing is published if
+            `not_worse_than` is set.
 
     Returns:
         `str`: URL of the commit; without changes, that of the last commit.
 
     Raises:
-        ValueError: the BLEU is missing or too low, or a file differs from the one that was scored.
+        ValueError: the BLEU is missing or too low, the model is significantly worse than the other one or was not
+            compared with it, or a file differs from the one that was scored.
         PublishingError: the Hub refused, or could not be reached.
     """
     scored = read_score(run_dir, folder)
     check_score(folder, scored.bleu, hub.min_bleu)
     if has_adapter(folder):
         raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
+    check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
     with _publishing_errors(folder, repo_id, revision):
@@ -142,6 +164,31 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe) -> str:
             parent_commit=head.sha,
         )
     return str(commit.commit_url)
+
+
+def last_push(folder: Path, hub: HubRecipe) -> Path | None:
+    """
+    Downloads the model that the repository has now.
+
+    Args:
+        folder (`Path`): model or checkpoint that is to be published there, for messages.
+        hub ([`HubRecipe`]): repository and branch.
+
+    Returns:
+        `Path`: its folder in the cache, or `None` if nothing was published there.
+
+    Raises:
+        PublishingError: the Hub refused, or could not be reached.
+    """
+    repo_id, revision = str(hub.repo_id), hub.revision
+    with _publishing_errors(folder, repo_id, revision):
+        try:
+            head = HfApi().model_info(repo_id, revision=revision)
+        except (RepositoryNotFoundError, RevisionNotFoundError):
+            return None
+        if not any(each.rfilename == "config.json" for each in head.siblings or []):
+            return None
+        return Path(snapshot_download(repo_id, revision=head.sha, allow_patterns=["*.json", "*.safetensors"]))
 
 
 def _prepare_branch(api: HfApi, folder: Path, hub: HubRecipe) -> ModelInfo:
@@ -240,7 +287,7 @@ def _waiting(run_dir: Path) -> list[Path]:
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     """
     Publishes the newest of the checkpoints that wait to be published, and discards the others. It is discarded too if
-    its BLEU is too low by now.
+    its BLEU is too low by now, or if it was not compared with the model that it must not be worse than.
 
     Args:
         run_dir (`Path`): the run folder.
@@ -253,7 +300,9 @@ def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     if not waiting:
         return
     try:
-        logger.info(f"Published {waiting[-1].name}: {push_checkpoint(run_dir, waiting[-1], hub)}")
+        logger.info(
+            f"Published {waiting[-1].name}: {push_checkpoint(run_dir, waiting[-1], hub, _kept_verdict(waiting[-1]))}"
+        )
     except ValueError as error:
         logger.warning(str(error))
     for folder in waiting:
@@ -261,6 +310,15 @@ def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     with contextlib.suppress(OSError):
         # The folder is not empty if another checkpoint has arrived in the meantime.
         (run_dir / UNPUBLISHED).rmdir()
+
+
+def _kept_verdict(folder: Path) -> Verdict | None:
+    return from_json(Verdict, read_json(folder / VERDICT)) if (folder / VERDICT).is_file() else None
+
+
+def is_due(hub: HubRecipe, number: int) -> bool:
+    """Returns whether the `number`-th checkpoint of a run is to be published."""
+    return hub.every_n_checkpoints is not None and number % hub.every_n_checkpoints == 0
 
 
 class Publisher:
@@ -288,14 +346,13 @@ class Publisher:
         self.more = False
         self.lock = threading.Lock()
 
-    def offer(self, checkpoint: Path, number: int) -> None:
-        """Publishes the `number`-th checkpoint of the run, if it is due and its BLEU is high enough."""
-        if self.hub.every_n_checkpoints is None or number % self.hub.every_n_checkpoints:
-            return
+    def offer(self, checkpoint: Path, verdict: Verdict | None) -> None:
+        """Publishes a checkpoint in the background, if its BLEU is high enough, and it is not worse than it may be."""
         try:
             scored = read_score(self.run_dir, checkpoint)
             check_score(checkpoint, scored.bleu, self.hub.min_bleu)
-            self._keep(checkpoint, [*(scored.files or {}), PROGRESS])
+            check_not_worse(checkpoint, self.hub.not_worse_than, verdict)
+            self._keep(checkpoint, [*(scored.files or {}), PROGRESS], verdict)
         except (ValueError, OSError) as error:
             logger.warning(str(error))
             return
@@ -306,7 +363,7 @@ class Publisher:
                 self.thread = threading.Thread(target=self._push, daemon=True)
                 self.thread.start()
 
-    def _keep(self, checkpoint: Path, names: list[str]) -> None:
+    def _keep(self, checkpoint: Path, names: list[str], verdict: Verdict | None) -> None:
         """Links or copies the files, because the training will delete the checkpoint later."""
         kept = self.run_dir / UNPUBLISHED / checkpoint.name
         temporary = temporary_name(kept)
@@ -317,6 +374,8 @@ class Publisher:
                 os.link(checkpoint / name, temporary / name)
             except OSError:
                 shutil.copyfile(checkpoint / name, temporary / name)
+        if verdict is not None:
+            (temporary / VERDICT).write_text(json.dumps(to_json(verdict)), encoding="utf-8")
         shutil.rmtree(kept, ignore_errors=True)
         temporary.rename(kept)
 

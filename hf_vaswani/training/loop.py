@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from ..averaging import average_checkpoints
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
-from ..hub.publishing import Publisher
+from ..hub.gate import compare_sets
+from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.configuration_vaswani import VaswaniConfig
@@ -34,6 +35,9 @@ from ..run_folder import (
     NONFINITE,
     RECIPE,
     RESULT,
+    START,
+    START_TRANSLATIONS,
+    TRANSLATIONS,
     check_checkpoint,
     checkpoint_folder,
     checkpoint_to_resume,
@@ -45,10 +49,12 @@ from ..run_folder import (
     read_recipe,
     read_result,
     read_validations,
+    translations_file,
     write_environment,
     write_result,
 )
 from .adapters import check_peft
+from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
@@ -63,8 +69,6 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
-
-TRANSLATIONS = "test_translations.txt"
 
 
 def train(recipe: Recipe) -> Result:
@@ -125,6 +129,9 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
     with _locked(Path(recipe.run_dir), accelerator):
         # Looked up again, now that no other training writes there.
         checkpoint = on_main_process(accelerator, _intact_checkpoint, recipe)
+        if checkpoint is None and recipe.hub.not_worse_than not in (None, "start", "last_push"):
+            # Days later, at the end of the training, would be late.
+            on_main_process(accelerator, check_loading, str(recipe.hub.not_worse_than))
         # All processes draw the same initial weights; `build_state` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -211,6 +218,9 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     last = state.step >= training.max_steps or on_main_process(accelerator, _has_stalled, run.recipe, state.step)
     updates = run.updates.after(state.position)
     passes = TwoPasses(run.recipe, state.model)
+    if state.step == 0 and run.recipe.initialize.from_ is not None and "validation" in run.sets:
+        # The curves begin with the scores of the model that the run starts from.
+        validate(run, state.eval_model(), 0)
     with closing(_Progress(accelerator, state.step, training.max_steps)) as progress:
         while not last:
             batches, position = next(updates)
@@ -234,8 +244,8 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, state)
-                if publisher is not None and step % training.save_every == 0:
-                    publisher.offer(checkpoint_folder(run.folder, step), step // training.save_every)
+                if step % training.save_every == 0 and is_due(run.recipe.hub, step // training.save_every):
+                    offer_checkpoint(run, state, publisher)
                 progress.restart_clock()
             last = last or update.stop
     asked = accelerator.reduce(torch.tensor(interruption.asked, device=accelerator.device, dtype=torch.int), "sum")
@@ -390,7 +400,9 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
     """Returns whether patience had run out after an update."""
     training = recipe.training
     validations = [line for line in read_validations(Path(recipe.run_dir)) if line.step <= step]
-    return training.patience is not None and has_stalled(validations, training.best_by, training.patience)
+    return training.patience is not None and has_stalled(
+        validations, training.best_by, training.patience, training.best_set
+    )
 
 
 # ---- The end -----------------------------------------------------------------------------------------------------
@@ -404,6 +416,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
     averaged = [checkpoint.name for checkpoint in chosen]
     result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}
+    earlier: dict[str, list[str]] = {}
     if "test" in run.sets:
         translations, scored = translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
         samples = [
@@ -414,13 +427,20 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
             )
         ]
         result = replace(result, **scored, samples=samples)
-    result = on_main_process(run.accelerator, _write_result, run, model, result, translations)
+        if (run.folder / START).is_dir():
+            earlier = translate_tests(run, run.folder / START)
+            before = on_main_process(
+                run.accelerator, compare_sets, run.sets["test"], earlier, translations, run.recipe
+            )
+            result = replace(result, before=before)
+    texts = {TRANSLATIONS: translations, START_TRANSLATIONS: earlier}
+    result = on_main_process(run.accelerator, _write_result, run, model, result, texts)
     run.accelerator.wait_for_everyone()
     return result
 
 
 def _write_result(
-    run: Run, model: VaswaniForConditionalGeneration, result: Result, translations: dict[str, list[str]]
+    run: Run, model: VaswaniForConditionalGeneration, result: Result, texts: dict[str, dict[str, list[str]]]
 ) -> Result:
     """Writes model, translations, `test.json` and card, in this order: a result implies a complete model."""
     # The old result belongs to the model that is replaced now.
@@ -429,10 +449,11 @@ def _write_result(
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
     written = {}
-    for name, lines in translations.items():
-        file = TRANSLATIONS if len(translations) == 1 else TRANSLATIONS.replace(".", f".{name}.")
-        atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
-        written[file] = digest(run.folder / file)
+    for stem, translations in texts.items():
+        for name, lines in translations.items():
+            file = translations_file(stem, name, len(translations))
+            atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
+            written[file] = digest(run.folder / file)
     result = replace(result, files=digests(run.folder / MODEL), translations=written)
     write_result(run.folder, result)
     _write_card(run.recipe, result)
@@ -449,7 +470,12 @@ def _write_card(recipe: Recipe, result: Result) -> None:
 def _checkpoints_to_average(recipe: Recipe) -> list[Path]:
     training = recipe.training
     return checkpoints_to_average(
-        Path(recipe.run_dir), training.save_every, training.average_last, training.average_best, training.best_by
+        Path(recipe.run_dir),
+        training.save_every,
+        training.average_last,
+        training.average_best,
+        training.best_by,
+        training.best_set,
     )
 
 

@@ -17,7 +17,16 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Updates
-from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from ..data.sources import (
+    EvaluationSet,
+    Source,
+    build_updates,
+    encode_evaluation_sets,
+    evaluation_texts,
+    make_tokenizer,
+    read_sources,
+    read_validation_sets,
+)
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
@@ -90,53 +99,69 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             from cannot be used.
         OSError: a file cannot be read or written.
     """
-    sources = read_sources(recipe)
-    training = recipe.training
-    needs_validation = [
-        ("training.average_best", training.average_best is not None),
-        ("training.keep_best", training.keep_best > 0),
-        ("training.patience", training.patience is not None),
-        ("hub.every_n_checkpoints", recipe.hub.every_n_checkpoints is not None),
-    ]
-    for key, is_on in needs_validation:
-        if is_on and not any("validation" in part.pairs for part in sources):
-            raise ValueError(f"{key} needs a validation set, but the recipe has none: add one to its data section.")
-    if recipe.hub.repo_id is not None and not any("test" in part.pairs for part in sources):
-        raise ValueError(
-            "hub.repo_id needs a test set, because a model is only published with its score, but the recipe has none: "
-            "add one to its data section."
-        )
+    sources, named = read_sources(recipe), read_validation_sets(recipe)
+    evaluated = [*sources, *named]
+    _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None and recipe.initialize.from_ is not None:
-        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources)
+        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources, evaluated)
         tokenizer = load_tokenizer(str(folder))
     elif checkpoint is None:
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, None)
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, None)
         on_main_process(accelerator, _write_tokenizer, recipe, sources, folder)
         tokenizer = load_tokenizer(str(folder))
     else:
         on_main_process(accelerator, check_start, Path(recipe.run_dir), checkpoint)
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, checkpoint)
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(checkpoint))
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     # One process fills the cache; the others read it.
     with accelerator.local_main_process_first():
         updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
-        sets = encode_evaluation_sets(recipe, sources, tokenizer)
+        sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
     start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
     return Run(recipe, accelerator, tokenizer, updates, sets, start)
 
 
-def _write_start(recipe: Recipe, accelerator: Accelerator, sources: list[Source]) -> Recipe:
+def _write_start(recipe: Recipe, accelerator: Accelerator, sources: list[Source], evaluated: list[Source]) -> Recipe:
     """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
     model, tokenizer = load_start(str(recipe.initialize.from_), recipe.initialize.revision)
     recipe = settle(recipe, model, tokenizer)
     model, tokenizer = fit(recipe, sources, model, tokenizer)
-    _write_run_files(recipe, accelerator, sources, None)
+    _write_run_files(recipe, accelerator, evaluated, None)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
     return recipe
+
+
+def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
+    """Raises a `ValueError` if the recipe needs a validation or test set that it does not have."""
+    training = recipe.training
+    needs_validation = [
+        ("training.average_best", training.average_best is not None),
+        ("training.keep_best", training.keep_best > 0),
+        ("training.patience", training.patience is not None),
+        ("training.best_set", training.best_set is not None),
+        ("hub.every_n_checkpoints", recipe.hub.every_n_checkpoints is not None),
+    ]
+    sets = [text.name for text in evaluation_texts(sources, "validation")]
+    for key, is_on in needs_validation:
+        if is_on and not sets:
+            raise ValueError(f"{key} needs a validation set, but the recipe has none: add one to its data section.")
+    if training.best_set is not None and training.best_set not in sets:
+        raise ValueError(
+            f"training.best_set is {training.best_set!r}, but the validation sets of the recipe are {', '.join(sets)}."
+        )
+    if not any("test" in part.pairs for part in sources):
+        for key, is_on, why in (
+            ("hub.repo_id", recipe.hub.repo_id is not None, "a model is only published with its score"),
+            ("hub.not_worse_than", recipe.hub.not_worse_than is not None, "models are compared on test sets"),
+        ):
+            if is_on:
+                raise ValueError(
+                    f"{key} needs a test set, because {why}, but the recipe has none: add one to its data section."
+                )
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:

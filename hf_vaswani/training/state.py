@@ -296,7 +296,9 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
 def _remove_old_checkpoints(run: Run) -> None:
     training = run.recipe.training
     best = max(training.keep_best, training.average_best or 0)
-    remove_old_checkpoints(run.folder, training.save_every, training.keep_last, best, training.best_by)
+    remove_old_checkpoints(
+        run.folder, training.save_every, training.keep_last, best, training.best_by, training.best_set
+    )
 
 
 def _launch(run: Run) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,19 +40,38 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
         `list[str]`: all translations, in the order of `sentences` and in every process.
     """
     evaluation = run.recipe.evaluation
-    mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
     search: dict[str, Any] = {"num_beams": num_beams}
     if num_beams > 1:
         # The generation config of a greedy model has no settings for a beam.
         search |= {"length_penalty": evaluation.length_penalty, "early_stopping": evaluation.early_stopping}
-    part = translate_corpus(
-        model,
-        run.tokenizer,
-        sentences[mine],
-        tokens_per_batch=evaluation.tokens_per_batch,
-        progress=run.accelerator.is_main_process,
-        **search,
-    )
+
+    def translate_part(part: list[str]) -> list[str]:
+        return translate_corpus(
+            model,
+            run.tokenizer,
+            part,
+            tokens_per_batch=evaluation.tokens_per_batch,
+            progress=run.accelerator.is_main_process,
+            **search,
+        )
+
+    return share(run, sentences, translate_part)
+
+
+def share(run: Run, sentences: list[str], translate_part: Callable[[list[str]], list[str]]) -> list[str]:
+    """
+    Shares the translation of a corpus among the processes. All processes call it together.
+
+    Args:
+        run ([`Run`]): the processes.
+        sentences (`list[str]`): source sentences.
+        translate_part (`Callable`): translates the sentences of this process.
+
+    Returns:
+        `list[str]`: all translations, in the order of `sentences` and in every process.
+    """
+    mine = slice(run.accelerator.process_index, None, run.accelerator.num_processes)
+    part = translate_part(sentences[mine])
     translations = dict(gather_object(list(zip(range(len(sentences))[mine], part, strict=True))))
     return [translations[i] for i in range(len(sentences))]
 
@@ -83,21 +103,23 @@ def translate_and_score(
 
 
 @torch.no_grad()
-def validation_loss(run: Run, model: torch.nn.Module) -> float:
+def validation_losses(run: Run, model: torch.nn.Module) -> tuple[float, dict[str, float]]:
     """
-    Computes the cross-entropy over all validation sets, without label smoothing. All processes call it together.
+    Computes the cross-entropy over the validation sets, without label smoothing. All processes call it together.
 
     Args:
         run ([`Run`]): as in [`translate`].
         model (`torch.nn.Module`): the model, plain or wrapped.
 
     Returns:
-        `float`: nats per target token, the same in every process.
+        `float` and `dict[str, float]`: nats per target token over the text of all sets, and over that of each set by
+        its name. They are the same in every process.
     """
     accelerator, collator = run.accelerator, PairCollator(run.tokenizer.pad_token_id)
-    total = torch.zeros(2, device=accelerator.device)
+    sets = run.sets["validation"]
+    totals = torch.zeros(len(sets), 2, device=accelerator.device)
     model.eval()
-    for pairs in run.sets["validation"]:
+    for number, pairs in enumerate(sets):
         lengths = pair_lengths(pairs.encoded)
         order = BatchOrder(
             # No pair is skipped here: the budget grows to the longest one.
@@ -112,10 +134,12 @@ def validation_loss(run: Run, model: torch.nn.Module) -> float:
             del batch["numbers"]
             batch = send_to_device(batch, accelerator.device)
             tokens = (batch["labels"] != -100).sum()
-            total += torch.stack([model(**batch, num_items_in_batch=1, loss_only=True).loss, tokens])
+            totals[number] += torch.stack([model(**batch, num_items_in_batch=1, loss_only=True).loss, tokens])
     model.train()
-    loss, tokens = accelerator.reduce(total, "sum").tolist()
-    return loss / tokens
+    sums: list[list[float]] = accelerator.reduce(totals, "sum").tolist()
+    losses = {pairs.name: loss / tokens for pairs, (loss, tokens) in zip(sets, sums, strict=True)}
+    loss, tokens = (sum(column) for column in zip(*sums, strict=True))
+    return loss / tokens, losses
 
 
 def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> None:
@@ -126,14 +150,27 @@ def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> Non
         run ([`Run`]), model ([`VaswaniForConditionalGeneration`]): as in [`translate`].
         step (`int`): updates so far.
     """
-    loss = validation_loss(run, model)
+    training = run.recipe.training
+    loss, losses = validation_losses(run, model)
     _, scored = translate_and_score(run, model, "validation", run.recipe.evaluation.validation_num_beams)
-    parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in scored.get("sets", {}).items())
+    sets = scored.get("sets", {})
+    parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in sets.items())
     signature = scored["signatures"]["bleu"]
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
-    values = {f"validation_{metric}": scored[metric] for metric in METRICS}
-    run.accelerator.log({"validation_loss": loss, **values}, step=step)
+    for name, part in sets.items():
+        part["loss"] = losses[name]
+    metrics = ("loss", *METRICS)
+    values = {f"validation_{metric}": (scored | {"loss": loss})[metric] for metric in metrics}
+    values |= {f"validation_{metric}/{name}": part[metric] for name, part in sets.items() for metric in metrics}
+    run.accelerator.log(values, step=step)
     if run.accelerator.is_main_process:
-        # JSON has no infinity.
-        validation = Validation(step, loss if math.isfinite(loss) else None, **scored)
-        write_validations(run.folder, [*read_validations(run.folder), validation], run.recipe.training.best_by)
+        for part in sets.values():
+            part["loss"] = _finite(part["loss"])
+        validation = Validation(step, _finite(loss), **scored)
+        validations = [*read_validations(run.folder), validation]
+        write_validations(run.folder, validations, training.best_by, training.best_set)
+
+
+def _finite(loss: float) -> float | None:
+    """Returns a loss as JSON can hold it, which has no infinity."""
+    return loss if math.isfinite(loss) else None

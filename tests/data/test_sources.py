@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -10,9 +11,17 @@ from tokenizers import processors
 
 from hf_vaswani.data import sources as corpus
 from hf_vaswani.data.batching import BatchOrder
-from hf_vaswani.data.sources import build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from hf_vaswani.data.sources import (
+    build_updates,
+    encode_evaluation_sets,
+    evaluation_texts,
+    make_tokenizer,
+    read_evaluation_sources,
+    read_sources,
+    read_validation_sets,
+)
 from hf_vaswani.data.tokenizer import load_tokenizer
-from hf_vaswani.recipe import DataRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
+from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
 from hf_vaswani.translation.lines import longest_source, split_lines
 
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -254,3 +263,70 @@ def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained
     assert lengths.max(axis=0).tolist() == [121, 121]
     assert len(split_lines([line], tokenizer, longest_source([], tokenizer))[0]) > 1
     assert "longer than the specified maximum" not in caplog.text
+
+
+# ---- Validation sets by name -------------------------------------------------------------------------------------
+
+
+def named(folder: Path, **sets: Any) -> Recipe:
+    """A recipe of two directions with tags, and sets by name."""
+    recipe = two_directions(folder)
+    recipe.validation_sets = {name: EvaluationSetRecipe(**keys) for name, keys in sets.items()}
+    return recipe
+
+
+def own_text(folder: Path) -> dict[str, str]:
+    files = {}
+    for language in ("en", "de"):
+        files[language] = str(folder / f"own.{language}")
+        Path(files[language]).write_text(f"{language}: one\n{language}: two\n")
+    return files
+
+
+def test_sets_by_name_come_after_those_of_the_sources(tmp_path) -> None:
+    recipe = named(tmp_path, web={"validation_files": own_text(tmp_path)}, law={"test_files": own_text(tmp_path)})
+    sources, more = read_sources(recipe), read_validation_sets(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    sets = encode_evaluation_sets(recipe, [*sources, *more], tokenizer)
+    names = {split: [part.name for part in parts] for split, parts in sets.items()}
+    assert names == {"validation": ["en-de", "en-fr", "web"], "test": ["en-fr", "law"]}
+    web = sets["validation"][2]
+    assert web.source == ["<2de> en: one", "<2de> en: two"] and web.plain == ["en: one", "en: two"]
+    assert web.target == ["de: one", "de: two"] and web.target_language == "de"
+    assert tokenizer(web.source)["input_ids"] == web.encoded["source_ids"][:]
+    # Neither vocabulary nor updates have their text.
+    assert build_updates(recipe, sources, tokenizer).fingerprint["pairs"] == len(GERMAN) + len(FRENCH)
+    texts = evaluation_texts(read_evaluation_sources(recipe), "test")
+    assert [(text.name, text.source) for text in texts] == [(part.name, part.source) for part in sets["test"]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, "validation_sets.web has no text: set its validation_files, its test_files or its dataset"),
+        ({"validation_files": "EMPTY"}, "The validation set of validation_sets.web is empty"),
+        ({"test_files": "nowhere.tsv"}, "nowhere.tsv"),
+        ({"test_files": "OWN", "target_language": "es"}, "languages are en and es"),
+        (
+            {"test_files": "TABLE", "target_language": "es"},
+            "validation_sets.web has the target language 'es', for which the model has no tag",
+        ),
+    ],
+)
+def test_a_set_that_cannot_be_used_is_named(tmp_path, keys, words) -> None:
+    (tmp_path / "empty.tsv").write_text("en\tde\n")
+    (tmp_path / "table.tsv").write_text("en\tes\none\tuno\n")
+    there = {"EMPTY": str(tmp_path / "empty.tsv"), "TABLE": str(tmp_path / "table.tsv"), "OWN": own_text(tmp_path)}
+    recipe = named(tmp_path, web={key: there.get(value, value) for key, value in keys.items()})
+    with pytest.raises((ValueError, OSError), match=words):
+        read_validation_sets(recipe)
+
+
+def test_a_tag_that_the_vocabulary_lacks_is_named(tmp_path) -> None:
+    (tmp_path / "table.tsv").write_text("en\tes\none\tuno\n")
+    recipe = named(tmp_path, web={"test_files": str(tmp_path / "table.tsv"), "target_language": "es"})
+    # Another vocabulary may have more tags than the recipe has languages.
+    tokenizer = make_tokenizer(recipe, read_sources(recipe))
+    recipe.tokenizer.path = "given"
+    with pytest.raises(ValueError, match="There is no tag for the target language 'es', only for de, fr"):
+        encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)

@@ -76,6 +76,29 @@ def test_every_direction_has_its_own_scores(run) -> None:
     assert "trained on a.en, a.fr (1,234 pairs); tested on b.en, b.fr; licence of the text: mit." in text
 
 
+def test_a_named_set_has_its_own_row_and_is_no_training_text(run) -> None:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["validation_sets"] = {
+        "law": {"dataset": "acme/law", "test_split": "held_out", "license": "mit"},
+        "web": {"validation_files": "/home/me/web.tsv"},
+    }
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    noted = [{"pairs": {"train": 9}}, {"pairs": {"test": 77}, "dataset_is_local": False}, {"pairs": {"validation": 5}}]
+    change(run / "environment.json", data=[{"dataset_is_local": True} | each for each in noted])
+    each = {"en-de": {"bleu": 10.0, "chrf": 1.0, "ter": 2.0}, "law": {"bleu": 30.0, "chrf": 3.0, "ter": 4.0}}
+    change(run / "test.json", sets=each, bleu=20.0)
+    rendered = card(run)
+    text = " ".join(rendered.text.split())
+    assert "| law: acme/law (held_out) | 30.00 | 3.00 | 4.00 |" in text
+    assert "- law: validated on acme/law (validation); tested on acme/law (held_out) (77 pairs); licence" in text
+    assert "- web: validated on web.tsv (5 pairs)." in text and "/home/me" not in str(rendered)
+    assert "validation_sets:" in rendered.text.split("```yaml")[1]
+    data = ModelCard(str(rendered)).data
+    assert data.datasets is None, "nothing was trained on it"
+    law = [row for row in data.eval_results if row.dataset_type == "acme/law"]
+    assert [row.metric_value for row in law] == [30.0, 3.0, 4.0] and law[0].task_name == "Translation en-de"
+
+
 def test_facts_that_were_not_recorded_are_omitted(run) -> None:
     change(run / "environment.json", git_revision="0123abc")
     complete = card(run).text
@@ -119,6 +142,7 @@ def test_paths_are_not_shown(run) -> None:
     files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
     command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
     command += ["--more_data+", json.dumps({"train_files": files, "dataset": folder}), "--training.max_steps", "12"]
+    command += [f"--hub.not_worse_than={folder}/model", f"--validation_sets.law.test_files={folder}/law.tsv"]
     change(run / "environment.json", command=command)
     change_recipe(run, "tokenizer", path=f"{folder}/tok")
     change_recipe(run, "data", train_files=files, validation_files="../acme/dev.tsv", test_files="acme/x y/test.jsonl")

@@ -24,3 +24,22 @@ def test_without_validations_there_is_one_panel() -> None:
 def test_the_picture_of_a_curve_is_always_the_same() -> None:
     assert curve_picture(TRAINING, VALIDATIONS).startswith(b"\x89PNG")
     assert curve_picture(TRAINING, VALIDATIONS) == curve_picture(TRAINING, VALIDATIONS)
+
+
+def test_each_of_several_sets_has_its_curve() -> None:
+    validations = [
+        {"step": 0, "loss": 3.0, "bleu": 5.0, "sets": {"law": {"bleu": 1.0, "loss": 4.0}, "web": {"bleu": 9.0}}},
+        {
+            "step": 10,
+            "loss": 2.0,
+            "bleu": 7.0,
+            "best": True,
+            "sets": {"law": {"bleu": 6.0, "loss": None}, "web": {"bleu": 8.0, "loss": 1.0}},
+        },
+    ]
+    loss, bleu = plot_curve(TRAINING, validations).axes
+    found = {line.get_label(): line.get_xydata().tolist() for line in bleu.lines}
+    assert found == {"law": [[0, 1], [10, 6]], "web": [[0, 9], [10, 8]], "best: update 10": [[10, 0], [10, 1]]}
+    # Earlier versions wrote no loss of each set.
+    found = {line.get_label(): line.get_xydata().tolist() for line in loss.lines}
+    assert found == {"training": [[10, 3], [30, 2]], "law": [[0, 4]], "web": [[10, 1]]}

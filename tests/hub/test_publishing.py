@@ -12,15 +12,20 @@ from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
+from hf_vaswani.metrics import score
 from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
+from hf_vaswani.training import comparison
 
 from ..conftest import ROOT, tiny_recipe
 from ..hub_server import Access, HubServer
@@ -153,6 +158,102 @@ def test_nothing_is_published_without_a_score_of_these_weights(hub, run, push, c
 def test_bad_options_are_named(hub, push, options, words) -> None:
     code, said = push(*options)
     assert code == 2 and words in said and said.count("\n") == 1
+    assert hub.log == []
+
+
+# ---- Not worse than another model --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scored_run(tiny_run: Path, run: Path) -> Callable[[int, int], None]:
+    """Makes the run one that has kept its start, both with wrong translations of every `n`-th sentence."""
+
+    def make(before: int, after: int) -> None:
+        shutil.copytree(tiny_run / "model", run / "start")
+        recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+        target = Path(recipe["data"]["test_files"]["de"]).read_text("utf-8").splitlines()
+        result = json.loads((run / "test.json").read_text())
+        for name, every in (("start_translations.txt", before), ("test_translations.txt", after)):
+            texts = ["null null" if i % every == 0 else text for i, text in enumerate(target)]
+            (run / name).write_text("".join(text + "\n" for text in texts), "utf-8")
+            result["translations"][name] = digest(run / name)
+        result["bleu"] = score(texts, target)["bleu"]
+        (run / "test.json").write_text(json.dumps(result))
+        recipe["initialize"]["from"] = str(tiny_run / "model")
+        (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        for checkpoint in run.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+
+    return make
+
+
+def test_a_model_that_is_worse_than_its_start_is_not_published(hub, run, push, scored_run) -> None:
+    scored_run(9, 2)
+    code, said = push("--not-worse-than", "start")
+    assert code == 2 and said.count("\n") == 1
+    bleu = json.loads((run / "test.json").read_text())["bleu"]
+    assert "significantly worse than hub.not_worse_than: on en-de, its BLEU is" in said
+    assert f"its BLEU is {bleu:.2f}, and that of start is" in said and "(p = 0.001)" in said
+    assert hub.log == []
+    assert push("--not-worse-than", "start") == (code, said), "the verdict repeats"
+    assert push()[0] == 0
+
+
+def test_a_model_that_is_better_than_its_start_is_published(hub, push, scored_run) -> None:
+    scored_run(2, 9)
+    assert push("--not-worse-than", "start")[0] == 0
+    assert hub.files("alice/m").keys() >= MODEL_FILES
+
+
+def test_the_model_on_the_hub_is_compared(hub, run, tiny_run, push, monkeypatch, caplog) -> None:
+    for name in ("model", "test.json"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    shutil.copytree(tiny_run / "model", run / "model")
+    shutil.copy(tiny_run / "test.json", run / "test.json")
+    caplog.set_level("INFO")
+    assert push("--not-worse-than", "last_push")[0] == 0
+    assert "nothing was published before" in caplog.text
+    # The same model again is not worse than itself.
+    loaded, baseline = [], comparison.Baseline
+
+    def spy(name: str, device: Any) -> Any:
+        loaded.append(Path(name))
+        return baseline(name, device)
+
+    monkeypatch.setattr(comparison, "Baseline", spy)
+    assert push("--not-worse-than", "last_push")[0] == 0
+    there = hub.commits("alice/m")[0]
+    assert [path.name for path in loaded] == [there.sha]
+    # What the Hub has now translates every sentence.
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    target = Path(recipe["data"]["test_files"]["de"]).read_text("utf-8").splitlines()
+    monkeypatch.setattr(comparison, "_translate", lambda *_: {"en-de": target})
+    code, said = push("--not-worse-than", "last_push")
+    assert code == 2 and "that of last_push is 100.00" in said and said.count("\n") == 1
+    assert hub.commits("alice/m")[0].sha == there.sha
+
+
+def test_without_a_comparison_nothing_passes_the_gate(hub, run) -> None:
+    with pytest.raises(ValueError, match="it was not compared with last_push"):
+        publishing.push_checkpoint(run, run / "model", HubRecipe(repo_id="alice/m", not_worse_than="last_push"))
+    assert hub.log == []
+
+
+def test_a_hub_that_fails_is_not_an_empty_one(hub, push) -> None:
+    assert push()[0] == 0
+    hub.fault("GET", "/api/models/", status=500, times=None)
+    code, said = push("--not-worse-than", "last_push")
+    assert code == 2 and "could not be published: the Hub failed" in said and said.count("\n") == 1
+    assert len(hub.commits("alice/m")) == 2
+
+
+def test_a_model_to_compare_with_has_the_form_of_one(hub, push) -> None:
+    for than, words in (
+        ("start", "the run starts from no model"),
+        ("lastpush", "must be start, last_push, the folder"),
+    ):
+        code, said = push("--not-worse-than", than)
+        assert code == 2 and "--not-worse-than" in said and words in said
     assert hub.log == []
 
 
@@ -393,6 +494,46 @@ def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> N
     # The same command again, on a complete run, publishes nothing new.
     assert train(hub, tmp_path, "--hub.every_n_checkpoints", "2", "--hub.license", "mit").returncode == 0
     assert len(hub.commits("alice/m")) == 3
+
+
+def test_a_training_compares_what_it_publishes(hub, tmp_path) -> None:
+    than = ["--hub.not_worse_than=last_push", "--training.average_last=1"]
+    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "2", *than)
+    assert done.returncode == 0, done.stderr
+    assert titles(hub) == ["initial commit", "checkpoint-8", "model"]
+    assert done.stderr.count("nothing was published before") >= 1
+
+
+def test_a_checkpoint_that_is_worse_is_not_offered(tiny_run, tmp_path, monkeypatch, caplog) -> None:
+    """The Hub cannot be reached here: what is offered would wait in the run folder."""
+
+    def references(run: Any, name: str) -> dict[str, list[str]]:
+        return {pairs.name: pairs.target for pairs in run.sets["test"]}
+
+    monkeypatch.setattr(comparison, "translate_tests", references)
+    for than, waits in ((str(tiny_run / "model"), False), ("null", True)):
+        run = tmp_path / f"waits-{waits}"
+        options = ["--hub.repo_id=alice/m", "--hub.every_n_checkpoints=1", f"--hub.not_worse_than={than}"]
+        arguments = tiny_recipe(tiny_run.parent, max_steps=4, validate_every=4)
+        # The model itself cannot be published either.
+        assert main(["train", *arguments, "--run_dir", str(run), *options]) == 2
+        assert (run / "unpublished" / "checkpoint-4").is_dir() is waits
+    assert caplog.text.count("checkpoint-4 is not published, because it is significantly worse than") == 1
+
+
+def test_what_waits_keeps_its_comparison(hub, run, push, monkeypatch, caplog) -> None:
+    """A checkpoint that waits from before the gate was set is discarded."""
+    push("--checkpoint", "12")
+    than = HubRecipe(repo_id="alice/m", not_worse_than="last_push")
+    for verdict, words in ((None, "was not compared with last_push"), (Verdict("last_push", {}), "Published")):
+        publisher = publishing.Publisher(run, HubRecipe(repo_id="alice/m"), 12)
+        publisher._keep(run / "checkpoint-12", [path.name for path in (run / "checkpoint-12").glob("*.*")], verdict)
+        caplog.clear()
+        caplog.set_level("INFO")
+        push_waiting(run, than)
+        assert words in caplog.text
+        assert not (run / "unpublished").exists()
+    assert not any("verdict" in name for name in hub.files("alice/m"))
 
 
 def test_a_slow_push_does_not_delay_the_training(hub, tmp_path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
+from hf_vaswani.run_folder import read_result
 
 from ..conftest import tiny_recipe
 
@@ -80,3 +82,94 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
     arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), *search, "--run_dir", str(tmp_path / "greedy")]
     assert main(["train", *arguments]) == 0
     assert seen[2:] == [beam | {"early_stopping": True}, greedy]
+
+
+# ---- Several sets ------------------------------------------------------------------------------------------------
+
+
+def with_another_set(folder: Path, run: Path, *options: str, **training: object) -> int:
+    """Trains with a second validation set, the first 20 pairs of the other."""
+    recipe = tiny_recipe(folder, validate_every=2, save_every=2, **training)
+    files = {}
+    for side in ("en", "de"):
+        files[side] = str(folder / f"short.{side}")
+        text = (folder / f"text.{side}").read_text("utf-8").splitlines(keepends=True)
+        Path(files[side]).write_text("".join(text[:20]), "utf-8")
+    sets = f"--validation_sets={{short: {{validation_files: {json.dumps(files)}}}}}"
+    return main(["train", *recipe, sets, "--run_dir", str(run), *options])
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "validations.jsonl").read_text().splitlines()]
+
+
+def test_each_set_has_its_own_loss_and_scores(tiny_run, tmp_path) -> None:
+    run = tmp_path / "run"
+    assert with_another_set(tmp_path, run, max_steps=4) == 0
+    # Another set changes neither the training nor the scores of the first one.
+    assert train(tiny_run.parent, tmp_path / "single", max_steps=4, validate_every=2, save_every=2) == 0
+    for line, single in zip(validations(run), validations(tmp_path / "single"), strict=True):
+        assert line["sets"].keys() == {"en-de", "short"}
+        assert line["sets"]["en-de"] == {name: single[name] for name in ("bleu", "chrf", "ter", "loss")}
+        assert line["sets"]["short"]["loss"] != single["loss"]
+        assert min(part["loss"] for part in line["sets"].values()) < line["loss"]
+        assert line["loss"] < max(part["loss"] for part in line["sets"].values())
+        assert line["bleu"] == pytest.approx(sum(part["bleu"] for part in line["sets"].values()) / 2)
+
+
+@pytest.mark.parametrize("best_set", ["short", "en-de"])
+def test_the_best_checkpoint_is_that_of_the_set_that_counts(tmp_path, monkeypatch, best_set) -> None:
+    from hf_vaswani.training import validation
+
+    # The mean is best at update 6, and each set at another.
+    bleu = {"en-de": iter([9.0, 1.0, 8.0]), "short": iter([1.0, 9.0, 8.0])}
+    translate = validation.translate_and_score
+
+    def scored(run, model, split, num_beams):
+        translations, result = translate(run, model, split, num_beams)
+        if split == "validation":
+            for name, part in result["sets"].items():
+                part["bleu"] = next(bleu[name])
+        return translations, result
+
+    monkeypatch.setattr(validation, "translate_and_score", scored)
+    options = [f"--training.best_set={best_set}", "--training.average_best=1"]
+    assert with_another_set(tmp_path, tmp_path / "run", *options, max_steps=6) == 0
+    expected = {"short": 4, "en-de": 2}[best_set]
+    assert [line["step"] for line in validations(tmp_path / "run") if line["best"]] == [expected]
+    assert read_result(tmp_path / "run").averaged == [f"checkpoint-{expected}"]
+
+
+def test_a_best_set_that_does_not_exist_is_refused_with_those_that_do(tmp_path, capsys) -> None:
+    assert with_another_set(tmp_path, tmp_path / "run", "--training.best_set=law") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "training.best_set is 'law', but the validation sets of the recipe are en-de, short." in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_from_a_model_is_validated_before_its_first_update_once(tiny_run, tmp_path) -> None:
+    """Also if it is stopped and resumed, which changes nothing."""
+    start = f"--initialize.from={tiny_run / 'model'}"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert with_another_set(tmp_path, whole, start, max_steps=4) == 0
+    for steps in (2, 4):
+        assert with_another_set(tmp_path, parts, start, max_steps=steps) == 0
+    assert [line["step"] for line in validations(whole)] == [0, 2, 4]
+    assert validations(parts) == validations(whole)
+    ours, theirs = (weights(run / "checkpoint-4") for run in (parts, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    # The start has no checkpoint, so it is never averaged.
+    assert with_another_set(tmp_path, parts, start, "--training.average_best=9", max_steps=4) == 0
+    assert read_result(parts).averaged == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_trackers_get_the_scores_of_each_set(tmp_path, monkeypatch) -> None:
+    from accelerate import Accelerator
+
+    logged: dict[int, dict[str, float]] = {}
+    monkeypatch.setattr(Accelerator, "log", lambda _, values, step: logged.setdefault(step, {}).update(values))
+    assert with_another_set(tmp_path, tmp_path / "run", max_steps=2) == 0
+    (line,) = validations(tmp_path / "run")
+    for name, part in line["sets"].items():
+        assert {metric: logged[2][f"validation_{metric}/{name}"] for metric in part} == part
+    assert logged[2]["validation_bleu"] == line["bleu"]

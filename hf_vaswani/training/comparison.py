@@ -1,0 +1,223 @@
+"""Comparison of a run's model with the one that it started from, or that it must not be worse than on the Hub."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..averaging import load_weights
+from ..data.sources import EvaluationText, evaluation_texts, read_evaluation_sources
+from ..hub.gate import compare_sets
+from ..hub.publishing import Publisher, check_score, last_push, read_score
+from ..metrics import score
+from ..processes import on_main_process
+from ..recipe import EvaluationRecipe, HubRecipe
+from ..records import Result, Scored, Verdict
+from ..run_folder import (
+    MODEL,
+    START,
+    START_TRANSLATIONS,
+    TRANSLATIONS,
+    checkpoint_folder,
+    read_recipe,
+    read_translations,
+)
+from ..translation.baseline import Baseline
+from .preparation import Run
+from .state import TrainState
+from .validation import share, translate_and_score
+
+try:
+    from accelerate.utils import gather_object
+except ImportError as error:
+    raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
+
+# Scores of the same text differ by less.
+ROUNDING = 0.005
+
+
+def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
+    """
+    Finds the model of `hub.not_worse_than`, and downloads it if it is the one that was published last.
+
+    Args:
+        run_dir (`Path`): the run folder.
+        folder (`Path`): model or checkpoint to publish, for messages.
+        hub ([`HubRecipe`]): names the model.
+
+    Returns:
+        `str`: its folder or its id on the Hub, or `None` if nothing was published before.
+
+    Raises:
+        ValueError: the run has not kept the model that it started from.
+        PublishingError: the Hub refused, or could not be reached.
+    """
+    if hub.not_worse_than == "start":
+        if not (run_dir / START).is_dir():
+            raise ValueError(
+                f"hub.not_worse_than is 'start', but {run_dir} has not kept the model that it started from, "
+                f"{run_dir / START}."
+            )
+        return str(run_dir / START)
+    if hub.not_worse_than == "last_push":
+        found = last_push(folder, hub)
+        return None if found is None else str(found)
+    return named_model(str(hub.not_worse_than))
+
+
+def named_model(name: str) -> str:
+    """Returns the folder of the model of a run, or the name of any other model as it is."""
+    model = Path(name) / MODEL
+    return str(model) if model.is_dir() else name
+
+
+# ---- During a training -------------------------------------------------------------------------------------------
+
+
+def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
+    """
+    Translates the test sets of a run with another model. All processes call it together.
+
+    Args:
+        run ([`Run`]): processes and text.
+        name (`str` or `Path`): folder of the other model, or its id on the Hub.
+
+    Returns:
+        `dict[str, list[str]]`: translations by the name of the set.
+
+    Raises:
+        ValueError: the model cannot be loaded, or cannot translate.
+    """
+    baseline, failure = None, None
+    # One process of each machine downloads the model, and the others read it.
+    with run.accelerator.local_main_process_first():
+        try:
+            baseline = Baseline(name, run.accelerator.device)
+        except (ValueError, OSError) as error:
+            failure = str(error)
+    failures = [text for text in gather_object([failure]) if text is not None]
+    # In every process: the others would wait for one that fails alone.
+    if baseline is None or failures:
+        raise ValueError(failures[0])
+    return {
+        pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language), baseline)
+        for pairs in run.sets["test"]
+    }
+
+
+def check_loading(name: str) -> None:
+    """Raises a `ValueError` if a model cannot be loaded, or cannot translate."""
+    Baseline(named_model(name), "cpu")
+
+
+def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -> None:
+    """
+    Offers the checkpoint that was just saved for publishing, after comparing it on the test sets with
+    `hub.not_worse_than`. All processes call it together.
+
+    Args:
+        run ([`Run`]): processes and text.
+        state ([`TrainState`]): the model of the checkpoint.
+        publisher ([`Publisher`], *optional*): that of the main process.
+    """
+    hub, verdict = run.recipe.hub, None
+    checkpoint = checkpoint_folder(run.folder, state.step)
+    if hub.not_worse_than is not None:
+        try:
+            name = on_main_process(run.accelerator, baseline_name, run.folder, checkpoint, hub)
+            verdict = Verdict(hub.not_worse_than, {})
+            if name is not None:
+                before = translate_tests(run, name)
+                after, _ = translate_and_score(run, state.eval_model(), "test", run.recipe.evaluation.num_beams)
+                sets = on_main_process(run.accelerator, compare_sets, run.sets["test"], before, after, run.recipe)
+                verdict = replace(verdict, sets=sets)
+        # As with all of publishing, no error ends the training.
+        except (ValueError, OSError) as error:
+            logger.warning(f"{checkpoint} is not published: {error}")
+            return
+    if publisher is not None:
+        publisher.offer(checkpoint, verdict)
+
+
+# ---- Afterwards --------------------------------------------------------------------------------------------------
+
+
+def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
+    """
+    Compares a model or a checkpoint of a run with the one of `hub.not_worse_than`, on the test sets of the run's
+    recipe. Translations that the run has kept are used again.
+
+    Args:
+        run_dir (`Path`): the run folder.
+        folder (`Path`): its `model`, or one of its checkpoints.
+        hub ([`HubRecipe`]): names the other model.
+
+    Returns:
+        [`Verdict`], or `None` without `hub.not_worse_than`.
+
+    Raises:
+        ValueError: there is no score, or it is too low; a model cannot be loaded; or the test text cannot be read, or
+            is no longer the one that the model was scored on.
+        PublishingError: the Hub refused, or could not be reached.
+    """
+    if hub.not_worse_than is None:
+        return None
+    # What needs no translation comes first.
+    scored = read_score(run_dir, folder)
+    check_score(folder, scored.bleu, hub.min_bleu)
+    name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})
+    if name is None:
+        return verdict
+    recipe = read_recipe(run_dir)
+    texts = evaluation_texts(read_evaluation_sources(recipe), "test")
+    if not texts:
+        raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")
+    after = _kept(run_dir, scored, TRANSLATIONS, texts)
+    if after is not None:
+        _check_text(folder, scored, texts, after, recipe.evaluation)
+    before = _kept(run_dir, scored, START_TRANSLATIONS, texts) if hub.not_worse_than == "start" else None
+    before = before or _translate(name, texts)
+    return replace(verdict, sets=compare_sets(texts, before, after or _translate(folder, texts, is_own=True), recipe))
+
+
+def _kept(run_dir: Path, scored: Scored, stem: str, texts: list[EvaluationText]) -> dict[str, list[str]] | None:
+    """Returns translations that were made at the end of the training; a checkpoint has none."""
+    if not isinstance(scored, Result):
+        return None
+    return read_translations(run_dir, scored, stem, [text.name for text in texts])
+
+
+def _check_text(
+    folder: Path,
+    scored: Scored,
+    texts: list[EvaluationText],
+    translations: dict[str, list[str]],
+    evaluation: EvaluationRecipe,
+) -> None:
+    """Raises a `ValueError` if translations no longer have the recorded score: the references are others."""
+    for text in texts:
+        recorded = scored.bleu if scored.sets is None else scored.sets.get(text.name, {}).get("bleu")
+        lines = translations[text.name]
+        same_length = len(lines) == len(text.target)
+        bleu = score(lines, text.target, evaluation.tokenize, evaluation.lowercase)["bleu"] if same_length else None
+        if bleu is None or recorded is None or abs(bleu - recorded) > ROUNDING:
+            raise ValueError(
+                f"{folder} is not published: the text of the test set {text.name} is no longer the one that the model "
+                "was scored on, so it cannot be compared. Restore the text."
+            )
+
+
+def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = False) -> dict[str, list[str]]:
+    """Translates test sets; a model of the run itself takes its tags from the recipe."""
+    device: Any = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    model = Baseline(name, device)
+    if is_own:
+        # A checkpoint has the moving average that is published in a file of its own.
+        model.translator.models[0].load_state_dict(load_weights(Path(name)), strict=False)
+    return {
+        text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language)) for text in texts
+    }

@@ -1,0 +1,44 @@
+"""A model to compare with: any encoder-decoder model, translating with its own tokenizer and search settings."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..model.sentences_vaswani import language_tags
+from .lines import LineTranslator
+from .loading import load_translator
+
+
+class Baseline:
+    """
+    A model to compare with.
+
+    Args:
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+        device (`torch.device`): where it translates.
+
+    Raises:
+        ValueError: the model cannot be loaded, or cannot translate.
+    """
+
+    def __init__(self, name: str | Path, device: torch.device | str) -> None:
+        model, tokenizer = load_translator(name)
+        settings = model.generation_config
+        if (settings.num_beams or 1) == 1:
+            # They have no effect on greedy search, and transformers would warn about each.
+            settings.length_penalty = settings.early_stopping = None
+        self.translator = LineTranslator([model.to(device)], tokenizer)
+
+    def tagged(self, sentences: Sequence[str], target_language: str) -> list[str]:
+        """Puts the model's tag of a target language, if it has one, in front of the sentences without a tag."""
+        tags = language_tags(self.translator.tokenizer)
+        tag = tags.get(target_language)
+        if tag is None:
+            return list(sentences)
+        known = tuple(tags.values())
+        return [text if not text.strip() or text.startswith(known) else f"{tag} {text}" for text in sentences]
+
+    def __call__(self, sentences: list[str]) -> list[str]:
+        """Translates sentences; those that are longer than the model accepts are translated in pieces."""
+        return [" ".join(best[0][1].splitlines()) for best in self.translator(sentences)]

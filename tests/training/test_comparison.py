@@ -1,0 +1,195 @@
+"""Before and after, and the gate: the kept start is translated, scored, shown and compared at every door."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani.cli import main
+from hf_vaswani.metrics import score
+from hf_vaswani.recipe import HubRecipe, load_recipe
+from hf_vaswani.run_folder import read_result
+from hf_vaswani.training.comparison import judge
+from hf_vaswani.translation.batches import translate_corpus
+
+from ..conftest import tiny_recipe, write_pairs
+
+SETS = "--validation_sets={short: {validation_files: FILES, test_files: FILES}}"
+
+
+def arguments(folder: Path, *options: str, **training: object) -> list[str]:
+    """Returns the arguments of a recipe that starts from a model, with a second set of other text."""
+    recipe = tiny_recipe(folder, **training)
+    other = folder / "other"
+    other.mkdir(exist_ok=True)
+    source, target = write_pairs(other, 30)
+    files = f"{{en: {source}, de: {target}}}"
+    return [*recipe, SETS.replace("FILES", files), "--run_dir", str(folder / "run"), *options]
+
+
+def train(folder: Path, *options: str, **training: object) -> int:
+    return main(["train", *arguments(folder, *options, **training)])
+
+
+def keep_start(run: Path, model: Path) -> None:
+    """Keeps a model as the one that a run started from."""
+    for each in (AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)):
+        each.save_pretrained(run / "start")
+
+
+@pytest.fixture(scope="session")
+def compared_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with two test sets, which has kept its start."""
+    folder = tmp_path_factory.mktemp("compared")
+    assert train(folder, max_steps=4) == 0
+    keep_start(folder / "run", tiny_run / "model")
+    assert train(folder, max_steps=8) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(compared_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(compared_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").removesuffix("\n").split("\n")
+
+
+def test_the_start_is_scored_as_it_translates_by_itself(compared_run) -> None:
+    result = read_result(compared_run)
+    model = AutoModelForSeq2SeqLM.from_pretrained(compared_run / "start")
+    tokenizer = AutoTokenizer.from_pretrained(compared_run / "start")
+    assert list(result.before) == list(result.sets) == ["en-de", "short"]
+    for name, folder in (("en-de", compared_run.parent), ("short", compared_run.parent / "other")):
+        expected = translate_corpus(model, tokenizer, lines(folder / "text.en"))
+        assert lines(compared_run / f"start_translations.{name}.txt") == expected
+        scored, compared = score(expected, lines(folder / "text.de")), result.before[name]
+        assert compared.before == {metric: scored[metric] for metric in ("bleu", "chrf", "ter")}
+        assert compared.after == result.sets[name]
+        assert 0 < compared.p <= 1
+    assert f"start_translations.{name}.txt" in result.translations
+
+
+def test_the_card_shows_before_and_after(compared_run) -> None:
+    card = (compared_run / "model" / "README.md").read_text("utf-8")
+    table = card.split("## Before and after")[1].split("\n\n")[2].splitlines()
+    assert table[0] == "| text | before | after | difference | p |"
+    for row, (name, each) in zip(table[2:], read_result(compared_run).before.items(), strict=True):
+        before, after = each.before["bleu"], each.after["bleu"]
+        assert row == f"| {name} | {before:.2f} | {after:.2f} | {after - before:+.2f} | {each.p:.3f} |"
+
+
+def test_a_run_from_scratch_has_neither(tiny_run) -> None:
+    assert read_result(tiny_run).before is None and not list(tiny_run.glob("start*"))
+    assert "Before and after" not in (tiny_run / "model" / "README.md").read_text("utf-8")
+
+
+# ---- The gate ----------------------------------------------------------------------------------------------------
+
+
+def hub(**settings: Any) -> HubRecipe:
+    return HubRecipe(repo_id="alice/m", **settings)
+
+
+def test_kept_translations_are_compared_again(run, monkeypatch) -> None:
+    monkeypatch.setattr("hf_vaswani.training.comparison.Baseline", None)
+    verdict = judge(run, run / "model", hub(not_worse_than="start"))
+    assert verdict.than == "start" and verdict.sets == read_result(run).before
+    assert judge(run, run / "model", hub()) is None
+
+
+def test_lost_translations_are_made_again(run) -> None:
+    before = judge(run, run / "model", hub(not_worse_than="start"))
+    for path in (*run.glob("start_translations*"), *run.glob("test_translations*")):
+        path.unlink()
+    again = judge(run, run / "model", hub(not_worse_than="start"))
+    assert again == before
+
+
+def test_another_model_is_compared_on_every_test_set(run, tiny_run) -> None:
+    # The folder of a run stands for its model.
+    for folder in (tiny_run / "model", tiny_run):
+        verdict = judge(run, run / "model", hub(not_worse_than=str(folder)))
+        assert verdict.than == str(folder) and verdict.sets == read_result(run).before
+
+
+def test_a_run_without_a_test_set_has_nothing_to_compare(run, tiny_run) -> None:
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["data"]["test_files"] = recipe["validation_sets"]["short"]["test_files"] = None
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    for checkpoint in run.glob("checkpoint-4"):
+        shutil.rmtree(checkpoint)
+    progress = json.loads((run / "checkpoint-8" / "progress.json").read_text())
+    del progress["recipe"], progress["digest"]
+    (run / "checkpoint-8" / "progress.json").write_text(json.dumps(progress))
+    with pytest.raises(ValueError, match="models are compared on test sets, but its recipe has none"):
+        judge(run, run / "checkpoint-8", hub(not_worse_than=str(tiny_run)))
+
+
+def test_a_checkpoint_is_compared_by_its_own_translations(run) -> None:
+    than = hub(not_worse_than="start")
+    verdict = judge(run, run / "checkpoint-8", than)
+    model = AutoModelForSeq2SeqLM.from_pretrained(run / "checkpoint-8")
+    tokenizer = AutoTokenizer.from_pretrained(run / "checkpoint-8")
+    recipe = load_recipe([str(run / "recipe.yaml")])
+    files = recipe.validation_sets["short"].test_files
+    translations = translate_corpus(model, tokenizer, lines(Path(files["en"])))
+    assert verdict.sets["short"].after["bleu"] == score(translations, lines(Path(files["de"])))["bleu"]
+
+
+def test_changed_text_is_refused(run, compared_run) -> None:
+    files = [compared_run.parent / "other" / name for name in ("text.en", "text.de")]
+    before = [path.read_text("utf-8") for path in files]
+    try:
+        for path, text in zip(files, before, strict=True):
+            path.write_text(text + "one more\n", encoding="utf-8")
+        with pytest.raises(ValueError, match="test set short is no longer the one that the model was scored on"):
+            judge(run, run / "model", hub(not_worse_than="start"))
+    finally:
+        for path, text in zip(files, before, strict=True):
+            path.write_text(text, encoding="utf-8")
+
+
+def test_a_score_that_is_too_low_needs_no_comparison(run, monkeypatch) -> None:
+    monkeypatch.setattr("hf_vaswani.training.comparison.Baseline", None)
+    with pytest.raises(ValueError, match="hub.min_bleu is 100.00"):
+        judge(run, run / "model", hub(not_worse_than="alice/other", min_bleu=100))
+
+
+def test_a_start_that_was_not_kept_is_named(tiny_run) -> None:
+    with pytest.raises(ValueError, match="has not kept the model that it started from"):
+        judge(tiny_run, tiny_run / "model", hub(not_worse_than="start"))
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_training(tmp_path, capsys) -> None:
+    (tmp_path / "empty").mkdir()
+    assert train(tmp_path, f"--hub.not_worse_than={tmp_path / 'empty'}") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert str(tmp_path / "empty") in said and "config.json" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_validations_and_their_files_are_of_every_set(compared_run) -> None:
+    validations = [json.loads(line) for line in (compared_run / "validations.jsonl").read_text().splitlines()]
+    assert all(line["sets"].keys() == {"en-de", "short"} for line in validations)
+    assert sorted(path.name for path in compared_run.glob("test_translations*")) == [
+        "test_translations.en-de.txt",
+        "test_translations.short.txt",
+    ]
+
+
+def test_a_start_that_cannot_be_loaded_is_named_at_the_end(tmp_path, capsys) -> None:
+    assert train(tmp_path, max_steps=4) == 0
+    (tmp_path / "run" / "start").mkdir()
+    assert train(tmp_path, max_steps=8) == 2
+    assert str(tmp_path / "run" / "start") in capsys.readouterr().err.strip().splitlines()[-1]
+    # Nothing is lost: without it, the same command finishes the run.
+    (tmp_path / "run" / "start").rmdir()
+    assert train(tmp_path, max_steps=8) == 0
+    assert read_result(tmp_path / "run").step == 8
