@@ -57,8 +57,8 @@ def title(text: str) -> str:
 
 def no_final_mark(text: str) -> str:
     """
-    Returns a text without the punctuation that ends its last sentence. Quotation marks and brackets around it stay, and
-    so does a text that has nothing else.
+    Returns a text without the punctuation that ends its last sentence. Quotation marks and brackets after it stay,
+    and so does a text that has nothing else.
     """
     end = len(text.rstrip(FINAL_MARKS + AFTER_MARKS))
     while (entity := re.search(r"&(?:quot|apos|#39|#34);$", text[max(0, end - 6) : end])) is not None:
@@ -146,7 +146,8 @@ def _neighbours(letter: str) -> str:
         }
         if letter in keys:
             x, y = keys[letter]
-            return "".join(key for key, (u, v) in keys.items() if key != letter and abs(u - x) <= 1 and abs(v - y) <= 1)
+            near = [key for key, (u, v) in keys.items() if abs(u - x) <= 1 and abs(v - y) <= 1]
+            return "".join(key for key in near if key != letter)
     return ""
 
 

@@ -13,8 +13,11 @@ from ..recipe import Recipe, SourceRecipe
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
+from .renewal import renewal_of
+from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
 from .tokenizer import add_language_tags, language_tag, load_tokenizer, train_tokenizer
+from .windows import WindowEncoder
 
 try:
     from datasets import Dataset, IterableDataset, concatenate_datasets
@@ -205,8 +208,9 @@ def build_updates(
         [`Updates`].
 
     Raises:
-        ValueError: no pair fits the token budget.
+        ValueError: no pair fits the token budget, or the vocabulary has no merges for `tokenizer.bpe_dropout`.
     """
+    renewal = renewal_of(recipe, tokenizer)
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
     order = BatchOrder(
         training.tokens_per_batch,
@@ -228,7 +232,8 @@ def build_updates(
             )
             for source in sources
         ]
-        return StreamUpdates(streams, tokenizer, recipe.data.stream_window, order, collator, training.data_workers)
+        encoder = WindowEncoder(tokenizer, renewal)
+        return StreamUpdates(streams, encoder, recipe.data.stream_window, order, collator, training.data_workers)
     parts, first = [], 1
     for source in sources:
         pairs = source.pairs["train"]
@@ -238,7 +243,17 @@ def build_updates(
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), order, weights)
     _report(sampler, first - 1 - len(encoded))
-    return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+    if renewal is None:
+        return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+    texts = [(source.pairs["train"], source.tag) for source in sources]
+    return RenewedUpdates(
+        RowEncoder(tokenizer, renewal, texts),
+        encoded.with_format("numpy")["number"][:],
+        sampler,
+        recipe.data.stream_window,
+        collator,
+        training.data_workers,
+    )
 
 
 def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:

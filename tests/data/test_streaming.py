@@ -11,6 +11,7 @@ from datasets import Dataset, IterableDataset
 from hf_vaswani.data.batching import BatchOrder, PairCollator
 from hf_vaswani.data.streaming import NUMBERS, Stream, StreamUpdates
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.data.windows import WindowEncoder
 
 WORDS = "a b c d e f".split()
 
@@ -30,7 +31,7 @@ def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple
 
 def build(tokenizer, streams: list[Stream], size: int = 40, workers: int = 0, **order: Any) -> StreamUpdates:
     settings = BatchOrder(**{"tokens_per_batch": 60} | order)
-    return StreamUpdates(streams, tokenizer, size, settings, PairCollator(0), workers)
+    return StreamUpdates(streams, WindowEncoder(tokenizer), size, settings, PairCollator(0), workers)
 
 
 def one_pass(updates: StreamUpdates, position: dict[str, Any] | None = None) -> list[tuple[list, dict]]:
