@@ -881,6 +881,13 @@ def check_ranges(recipe: Recipe) -> None:
             _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
     _check_hub(recipe.hub, recipe.training)
+    own_vocabulary = recipe.initialize.from_ is None or recipe.initialize.vocabulary == "transfer"
+    if recipe.tokenizer.bpe_dropout and own_vocabulary and recipe.tokenizer.path is None:
+        if recipe.tokenizer.kind != "bpe":
+            raise ValueError(
+                f"tokenizer.bpe_dropout ({recipe.tokenizer.bpe_dropout}) skips merges, which only tokenizer.kind 'bpe' "
+                f"has, but the kind is {recipe.tokenizer.kind!r}."
+            )
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 

@@ -148,7 +148,8 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             `np.ndarray` and `np.ndarray` of shape `(taken,)`: the pairs, and how often each was taken before in this
             epoch.
         """
-        parts, repetitions, start, limit = [], [], 0, self.order.longest_side
+        parts, start, limit = [], 0, self.order.longest_side
+        repetitions: list[int] = []
         for count, weight in self.weights:
             fitting = start + np.flatnonzero(self.longest[start : start + count] <= limit).astype(np.int32)
             whole, rest = int(weight), weight - int(weight)

@@ -101,7 +101,7 @@ class RowEncoder(WindowEncoder):
         for pairs, tag in self.sources:
             here = (numbers >= first) & (numbers < first + len(pairs))
             rows = pairs.with_format("arrow")[numbers[here] - first]
-            sides = [rows[side].to_pylist() for side in ("source", "target")]
-            texts.append(WindowText(*sides, numbers[here], turns[here], tag))
+            source, target = rows["source"].to_pylist(), rows["target"].to_pylist()
+            texts.append(WindowText(source, target, numbers[here], turns[here], tag))
             first += len(pairs)
         return texts
