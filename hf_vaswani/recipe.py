@@ -758,7 +758,8 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             continue
         if key in SECTIONS and not value.lstrip().startswith("{"):
             raise ValueError(
-                f"{where} sets {option} to {shown(value)}: override its keys one by one, as in {option}.KEY VALUE."
+                f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
+                f"{option}.KEY VALUE."
             )
         content: Any = value
         try:

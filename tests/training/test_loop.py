@@ -259,7 +259,10 @@ def new_state() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path, monkeypatch, new_state) -> None:
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]])
+def test_compiled_the_network_is_traced_once_for_all_lengths(
+    tiny_run, tmp_path, monkeypatch, new_state, options
+) -> None:
     """By dynamo without its code generator, which would take a minute here; a resumed run is not another one."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import TorchDynamoPlugin
@@ -272,7 +275,7 @@ def test_compiled_the_network_is_traced_once_for_all_lengths(tiny_run, tmp_path,
     torch._dynamo.reset()
     counters.clear()
     # Without dropout: compiled, it draws other numbers.
-    arguments = [*tiny_recipe(tiny_run.parent), "--model.dropout=0", "--run_dir"]
+    arguments = [*tiny_recipe(tiny_run.parent), *options, "--model.dropout=0", "--run_dir"]
     assert main(["train", *arguments, str(tmp_path / "plain")]) == 0
     AcceleratorState._reset_state(reset_partial_state=True)
     assert main(["train", *arguments, str(tmp_path / "run"), "--training.compile=true"]) == 0
@@ -456,6 +459,19 @@ def test_a_run_of_another_recipe_is_refused(tiny_run, capsys) -> None:
     error = capsys.readouterr().err
     assert "training.warmup_steps is 10 there and 3 here" in error
     assert (tiny_run / "checkpoint-12").is_dir()
+
+
+def test_a_run_of_a_version_without_an_option_is_one_without_the_option(tiny_run, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("model", "test.json"))
+    for checkpoint in run.glob("checkpoint-*"):
+        record = json.loads((checkpoint / "progress.json").read_text())
+        del record["digest"], record["recipe"]["training.simcut"]
+        (checkpoint / "progress.json").write_text(json.dumps(record))
+    arguments = ["train", *tiny_recipe(tiny_run.parent), "--run_dir", str(run)]
+    assert main([*arguments, "--training.simcut.p=0.1"]) == 2
+    assert "training.simcut is None there and {'alpha': 3.0, 'p': 0.1} here" in capsys.readouterr().err
+    assert main(arguments) == 0
 
 
 def test_an_update_does_not_depend_on_how_it_is_split() -> None:

@@ -135,7 +135,7 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launc
     from hf_vaswani.cli import main
 
     arguments = tiny_recipe(tmp_path, max_steps=8, schedule="constant", peak_learning_rate=0.001, validate_every=4)
-    arguments += ["--model.dropout=0", "--training.clip_norm=1"]
+    arguments += ["--model.dropout=0", "--training.clip_norm=1", "--training.simcut.p=0.2"]
     alone = ["--training.accumulation_steps=2", "--run_dir", str(tmp_path / "alone")]
     assert main(["train", *arguments, *alone]) == 0
     sharding = {key: value for key, value in launch("fsdp2").environment.items() if "FSDP" in key}
