@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..recipe import Recipe, SourceRecipe
+from ..recipe import Alteration, Recipe, SourceRecipe
+from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
@@ -173,10 +174,17 @@ def encode_evaluation_sets(
             if split == "train":
                 continue
             encoded = encode_pairs(pairs, tokenizer, source.tag)
-            if limit is not None and len(encoded) and (longest := int(pair_lengths(encoded).max())) > limit:
-                raise ValueError(
-                    f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
-                )
+            altered = recipe.evaluation.altered if limit is not None and split == "test" else []
+            sides = {"": encoded} | {
+                f" with the alteration {name}": encode_pairs(_altered(pairs, name), tokenizer, source.tag)
+                for name in altered
+            }
+            for how, part in sides.items():
+                if limit is not None and len(part) and (longest := int(pair_lengths(part).max())) > limit:
+                    raise ValueError(
+                        f"The {split} set{how} has a side of {longest} tokens, but model.max_position_embeddings is "
+                        f"{limit}."
+                    )
             if empty := len(pairs) - len(encoded):
                 logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
             front = "" if source.tag is None else f"{source.tag} "
@@ -185,6 +193,11 @@ def encode_evaluation_sets(
             name = f"{source.name}.{same + 1}" if same else source.name
             sets[split].append(EvaluationSet(name, sentences, list(pairs["target"]), encoded))
     return sets
+
+
+def _altered(pairs: Dataset, alteration: Alteration) -> Dataset:
+    sources, references = altered_set(pairs["source"], [[target] for target in pairs["target"]], alteration)
+    return Dataset.from_dict({"source": sources, "target": [target for (target,) in references]})
 
 
 def build_updates(

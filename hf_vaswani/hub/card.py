@@ -32,6 +32,12 @@ EXAMPLES = {
     "en": "The cat sleeps.",
     "fr": "Le chat dort.",
 }
+ALTERED = {
+    "upper": "in capital letters",
+    "title": "with a capital letter at the beginning of each word",
+    "typos": "with typing errors",
+    "no_final_mark": "without final marks",
+}
 # Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12
 
@@ -101,9 +107,10 @@ def render_card(
         example=EXAMPLES.get(recipe.data.source_language, "..."),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
         scores=[
-            {"text": f"{row.direction}: {_cell(row.text)}"}
-            | {metric: f"{score:.2f}" for metric, score in row.scores.items()}
+            {"text": f"{row.direction}: {_cell(row.text)}{how}"}
+            | {metric: f"{score:.2f}" for metric, score in scores.items()}
             for row in rows
+            for how, scores in _with_altered(row, scored)
         ],
         search=_search(recipe, split),
         signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows else [],
@@ -155,6 +162,14 @@ def _score_rows(sources: list[SourceRecipe], scored: Scored, split: str, on_hub:
             scores={metric: scores[metric] for metric in METRICS},
             signatures=scored.signatures or {},
         )
+
+
+def _with_altered(row: _Scores, scored: Scored) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields the scores of a set, and those of its alterations with a note."""
+    yield "", row.scores
+    altered = (scored.altered if isinstance(scored, Result) else None) or {}
+    for name, scores in altered.get(row.direction, {}).items():
+        yield f", {ALTERED.get(name, name)}", scores
 
 
 def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) -> ModelCardData:

@@ -51,7 +51,7 @@ from ..run_folder import (
 from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .state import TrainState, build_state, save_checkpoint
-from .validation import translate_and_score, validate
+from .validation import score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -407,7 +407,8 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
                 zip(pairs.source, translations[pairs.name], pairs.target, strict=True), 5
             )
         ]
-        result = replace(result, **scored, samples=samples)
+        altered = score_altered(run, model, run.recipe.evaluation.num_beams)
+        result = replace(result, **scored, altered=altered, samples=samples)
     result = on_main_process(run.accelerator, _write_result, run, model, result, translations)
     run.accelerator.wait_for_everyone()
     return result

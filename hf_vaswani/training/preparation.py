@@ -101,6 +101,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             "hub.repo_id needs a test set, because a model is only published with its score, but the recipe has none: "
             "add one to its data section."
         )
+    if recipe.evaluation.altered and not any("test" in part.pairs for part in sources):
+        raise ValueError(
+            "evaluation.altered needs a test set to alter, but the recipe has none: add one to its data section."
+        )
     on_main_process(accelerator, _write_run_files, recipe, accelerator, sources, checkpoint)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None:
