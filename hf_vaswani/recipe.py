@@ -436,8 +436,9 @@ class EvaluationRecipe:
     lowercase: bool = False
     """Ignore case in BLEU and chrF."""
     altered: list[Alteration] = field(default_factory=list)
-    """Also score the test set with its source sentences altered, once for each of `upper`, `title`, `typos` and
-    `no_final_mark` in the list; see `data.augment`."""
+    """Also score the test set with its sentences altered, once for each of `upper`, `title`, `typos` and
+    `no_final_mark` in the list. As in `data.augment`, both sides are altered, the references too, but `typos` are in
+    the source alone. The altered sets are always the same."""
 
 
 @dataclass
@@ -882,13 +883,13 @@ def check_ranges(recipe: Recipe) -> None:
             _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
     _check_hub(recipe.hub, recipe.training)
-    own_vocabulary = recipe.initialize.from_ is None or recipe.initialize.vocabulary == "transfer"
-    if recipe.tokenizer.bpe_dropout and own_vocabulary and recipe.tokenizer.path is None:
-        if recipe.tokenizer.kind != "bpe":
-            raise ValueError(
-                f"tokenizer.bpe_dropout ({recipe.tokenizer.bpe_dropout}) skips merges, which only tokenizer.kind 'bpe' "
-                f"has, but the kind is {recipe.tokenizer.kind!r}."
-            )
+    tokenizer = recipe.tokenizer
+    kept = recipe.initialize.from_ is not None and recipe.initialize.vocabulary == "keep"
+    if tokenizer.bpe_dropout and tokenizer.kind != "bpe" and tokenizer.path is None and not kept:
+        raise ValueError(
+            f"tokenizer.bpe_dropout ({tokenizer.bpe_dropout}) skips merges, which only tokenizer.kind 'bpe' has, but "
+            f"the kind is {tokenizer.kind!r}."
+        )
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 

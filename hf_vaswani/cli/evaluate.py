@@ -45,8 +45,8 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument(
         "--altered",
         metavar="NAME,...",
-        help="also score the test set with its sentences altered: in capital letters (upper), with a capital letter at "
-        "the beginning of each word (title), with typing errors (typos), without final marks (no_final_mark)",
+        help="also score the test set with its sentences altered: upper (in capital letters), title (a capital letter "
+        "at the beginning of each word), typos (typing errors), no_final_mark (without final marks)",
     )
     evaluate.add_argument("--sentences", action="store_true", help="also print the scores of each sentence")
     _add_scoring(evaluate)

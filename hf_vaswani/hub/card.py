@@ -33,10 +33,10 @@ EXAMPLES = {
     "fr": "Le chat dort.",
 }
 ALTERED = {
-    "upper": "in capital letters",
-    "title": "with a capital letter at the beginning of each word",
-    "typos": "with typing errors",
-    "no_final_mark": "without final marks",
+    "upper": "in capital letters on both sides",
+    "title": "with a capital letter at the beginning of each word on both sides",
+    "typos": "with typing errors in the source",
+    "no_final_mark": "without final marks on both sides",
 }
 # Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12
