@@ -83,9 +83,7 @@ def test_pieces_have_the_distribution_of_the_paper(tokenizer, word, p) -> None:
     expected = outcomes(tuple(f"Ġ{word}"), ranks, p)
     assert sum(expected.values()) == pytest.approx(1)
     count = 8000
-    made = Counter(
-        tuple(tokenizer.convert_ids_to_tokens(ids[:-1])) for ids in split(tokenizer, [word] * count, p)
-    )
+    made = Counter(tuple(tokenizer.convert_ids_to_tokens(ids[:-1])) for ids in split(tokenizer, [word] * count, p))
     assert set(made) <= set(expected)
     for pieces, probability in expected.items():
         # Five standard deviations.

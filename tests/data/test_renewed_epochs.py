@@ -147,9 +147,7 @@ def test_every_position_resumes_exactly(tokenizer, workers) -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_the_updates_of_one(tokenizer, processes) -> None:
     alone = epoch(build(tokenizer, batches_per_update=processes))
-    shares = [
-        epoch(build(tokenizer, num_processes=processes, process_index=process)) for process in range(processes)
-    ]
+    shares = [epoch(build(tokenizer, num_processes=processes, process_index=process)) for process in range(processes)]
     for (batches, reached), *parts in zip(alone, *shares, strict=True):
         assert all(where == reached for _, where in parts)
         theirs = [own[0] for own, _ in parts]

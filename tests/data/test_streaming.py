@@ -144,7 +144,9 @@ def test_a_stream_is_renewed_in_each_pass(tokenizer) -> None:
     first = one_pass(build_renewed())
     second = one_pass(build_renewed(), first[-1][1])
     assert numbers(first) != numbers(second)
-    assert {n for n, _ in ids(first)} == {n for n, _ in ids(second)} == {*range(1, 91), *range(NUMBERS + 1, NUMBERS + 26)}
+    assert (
+        {n for n, _ in ids(first)} == {n for n, _ in ids(second)} == {*range(1, 91), *range(NUMBERS + 1, NUMBERS + 26)}
+    )
     plain = one_pass(build(tokenizer, streams))
     # The second stream has more than one version of each pair, because it repeats.
     for some, others in ((first, plain), (first, second)):
