@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,7 @@ class BpeDropout:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, p: float) -> None:
         self.p = p
+        self.log_of_kept = math.log(1 - p)
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         if model["type"] != "BPE" or not model["merges"]:
             raise ValueError(
@@ -45,13 +47,15 @@ class BpeDropout:
                 "tokenizer.bpe_dropout to 0."
             )
         ids, prefix = model["vocab"], len(model["continuing_subword_prefix"] or "")
-        # Rank and result of each merge.
-        self.merges: dict[tuple[int, int], tuple[int, int]] = {}
+        # The merges in the order in which they were learned: the rank of a pair, and the result of each rank.
+        self.ranks: dict[tuple[int, int], int] = {}
+        self.results: list[int] = []
         # The characters or bytes of each entry; an entry that no merge makes is one itself.
         self.characters: dict[int, tuple[int, ...]] = {}
         for rank, (left, right) in enumerate(model["merges"]):
             pair, merged = (ids[left], ids[right]), ids[left + right[prefix:]]
-            self.merges[pair] = (rank, merged)
+            self.ranks[pair] = rank
+            self.results.append(merged)
             self.characters[merged] = tuple(character for part in pair for character in self._characters(part))
         self.remembered: dict[tuple[int, ...], tuple[list[int], list[_Merge]]] = {}
         self.room = REMEMBERED
@@ -94,7 +98,7 @@ class BpeDropout:
         characters, merges = known
         # The number of merges before the first that is left out has a geometric distribution. Up to there they are
         # those of the word without dropout, so most words need one draw and no merging.
-        made = int(math.log(1 - draws.random()) / math.log(1 - self.p))
+        made = int(math.log(1 - draws.random()) / self.log_of_kept)
         if made >= len(merges):
             return word
         symbols = _after(characters, merges[:made])
@@ -105,15 +109,16 @@ class BpeDropout:
         Makes the merges of a word in place, one after the other. With `draws` they are left out at random, and the
         first one that is possible is left out in any case.
         """
-        count, after, before = len(symbols), list(range(1, len(symbols) + 1)), list(range(-1, len(symbols)))
-        queue = [(rank, i) for i in range(count - 1) if (rank := self._rank(symbols[i], symbols[i + 1])) is not None]
+        count, ranks = len(symbols), self.ranks
+        after, before = list(range(1, count + 1)), list(range(-1, count))
+        queue = [(ranks[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in ranks]
         heapq.heapify(queue)
         skipped = [heapq.heappop(queue)] if draws is not None else []
         while queue:
             rank, left = heapq.heappop(queue)
             right = after[left]
             # One of the parts may have been merged with another neighbour since.
-            if right == count or self._rank(symbols[left], symbols[right]) != rank:
+            if right == count or ranks.get((symbols[left], symbols[right])) != rank:
                 continue
             if draws is not None and draws.random() < self.p:
                 skipped.append((rank, left))
@@ -122,17 +127,13 @@ class BpeDropout:
             for merge in skipped:
                 heapq.heappush(queue, merge)
             skipped = []
-            symbols[left], symbols[right] = self.merges[symbols[left], symbols[right]][1], GONE
+            symbols[left], symbols[right] = self.results[rank], GONE
             yield left, right, symbols[left]
             after[left] = after[right]
             before[after[right]] = left
             for first, second in ((before[left], left), (left, after[left])):
-                if first >= 0 and second < count and (new := self._rank(symbols[first], symbols[second])) is not None:
-                    heapq.heappush(queue, (new, first))
-
-    def _rank(self, left: int, right: int) -> int | None:
-        merge = self.merges.get((left, right))
-        return None if merge is None else merge[0]
+                if first >= 0 and second < count and (symbols[first], symbols[second]) in ranks:
+                    heapq.heappush(queue, (ranks[symbols[first], symbols[second]], first))
 
 
 def _after(symbols: Sequence[int], merges: Iterable[_Merge]) -> list[int]:
