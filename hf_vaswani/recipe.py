@@ -152,8 +152,8 @@ class DataRecipe(SourceRecipe):
     """Read the training text on the fly, for text larger than the disk: it is neither copied nor counted. A vocabulary
     is then trained on the first million pairs of each source."""
     stream_window: int = number(100_000, at_least=1, at_most=10**8)
-    """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; and pairs of an epoch that are
-    encoded and batched together, if `data.augment` or `tokenizer.bpe_dropout` make their text anew."""
+    """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; with `data.augment` or
+    `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together."""
     target_tag: bool = False
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""

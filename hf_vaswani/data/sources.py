@@ -175,15 +175,14 @@ def encode_evaluation_sets(
                 continue
             encoded = encode_pairs(pairs, tokenizer, source.tag)
             altered = recipe.evaluation.altered if limit is not None and split == "test" else []
-            sides = {"": encoded} | {
-                f" with the alteration {name}": encode_pairs(_altered(pairs, name), tokenizer, source.tag)
+            parts = {split: encoded} | {
+                f"altered {split} ({name})": encode_pairs(_altered(pairs, name), tokenizer, source.tag)
                 for name in altered
             }
-            for how, part in sides.items():
+            for kind, part in parts.items():
                 if limit is not None and len(part) and (longest := int(pair_lengths(part).max())) > limit:
                     raise ValueError(
-                        f"The {split} set{how} has a side of {longest} tokens, but model.max_position_embeddings is "
-                        f"{limit}."
+                        f"The {kind} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
                     )
             if empty := len(pairs) - len(encoded):
                 logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")

@@ -256,7 +256,7 @@ def test_an_altered_test_set_must_fit_the_model(tmp_path) -> None:
     encode_evaluation_sets(recipe, sources, tokenizer)
     # FR: has more pieces than fr:, which is in the vocabulary.
     recipe.model.max_position_embeddings = longest
-    with pytest.raises(ValueError, match=r"test set with the alteration upper has a side of \d+ tokens"):
+    with pytest.raises(ValueError, match=r"altered test \(upper\) set has a side of \d+ tokens"):
         encode_evaluation_sets(recipe, sources, tokenizer)
 
 
