@@ -152,7 +152,8 @@ class DataRecipe(SourceRecipe):
     """Read the training text on the fly, for text larger than the disk: it is neither copied nor counted. A vocabulary
     is then trained on the first million pairs of each source."""
     stream_window: int = number(100_000, at_least=1, at_most=10**8)
-    """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together."""
+    """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; with `data.augment` or
+    `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together."""
     target_tag: bool = False
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""
@@ -436,8 +437,9 @@ class EvaluationRecipe:
     lowercase: bool = False
     """Ignore case in BLEU and chrF."""
     altered: list[Alteration] = field(default_factory=list)
-    """Also score the test set with its source sentences altered, once for each of `upper`, `title`, `typos` and
-    `no_final_mark` in the list; see `data.augment`."""
+    """Also score the test set with its sentences altered, once for each of `upper`, `title`, `typos` and
+    `no_final_mark` in the list. As in `data.augment`, both sides are altered, the references too, but `typos` are in
+    the source alone. The altered sets are always the same."""
 
 
 @dataclass
@@ -909,6 +911,13 @@ def check_ranges(recipe: Recipe) -> None:
     _check_hub(recipe.hub, recipe.training)
     check_baseline(recipe, "hub.not_worse_than")
     _check_sets(recipe)
+    tokenizer = recipe.tokenizer
+    kept = recipe.initialize.from_ is not None and recipe.initialize.vocabulary == "keep"
+    if tokenizer.bpe_dropout and tokenizer.kind != "bpe" and tokenizer.path is None and not kept:
+        raise ValueError(
+            f"tokenizer.bpe_dropout ({tokenizer.bpe_dropout}) skips merges, which only tokenizer.kind 'bpe' has, but "
+            f"the kind is {tokenizer.kind!r}."
+        )
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
 

@@ -83,6 +83,8 @@ class Result:
         model (`str`): folder that `from_pretrained` loads.
         bleu (`float`), chrf (`float`), ter (`float`), signatures (`dict[str, str]`), sets: scores of the test set as
             in [`Validation`]; `None` without a test set.
+        altered (`dict[str, dict[str, dict[str, float]]]`, *optional*): scores of each test set with its sentences
+            altered, by set and alteration.
         samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
         files (`dict[str, str]`): SHA-256 of the model's files, by name.
         translations (`dict[str, str]`): SHA-256 of the files with translations of the test set, by name.
@@ -99,6 +101,7 @@ class Result:
     ter: float | None = None
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
+    altered: dict[str, dict[str, dict[str, float]]] | None = None
     samples: list[dict[str, str]] | None = None
     files: dict[str, str] | None = None
     translations: dict[str, str] | None = None

@@ -325,6 +325,7 @@ def test_schedules_and_averages_that_agree_are_accepted(tmp_path) -> None:
         ("training: {weight_decay: -0.1}\n", ["training.weight_decay", "at least 0", "-0.1"]),
         ("training: {label_smoothing_over: both}\n", ["label_smoothing_over", "both", "others"]),
         ("tokenizer: {kind: syllables}\n", ["tokenizer.kind", "syllables", "wordpiece"]),
+        ("tokenizer: {kind: words, bpe_dropout: 0.1}\n", ["tokenizer.bpe_dropout (0.1)", "'bpe'", "'words'"]),
         ("model: {norm_position: middle}\n", ["model.norm_position", "middle", "post"]),
         ("training: 5\n", ["'training'", "5"]),
         ("- a\n", ["key: value", "['a']"]),

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from .inputs import add_model, check_counts, load_translators, require_file, text_lines, warn_split
 
 if TYPE_CHECKING:
     from ..metrics import Compared
+    from .inputs import Translators
 
 
 def add_verbs(verbs: Any) -> None:
@@ -41,6 +42,12 @@ def add_verbs(verbs: Any) -> None:
     evaluate.add_argument("--split", metavar="NAME", help="split of a dataset; default: test")
     evaluate.add_argument("--config", metavar="NAME", help="configuration of a dataset, e.g. de-en")
     evaluate.add_argument("--output", type=Path, metavar="FILE", help="new file for the translations; default: none")
+    evaluate.add_argument(
+        "--altered",
+        metavar="NAME,...",
+        help="also score the test set with its sentences altered: upper (in capital letters), title (a capital letter "
+        "at the beginning of each word), typos (typing errors), no_final_mark (without final marks)",
+    )
     evaluate.add_argument("--sentences", action="store_true", help="also print the scores of each sentence")
     _add_scoring(evaluate)
     evaluate.set_defaults(run=_evaluate)
@@ -80,9 +87,11 @@ def _add_scoring(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from ..metrics import score, sentence_scores
+    from ..data.alterations import altered_set
+    from ..metrics import METRICS, score, sentence_scores
 
     check_counts(options, "num_beams")
+    alterations = _alterations(options)
     output = options.output
     if output is not None and (output.is_file() or output.is_dir()):
         raise ValueError(f"--output {output} exists already: choose another file.")
@@ -92,14 +101,33 @@ def _evaluate(options: argparse.Namespace) -> None:
     settings = {"tokenize": options.tokenize, "lowercase": options.lowercase}
     # Settings that cannot be used fail here, before the text is translated.
     score([sentence[0] for sentence in references[:1]], references[:1], **settings)
-    translations = _translate(sources, options)
+    translators = load_translators(options)
+    translations = _translate(sources, translators, options.data[0])
     if output is not None:
         _write(output, "".join(f"{line}\n" for line in translations))
     scores = {"lines": len(translations)} | score(translations, references, **settings)
     if options.sentences:
         each = sentence_scores(translations, references, **settings)
         scores["sentences"] = [row | {"translation": text} for row, text in zip(each, translations, strict=True)]
+    for name in alterations:
+        lines, answers = altered_set(sources, references, name)
+        scored = score(_translate(lines, translators, options.data[0]), answers, **settings)
+        scores.setdefault("altered", {})[name] = {metric: scored[metric] for metric in METRICS}
     _print_scores(options.format, scores)
+
+
+def _alterations(options: argparse.Namespace) -> list[Any]:
+    """Returns the alterations that --altered names, each once."""
+    from ..recipe import Alteration
+
+    known = get_args(Alteration)
+    names = list(dict.fromkeys((options.altered or "").split(","))) if options.altered is not None else []
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--altered has {name!r}: choose from {','.join(known)}, separated by commas.")
+    if names and options.sentences and options.format == "csv":
+        raise ValueError("--altered and --sentences do not fit into one table of --format csv: give one of them.")
+    return names
 
 
 def _read_test_set(options: argparse.Namespace) -> tuple[list[str], list[tuple[str, ...]]]:
@@ -151,13 +179,13 @@ def _read_table(name: str, options: argparse.Namespace) -> Any:
     )["test"]
 
 
-def _translate(sources: list[str], options: argparse.Namespace) -> list[str]:
+def _translate(sources: list[str], translators: "Translators", name: str) -> list[str]:
+    """Translates the lines of the file `name`."""
     from tqdm.auto import tqdm
 
     from ..translation.lines import LINES_AT_A_TIME, LineTranslator
 
-    translators = load_translators(options)
-    lines = list(translators.tagged(sources, options.data[0]))
+    lines = list(translators.tagged(sources, name))
     translator, translations = LineTranslator(translators.models, translators.tokenizer), []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:
         for start in range(0, len(lines), LINES_AT_A_TIME):
@@ -190,6 +218,14 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         {"metric": name, "score": scores[metric], "signature": scores["signatures"][metric]}
         for metric, name in METRICS.items()
     ]
+    altered = scores.get("altered", {})
+    if form == "csv" and altered:
+        corpus = [{"text": "unaltered"} | row for row in corpus]
+        corpus += [
+            {"text": text, "metric": name, "score": row[metric], "signature": scores["signatures"][metric]}
+            for text, row in altered.items()
+            for metric, name in METRICS.items()
+        ]
     sentences = [{"line": number} | row for number, row in enumerate(scores.get("sentences", []), start=1)]
     if form == "csv":
         _print_csv(sentences or corpus)
@@ -198,6 +234,12 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         _print_table(sentences)
         sys.stdout.write("\n")
     _print_table(corpus)
+    if altered:
+        sys.stdout.write("\n")
+        texts = {"unaltered": scores} | altered
+        _print_table(
+            [{"text": text} | {name: row[metric] for metric, name in METRICS.items()} for text, row in texts.items()]
+        )
 
 
 # ---- compare -----------------------------------------------------------------------------------------------------

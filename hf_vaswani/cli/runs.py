@@ -98,6 +98,9 @@ def _print_result(result: "Result") -> None:
     if result.signatures is not None:
         sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
         sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
+    for direction, altered in (result.altered or {}).items():
+        for name, scores in altered.items():
+            sys.stdout.write(f"     BLEU {scores['bleu']:.2f}  ({direction}, {name})\n")
     sys.stdout.write(f"Model     {result.model}\n")
 
 

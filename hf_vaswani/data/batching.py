@@ -124,7 +124,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         if self._batches is None:
             random = np.random.default_rng((self.order.seed, self.epoch))
             # A stable sort keeps the shuffled order of pairs of equal length, which makes batches differ by epoch.
-            pairs = random.permutation(self._taken(random))
+            pairs = random.permutation(self.taken(random)[0])
             # Sorted by the longest side, then the target, then the source: one integer holds all three.
             key = self.longest[pairs].astype(np.int64)
             # An unlimited budget would overflow it.
@@ -137,17 +137,28 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             self._batches = [batches[i] for i in random.permutation(len(batches))]
         return self._batches
 
-    def _taken(self, random: np.random.Generator) -> np.ndarray:
-        """Draws the pairs of an epoch: those that fit, repeated or sampled by the weight of their source."""
+    def taken(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Draws the pairs of an epoch: those that fit, repeated or sampled by the weight of their source.
+
+        Args:
+            random (`np.random.Generator`): source of the choices.
+
+        Returns:
+            `np.ndarray` and `np.ndarray` of shape `(taken,)`: the pairs, and how often each was taken before in this
+            epoch.
+        """
         parts, start, limit = [], 0, self.order.longest_side
+        repetitions: list[int] = []
         for count, weight in self.weights:
             fitting = start + np.flatnonzero(self.longest[start : start + count] <= limit).astype(np.int32)
             whole, rest = int(weight), weight - int(weight)
             parts += [fitting] * whole
             if rest and len(fitting):
                 parts.append(random.permutation(fitting)[: max(1, round(rest * len(fitting)))])
+            repetitions += range(len(parts) - len(repetitions))
             start += count
-        return np.concatenate(parts)
+        return np.concatenate(parts), np.repeat(repetitions, list(map(len, parts)))
 
     def updates(self) -> list[list[np.ndarray]]:
         """
@@ -191,6 +202,17 @@ class Updates(Protocol):
         """
 
 
+def lengths_fingerprint(lengths: np.ndarray) -> dict[str, Any]:
+    """Returns the [`Updates.fingerprint`] of a text whose pairs have these lengths, of shape `(pairs, 2)`."""
+    source_tokens, target_tokens = lengths.sum(axis=0).tolist()
+    return {
+        "pairs": len(lengths),
+        "source_tokens": source_tokens,
+        "target_tokens": target_tokens,
+        "crc32_of_lengths": zlib.crc32(lengths.tobytes()),
+    }
+
+
 class EpochUpdates:
     """
     [`Updates`] over text that is cached on disk as ids, epoch after epoch.
@@ -222,13 +244,7 @@ class EpochUpdates:
             # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),
         )
-        source_tokens, target_tokens = sampler.lengths.sum(axis=0).tolist()
-        self.fingerprint: dict[str, Any] = {
-            "pairs": len(sampler.lengths),
-            "source_tokens": source_tokens,
-            "target_tokens": target_tokens,
-            "crc32_of_lengths": zlib.crc32(sampler.lengths.tobytes()),
-        }
+        self.fingerprint: dict[str, Any] = lengths_fingerprint(sampler.lengths)
 
     def after(self, position: dict[str, Any]) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
         """See [`Updates`]. A position is an epoch and the number of its completed updates."""

@@ -1,5 +1,6 @@
 """Sentence pairs as ids: encoded once, cached in Arrow files by `datasets`, and memory-mapped from there."""
 
+import random
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -8,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
+
+from .bpe_dropout import BpeDropout
+from .renewal import Renewal
 
 try:
     import datasets
@@ -84,6 +88,8 @@ def encode_rows(
     numbers: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     tag: str | None = None,
+    renewal: Renewal | None = None,
+    turns: Sequence[int] = (),
 ) -> pa.Table:
     """
     Encodes pairs in memory.
@@ -92,6 +98,8 @@ def encode_rows(
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
         tokenizer ([`PreTrainedTokenizerBase`]), tag (`str`, *optional*): as in [`encode_pairs`].
+        renewal ([`Renewal`], *optional*): alters the pairs, and skips merges.
+        turns (`Sequence[int]`): how often each pair was taken before; only the renewal needs it.
 
     Returns:
         `pa.Table` with the columns `number`, `source_ids` and `target_ids`. Pairs with an empty side are skipped.
@@ -99,32 +107,46 @@ def encode_rows(
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    rows = zip(numbers, sources, targets, strict=True)
-    kept = [row for row in rows if row[1].strip() and row[2].strip()]
+    filled = [i for i in range(len(sources)) if sources[i].strip() and targets[i].strip()]
+    kept, dropout = [(sources[i], targets[i]) for i in filled], None
+    draws: list[random.Random] = []
+    if renewal is not None:
+        dropout = renewal.dropout
+        draws = [renewal.draws(int(numbers[i]), int(turns[i])) for i in filled]
+        kept = [renewal.altered(*pair, draw) for pair, draw in zip(kept, draws, strict=True)]
     front = "" if tag is None else f"{tag} "
     return pa.table(
         {
-            "number": pa.array([number for number, _, _ in kept], pa.int64()),
-            "source_ids": _ids([front + source for _, source, _ in kept], tokenizer),
-            "target_ids": _ids([target for _, _, target in kept], tokenizer),
+            "number": pa.array([numbers[i] for i in filled], pa.int64()),
+            "source_ids": _ids([front + source for source, _ in kept], tokenizer, dropout, draws),
+            "target_ids": _ids([target for _, target in kept], tokenizer, dropout, draws),
         }
     )
 
 
-def _ids(sentences: list[str], tokenizer: PreTrainedTokenizerBase) -> pa.ListArray:
+def _ids(
+    sentences: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    dropout: BpeDropout | None = None,
+    draws: Sequence[random.Random] = (),
+) -> pa.ListArray:
     """Encodes sentences without a Python list for each."""
     # A call applies the tokenizer's settings to its backend.
     tokenizer("")
-    # `encode_batch_fast` does not compute the offsets of the tokens.
+    backend = tokenizer.backend_tokenizer
+    # `encode_batch_fast` does not compute the words and offsets of the tokens.
     try:
-        encodings = tokenizer.backend_tokenizer.encode_batch_fast(sentences)
+        encodings = (backend.encode_batch_fast if dropout is None else backend.encode_batch)(sentences)
     except TypeError as error:
         # The error of tokenizers does not name the sentence.
         broken = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]
         if not broken:
             raise
         raise ValueError(f"A sentence has an unpaired UTF-16 surrogate: {broken[0][:80]!r}.") from error
-    ids = [encoding.ids for encoding in encodings]
+    if dropout is None:
+        ids = [encoding.ids for encoding in encodings]
+    else:
+        ids = [dropout(encoding, draw) for encoding, draw in zip(encodings, draws, strict=True)]
     offsets = np.zeros(len(ids) + 1, dtype=np.int32)
     np.cumsum(list(map(len, ids)), out=offsets[1:])
     values = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(offsets[-1]))

@@ -9,12 +9,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..recipe import Recipe, SourceRecipe
+from ..recipe import Alteration, Recipe, SourceRecipe
+from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
+from .renewal import renewal_of
+from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
 from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
+from .windows import WindowEncoder
 
 try:
     from datasets import Dataset, IterableDataset, concatenate_datasets
@@ -255,10 +259,16 @@ def encode_evaluation_sets(
         for source, text in zip(with_text, evaluation_texts(sources, split), strict=True):
             pairs = source.pairs[split]
             encoded = encode_pairs(pairs, tokenizer, source.tag)
-            if limit is not None and len(encoded) and (longest := int(pair_lengths(encoded).max())) > limit:
-                raise ValueError(
-                    f"The {split} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
-                )
+            altered = recipe.evaluation.altered if limit is not None and split == "test" else []
+            parts = {split: encoded} | {
+                f"altered {split} ({name})": encode_pairs(_altered(pairs, name), tokenizer, source.tag)
+                for name in altered
+            }
+            for kind, part in parts.items():
+                if limit is not None and len(part) and (longest := int(pair_lengths(part).max())) > limit:
+                    raise ValueError(
+                        f"The {kind} set has a side of {longest} tokens, but model.max_position_embeddings is {limit}."
+                    )
             if empty := len(pairs) - len(encoded):
                 logger.warning(f"The {split} set has {empty} pairs with an empty side, which count in its BLEU")
             sets.setdefault(split, []).append(EvaluationSet(**vars(text), encoded=encoded))
@@ -289,6 +299,11 @@ def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
     return texts
 
 
+def _altered(pairs: Dataset, alteration: Alteration) -> Dataset:
+    sources, references = altered_set(pairs["source"], [[target] for target in pairs["target"]], alteration)
+    return Dataset.from_dict({"source": sources, "target": [target for (target,) in references]})
+
+
 def build_updates(
     recipe: Recipe,
     sources: list[Source],
@@ -310,8 +325,9 @@ def build_updates(
         [`Updates`].
 
     Raises:
-        ValueError: no pair fits the token budget.
+        ValueError: no pair fits the token budget, or the vocabulary has no merges for `tokenizer.bpe_dropout`.
     """
+    renewal = renewal_of(recipe, tokenizer)
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
     order = BatchOrder(
         training.tokens_per_batch,
@@ -333,7 +349,8 @@ def build_updates(
             )
             for source in sources
         ]
-        return StreamUpdates(streams, tokenizer, recipe.data.stream_window, order, collator, training.data_workers)
+        encoder = WindowEncoder(tokenizer, renewal)
+        return StreamUpdates(streams, encoder, recipe.data.stream_window, order, collator, training.data_workers)
     parts, first = [], 1
     for source in sources:
         pairs = source.pairs["train"]
@@ -343,7 +360,17 @@ def build_updates(
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), order, weights)
     _report(sampler, first - 1 - len(encoded))
-    return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+    if renewal is None:
+        return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+    texts = [(source.pairs["train"], source.tag) for source in sources]
+    return RenewedUpdates(
+        RowEncoder(tokenizer, renewal, texts),
+        encoded.with_format("numpy")["number"][:],
+        sampler,
+        recipe.data.stream_window,
+        collator,
+        training.data_workers,
+    )
 
 
 def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:

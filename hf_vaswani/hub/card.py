@@ -32,6 +32,12 @@ EXAMPLES = {
     "en": "The cat sleeps.",
     "fr": "Le chat dort.",
 }
+ALTERED = {
+    "upper": "in capital letters on both sides",
+    "title": "with a capital letter at the beginning of each word on both sides",
+    "typos": "with typing errors in the source",
+    "no_final_mark": "without final marks on both sides",
+}
 # Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12
 
@@ -103,9 +109,10 @@ def render_card(
         example=EXAMPLES.get(recipe.data.source_language, "..."),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
         scores=[
-            {"text": f"{row.name}: {_cell(row.text)}"}
-            | {metric: f"{score:.2f}" for metric, score in row.scores.items()}
+            {"text": f"{row.name}: {_cell(row.text)}{how}"}
+            | {metric: f"{score:.2f}" for metric, score in scores.items()}
             for row in rows
+            for how, scores in _with_altered(row, scored)
         ],
         search=_search(recipe, split),
         before=list(_before_rows(before)),
@@ -182,6 +189,14 @@ def _before_rows(before: dict[str, Comparison]) -> Iterator[dict[str, str]]:
             "difference": f"{later - earlier:+.2f}",
             "p": f"{each.p:.3f}",
         }
+
+
+def _with_altered(row: _Scores, scored: Scored) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields the scores of a set, and those of its alterations with a note."""
+    yield "", row.scores
+    altered = (scored.altered if isinstance(scored, Result) else None) or {}
+    for name, scores in altered.get(row.name, {}).items():
+        yield f", {ALTERED.get(name, name)}", scores
 
 
 def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) -> ModelCardData:

@@ -59,7 +59,7 @@ from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
-from .validation import translate_and_score, validate
+from .validation import score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -426,7 +426,8 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
                 zip(pairs.source, translations[pairs.name], pairs.target, strict=True), 5
             )
         ]
-        result = replace(result, **scored, samples=samples)
+        altered = score_altered(run, model, run.recipe.evaluation.num_beams)
+        result = replace(result, **scored, altered=altered, samples=samples)
         if (run.folder / START).is_dir():
             earlier = translate_tests(run, run.folder / START)
             before = on_main_process(

@@ -156,6 +156,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
     if not any("test" in part.pairs for part in sources):
         for key, is_on, why in (
             ("hub.repo_id", recipe.hub.repo_id is not None, "a model is only published with its score"),
+            ("evaluation.altered", bool(recipe.evaluation.altered), "it is the one that is altered"),
             ("hub.not_worse_than", recipe.hub.not_worse_than is not None, "models are compared on test sets"),
         ):
             if is_on:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from ..data.alterations import altered_set
 from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..metrics import METRICS, score
@@ -100,6 +101,31 @@ def translate_and_score(
         means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in METRICS}
         scored |= means | {"sets": sets}
     return translations, scored
+
+
+def score_altered(
+    run: Run, model: VaswaniForConditionalGeneration, num_beams: int
+) -> dict[str, dict[str, dict[str, float]]] | None:
+    """
+    Translates and scores every test set once for each alteration of `evaluation.altered`. All processes call it
+    together.
+
+    Args:
+        run ([`Run`]), model ([`VaswaniForConditionalGeneration`]), num_beams (`int`): as in [`translate`].
+
+    Returns:
+        `dict[str, dict[str, dict[str, float]]]`: `bleu`, `chrf` and `ter` by set and alteration; `None` if the recipe
+        asks for none.
+    """
+    evaluation = run.recipe.evaluation
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for pairs in run.sets["test"]:
+        for name in dict.fromkeys(evaluation.altered):
+            sources, references = altered_set(pairs.source, [[line] for line in pairs.target], name)
+            translations = translate(run, model, sources, num_beams)
+            scored = score(translations, references, evaluation.tokenize, evaluation.lowercase)
+            found.setdefault(pairs.name, {})[name] = {metric: scored[metric] for metric in METRICS}
+    return found or None
 
 
 @torch.no_grad()

@@ -73,6 +73,37 @@ def test_evaluate_reads_tables_and_datasets(tiny_run, tmp_path, capsys) -> None:
     assert outputs[0] == outputs[1] and outputs[0]["lines"] == 9
 
 
+def test_evaluate_scores_altered_test_sets(tiny_run, capsys, monkeypatch) -> None:
+    data = [str(tiny_run.parent / f"text.{language}") for language in ("en", "de")]
+    arguments = ["--model", str(tiny_run / "model"), "--num-beams", "1", "--data", *data]
+    arguments += ["--altered", "typos,upper,no_final_mark,typos"]
+    words = dict(zip(*(" ".join(read(Path(path))).split() for path in data), strict=True))
+
+    def translated(sources: list[str], *_: object) -> list[str]:
+        """A dictionary, which knows neither capitals nor typing errors."""
+        return [" ".join(words.get(word, word) for word in line.split()) for line in sources]
+
+    monkeypatch.setattr(evaluate_verbs, "_translate", translated)
+    code, out, err = evaluate(capsys, *arguments, "--format", "json")
+    assert code == 0, err
+    found = json.loads(out)
+    plain = {metric: found[metric] for metric in ("bleu", "chrf", "ter")}
+    assert list(found["altered"]) == ["typos", "upper", "no_final_mark"]
+    # The text has no final marks, so this alteration changes nothing.
+    assert found["altered"]["no_final_mark"] == plain
+    assert plain["ter"] == 0 and plain["bleu"] == pytest.approx(100)
+    assert found["altered"]["upper"]["bleu"] < 1 < found["altered"]["typos"]["bleu"] < 99
+    assert evaluate(capsys, *arguments, "--format", "json")[1] == out
+    _, table, _ = evaluate(capsys, *arguments)
+    rows = [line.split() for line in table.splitlines()]
+    assert [row[0] for row in rows[-4:]] == ["unaltered", "typos", "upper", "no_final_mark"]
+    assert rows[-1][1:] == [f"{score:.2f}" for score in plain.values()]
+    _, text, _ = evaluate(capsys, *arguments, "--format", "csv")
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert [line["text"] for line in lines[::3]] == ["unaltered", "typos", "upper", "no_final_mark"]
+    assert float(lines[3]["score"]) == found["altered"]["typos"]["bleu"]
+
+
 def test_a_full_disk_leaves_nothing_of_an_output(tmp_path) -> None:
     with size_limit(20), pytest.raises(OSError, match="new could not be written.*File too large"):
         evaluate_verbs._write(tmp_path / "new", "one\n" * 9)
@@ -90,6 +121,9 @@ def test_a_full_disk_leaves_nothing_of_an_output(tmp_path) -> None:
         (["text.en", "text.de"], ["--num-beams", "0"], "--num-beams must be from 1 to 1000, but it is 0"),
         (["text.en", "text.de"], ["--output", "no/folder"], "is in a folder that does not exist"),
         (["empty.en", "empty.de"], [], "There is no text in"),
+        (["text.en", "text.de"], ["--altered", "upper,lower"], "'lower': choose from upper,title,typos,no_final_mark"),
+        (["text.en", "text.de"], ["--altered", ""], "--altered has ''"),
+        (["text.en", "text.de"], ["--altered=upper", "--sentences", "--format=csv"], "do not fit into one table"),
     ],
 )
 def test_evaluate_names_bad_input(tiny_run, tmp_path, capsys, data, options, words) -> None:

@@ -21,7 +21,15 @@ from hf_vaswani.data.sources import (
     read_validation_sets,
 )
 from hf_vaswani.data.tokenizer import load_tokenizer
-from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, Recipe, SourceRecipe, TokenizerRecipe, TrainingRecipe
+from hf_vaswani.recipe import (
+    AugmentRecipe,
+    DataRecipe,
+    EvaluationSetRecipe,
+    Recipe,
+    SourceRecipe,
+    TokenizerRecipe,
+    TrainingRecipe,
+)
 from hf_vaswani.translation.lines import longest_source, split_lines
 
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -216,6 +224,57 @@ def test_the_settings_of_the_recipe_reach_the_updates(tmp_path, monkeypatch) -> 
     stream = corpus.build_updates(recipe, corpus.read_sources(recipe), tokenizer, 2, 1)
     assert (stream.size, stream.num_workers) == (7, 2)
     assert stream.order == sampler.order
+
+
+def test_text_with_chance_in_it_is_encoded_anew_in_each_epoch(tmp_path) -> None:
+    recipe = two_directions(tmp_path, weight=2, stream_window=30, augment=AugmentRecipe(upper=0.5))
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    updates = build_updates(recipe, sources, tokenizer)
+    tags = tokenizer.convert_tokens_to_ids(["<2de>", "<2fr>"])
+    counts: list[Counter[int]] = [Counter(), Counter()]
+    targets: list[set[tuple[int, str]]] = [set(), set()]
+    for batches, position in updates.after(updates.start):
+        done = position["window"] == position["update"] == 0
+        epoch = position["epoch"] - done
+        for batch in batches:
+            german = batch["numbers"] <= 50
+            assert (batch["input_ids"][:, 0] == german * tags[0] + ~german * tags[1]).all()
+            labels = tokenizer.batch_decode(batch["labels"].clamp(min=0), skip_special_tokens=True)
+            targets[epoch] |= set(zip(batch["numbers"].tolist(), labels, strict=True))
+            counts[epoch].update(batch["numbers"].tolist())
+        if done and epoch == 1:
+            break
+    assert counts == [Counter(GERMAN) + Counter([*FRENCH, *FRENCH])] * 2
+    # The lines are "de: 7 9 1 9" or, in capitals, "DE: 7 9 1 9".
+    assert all({text[:3] for _, text in found} == {"de:", "DE:", "fr:", "FR:"} for found in targets)
+    assert targets[0] != targets[1]
+    recipe.data.augment = AugmentRecipe()
+    assert epochs(build_updates(recipe, sources, tokenizer))[0] == counts[0]
+
+
+def test_a_given_vocabulary_without_merges_cannot_skip_them(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    sources = read_sources(recipe)
+    recipe.tokenizer = TokenizerRecipe(kind="unigram", vocab_size=60)
+    make_tokenizer(recipe, sources).save_pretrained(tmp_path / "unigram")
+    recipe.tokenizer = TokenizerRecipe(path=str(tmp_path / "unigram"), bpe_dropout=0.1)
+    with pytest.raises(ValueError, match="bpe_dropout is 0.1, but the vocabulary has no merges.*kind is Unigram"):
+        build_updates(recipe, sources, make_tokenizer(recipe, sources))
+
+
+def test_an_altered_test_set_must_fit_the_model(tmp_path) -> None:
+    recipe = two_directions(tmp_path)
+    recipe.tokenizer.vocab_size = 320
+    recipe.model.position_encoding, recipe.evaluation.altered = "learned", ["no_final_mark", "upper"]
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    longest = max(len(tokenizer(text)["input_ids"]) for text in sources[1].pairs["test"]["target"])
+    encode_evaluation_sets(recipe, sources, tokenizer)
+    # FR: has more pieces than fr:, which is in the vocabulary.
+    recipe.model.max_position_embeddings = longest
+    with pytest.raises(ValueError, match=r"altered test \(upper\) set has a side of \d+ tokens"):
+        encode_evaluation_sets(recipe, sources, tokenizer)
 
 
 def test_two_sources_of_one_direction_have_their_own_sets(tmp_path) -> None:

@@ -9,8 +9,11 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from hf_vaswani.data.batching import BatchOrder, PairCollator
+from hf_vaswani.data.renewal import Renewal
 from hf_vaswani.data.streaming import NUMBERS, Stream, StreamUpdates
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.data.windows import WindowEncoder
+from hf_vaswani.recipe import AugmentRecipe
 
 WORDS = "a b c d e f".split()
 
@@ -30,7 +33,7 @@ def stream(count: int, weight: float = 1.0, tag: str | None = None, empty: tuple
 
 def build(tokenizer, streams: list[Stream], size: int = 40, workers: int = 0, **order: Any) -> StreamUpdates:
     settings = BatchOrder(**{"tokens_per_batch": 60} | order)
-    return StreamUpdates(streams, tokenizer, size, settings, PairCollator(0), workers)
+    return StreamUpdates(streams, WindowEncoder(tokenizer), size, settings, PairCollator(0), workers)
 
 
 def one_pass(updates: StreamUpdates, position: dict[str, Any] | None = None) -> list[tuple[list, dict]]:
@@ -119,6 +122,39 @@ def test_processes_share_the_updates_of_one(tokenizer, processes) -> None:
         theirs = [own[0] for own, _ in parts]
         assert equal(theirs[: len(batches)], batches)
         assert all((batch["labels"] == -100).all() for batch in theirs[len(batches) :])
+
+
+def test_a_stream_is_renewed_in_each_pass(tokenizer) -> None:
+    """Each pair by its stream, its number and the pass alone; the window does not matter."""
+    renewal = Renewal(tokenizer, 1, AugmentRecipe(upper=0.3), bpe_dropout=0.3)
+    streams = [stream(90, tag="<2de>"), stream(25, tag="<2de>")]
+
+    def build_renewed(size: int = 40) -> StreamUpdates:
+        encoder = WindowEncoder(tokenizer, renewal)
+        return StreamUpdates(streams, encoder, size, BatchOrder(60), PairCollator(0))
+
+    def ids(made: list[tuple[list, dict]]) -> set[tuple[int, tuple[int, ...]]]:
+        rows = [(batch["numbers"], batch["input_ids"]) for batches, _ in made for batch in batches]
+        return {
+            (number, tuple(row[row > 0].tolist()))
+            for numbers, sources in rows
+            for number, row in zip(numbers.tolist(), sources, strict=True)
+        }
+
+    first = one_pass(build_renewed())
+    second = one_pass(build_renewed(), first[-1][1])
+    assert numbers(first) != numbers(second)
+    assert (
+        {n for n, _ in ids(first)} == {n for n, _ in ids(second)} == {*range(1, 91), *range(NUMBERS + 1, NUMBERS + 26)}
+    )
+    plain = one_pass(build(tokenizer, streams))
+    # The second stream has more than one version of each pair, because it repeats.
+    for some, others in ((first, plain), (first, second)):
+        assert len({row for row in ids(some) if row[0] < NUMBERS} - ids(others)) > 20
+    of_the_first = [{row for row in ids(made) if row[0] < NUMBERS} for made in (first, one_pass(build_renewed(17)))]
+    assert of_the_first[0] == of_the_first[1] and len(of_the_first[0]) == 90
+    versions = {row for row in ids(first) if row[0] > NUMBERS}
+    assert 25 < len(versions) <= 90
 
 
 def test_weights_are_mixing_ratios(tokenizer) -> None:

@@ -56,6 +56,18 @@ def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
         assert (each.task_type, each.dataset_name) == ("translation", "text.en, text.de")
 
 
+def test_altered_test_sets_are_rows_of_the_table_but_not_of_the_metadata(run) -> None:
+    before = ModelCard(str(card(run))).data.to_dict()
+    scores = {"bleu": 12.345, "chrf": 34.5, "ter": 80.0}
+    change(run / "test.json", altered={"en-de": {"upper": scores, "typos": scores}})
+    text = str(card(run))
+    assert "| en-de: text.en, text.de, in capital letters on both sides | 12.35 | 34.50 | 80.00 |" in text.replace(
+        "12.34 |", "12.35 |"
+    )
+    assert "| en-de: text.en, text.de, with typing errors in the source |" in text
+    assert ModelCard(text).data.to_dict() == before
+
+
 def test_every_direction_has_its_own_scores(run) -> None:
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
     other = {"source_language": "en", "target_language": "fr", "train_files": {"en": "a.en", "fr": "a.fr"}}

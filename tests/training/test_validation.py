@@ -173,3 +173,53 @@ def test_trackers_get_the_scores_of_each_set(tmp_path, monkeypatch) -> None:
     for name, part in line["sets"].items():
         assert {metric: logged[2][f"validation_{metric}/{name}"] for metric in part} == part
     assert logged[2]["validation_bleu"] == line["bleu"]
+
+
+# ---- Text made anew ----------------------------------------------------------------------------------------------
+
+CHANCE = ["--data.augment={upper: 0.2, typos: 0.3}", "--tokenizer.bpe_dropout=0.1", "--data.stream_window=50"]
+
+
+def test_text_made_anew_resumes_bit_for_bit_and_with_no_other_chance(tmp_path, capsys) -> None:
+    """From the middle of the second epoch, whose ids are not those of the first."""
+    for name, stop in (("one", 12), ("two", 7), ("two", 12)):
+        arguments = tiny_recipe(tmp_path, max_steps=stop, tokens_per_batch=400)
+        assert main(["train", *arguments, *CHANCE, "--run_dir", str(tmp_path / name)]) == 0
+        if stop == 7:
+            progress = json.loads((tmp_path / "two" / "checkpoint-7" / "progress.json").read_text())
+            assert progress["position"]["epoch"] > 0 and progress["position"]["update"] > 0
+    ours, theirs = (weights(tmp_path / name / "checkpoint-12") for name in ("one", "two"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    other = [*tiny_recipe(tmp_path, max_steps=14, tokens_per_batch=400), "--run_dir", str(tmp_path / "one")]
+    for changed, key in (
+        ([*CHANCE, "--tokenizer.bpe_dropout=0"], "tokenizer.bpe_dropout"),
+        ([*CHANCE, "--data.augment.upper=0.3"], "data.augment"),
+    ):
+        capsys.readouterr()
+        assert main(["train", *other, *changed]) == 2
+        assert f"belongs to another recipe: {key} is" in capsys.readouterr().err
+
+
+def test_altered_test_sets_are_scored_at_the_end(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+    from hf_vaswani.training import validation
+
+    altered, seen, translate = "--evaluation.altered=[upper,typos]", [], validation.translate_corpus
+
+    def spy(model, tokenizer, sentences, **settings):
+        seen.append(sentences)
+        return translate(model, tokenizer, sentences, **settings)
+
+    monkeypatch.setattr(validation, "translate_corpus", spy)
+    arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), altered, "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments]) == 0
+    _, plain, upper, typos = seen
+    assert upper == [text.upper() for text in plain] and typos != plain
+    result = json.loads((tmp_path / "run" / "test.json").read_text())
+    assert {name: set(scores) for name, scores in result["altered"]["en-de"].items()} == {
+        name: {"bleu", "chrf", "ter"} for name in ("upper", "typos")
+    }
+    assert "(en-de, typos)" in capsys.readouterr().out
+    assert "with typing errors in the source" in (tmp_path / "run" / "model" / "README.md").read_text()
+    blind = ["--data.test_files=null", "--run_dir", str(tmp_path / "blind")]
+    assert main(["train", *arguments, *blind]) == 2
+    assert "evaluation.altered needs a test set" in capsys.readouterr().err
