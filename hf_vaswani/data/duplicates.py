@@ -57,6 +57,39 @@ class Seen:
             self._runs.append(merged)
 
 
+class Duplicates:
+    """Pairs and sentences of a text that is read in parts: 24 bytes for each different pair with different sides."""
+
+    def __init__(self) -> None:
+        self._pairs, self._sources, self._targets = Seen(), Seen(), Seen()
+
+    def find(self, direction: str, sources: Sequence[str], targets: Sequence[str]) -> tuple[np.ndarray, int, int]:
+        """
+        Finds what was there before, in this part of the text or an earlier one.
+
+        Args:
+            direction (`str`): languages, as in en-de; equal pairs of two directions are different.
+            sources (`Sequence[str]`), targets (`Sequence[str]`): the two sides of the pairs, not empty. White space
+                around them does not count.
+
+        Returns:
+            `tuple`: whether each pair is the repetition of an earlier one (`np.ndarray` of `bool`, of shape
+            `(pairs,)`); among the others, the number of those whose source was there with another target, and of those
+            whose target was there with another source.
+        """
+        keys = [(direction, a.strip(), b.strip()) for a, b in zip(sources, targets, strict=True)]
+        repeated = self._pairs.add(_hashes(keys))
+        new = [key for key, known in zip(keys, repeated, strict=True) if not known]
+        same_source = self._sources.add(_hashes([(name, source) for name, source, _ in new]))
+        same_target = self._targets.add(_hashes([(name, target) for name, _, target in new]))
+        return repeated, int(same_source.sum()), int(same_target.sum())
+
+
+def _hashes(keys: Sequence[tuple[str, ...]]) -> np.ndarray:
+    # Python's own are different in each process, but these never leave it.
+    return np.fromiter(map(hash, keys), np.int64, len(keys))
+
+
 def folded(sentence: str) -> str:
     """Returns a sentence in the form in which sentences are compared: compatible characters, case and white space."""
     if not sentence.isascii():
@@ -103,3 +136,7 @@ class HeldOut:
         """Returns the number of pairs of each set of which the training text so far has the source or the target."""
         source, target = self._met
         return {name: sum(a in source or b in target for a, b in pairs) for name, pairs in self._sets.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the number of pairs of each set."""
+        return {name: len(pairs) for name, pairs in self._sets.items()}

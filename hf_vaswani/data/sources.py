@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
+from .duplicates import HeldOut
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
 from .streaming import Stream, StreamUpdates
@@ -100,6 +101,15 @@ def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
     batches = named_errors(pairs.iter(1000), origin)
     rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
     return any(source.strip() and target.strip() for source, target in rows)
+
+
+def held_out_text(sources: list[Source]) -> HeldOut:
+    """Returns the validation and test text of all sources, under these two names."""
+    sets: dict[str, list[tuple[str, str]]] = {"validation": [], "test": []}
+    for source in sources:
+        for split in sets.keys() & source.pairs.keys():
+            sets[split] += ((row["source"], row["target"]) for row in source.pairs[split])
+    return HeldOut({split: pairs for split, pairs in sets.items() if pairs})
 
 
 def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
