@@ -67,7 +67,7 @@ class Limits:
 
     Attributes:
         max_length (`int`): words of the longer side.
-        max_identical (`int`): words of a pair whose target is its source.
+        max_identical (`int`): words in lower case of a pair whose target is its source, which may be names.
         max_ratio (`float`): how many times longer or shorter than usual the target may be, for its source.
         min_letters (`float`): share of letters among the characters of either side.
         max_numbers (`int`), max_urls (`int`), max_markup (`int`): numbers, addresses and pieces of markup of either
@@ -76,7 +76,7 @@ class Limits:
     """
 
     max_length: int = 200
-    max_identical: int = 4
+    max_identical: int = 3
     max_ratio: float = 3.0
     min_letters: float = 0.4
     max_numbers: int = 2
@@ -108,7 +108,8 @@ class Measures:
         words, characters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): lengths; characters without white space.
         letters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): letters.
         scripts (`tuple` of two `np.ndarray` of `int64`, of shape `(pairs, scripts)`): letters of each script.
-        damaged, identical (`np.ndarray` of `bool`, of shape `(pairs,)`): damage of the encoding; source equals target.
+        damaged (`np.ndarray` of `bool`, of shape `(pairs,)`): whether a side was decoded wrongly.
+        identical (`np.ndarray` of `int64`, of shape `(pairs,)`): words in lower case, if the target is the source.
         differences (`np.ndarray` of `int64`, of shape `(pairs, 3)`): numbers, URLs and markup without a counterpart.
         languages (`list[list[tuple[str, float]]]`): code and confidence of source and target; a side of few letters
             has the code "". Empty if languages are not identified.
@@ -184,7 +185,10 @@ class Checker:
                 ],
                 dtype=bool,
             ),
-            identical=np.array([a.strip() == b.strip() for a, b in zip(sources, targets, strict=True)], dtype=bool),
+            identical=np.array(
+                [_plain_words(a) if a.strip() == b.strip() else 0 for a, b in zip(sources, targets, strict=True)],
+                dtype=np.int64,
+            ),
             differences=_differences(sources, targets, digits),
             languages=()
             if self.identifier is None
@@ -216,7 +220,7 @@ class Checker:
         found = {
             "empty": empty,
             "encoding": measures.damaged,
-            "identical": measures.identical & (measures.words[:, 0] > limits.max_identical),
+            "identical": measures.identical > limits.max_identical,
             "length": (measures.words.max(axis=1) > limits.max_length) | longest,
             "ratio": measures.ratios(norm.ratio) > limits.max_ratio,
             "letters": measures.letter_shares() < limits.min_letters,
@@ -236,8 +240,7 @@ class Checker:
             measures ([`Measures`]): measures of a validation set.
 
         Returns:
-            `tuple`: [`Limits`] that are wider than what 99.9 % of the validation pairs keep to, and no stricter than
-            the defaults; and the [`Norm`] of the set.
+            `tuple`: [`Limits`] that are wider than what 99.9 % of the validation pairs keep to, by half or more; and the [`Norm`] of the set.
         """
         norm = self.norm(measures)
         default, empty = Limits(), (measures.words == 0).any(axis=1)
@@ -247,11 +250,11 @@ class Checker:
         def reached(values: np.ndarray) -> float:
             return float(np.quantile(values[~empty], 0.999, method="higher"))
 
-        differences = [int(reached(column)) + 1 for column in measures.differences.T]
+        differences = [math.ceil(1.5 * reached(column)) + 1 for column in measures.differences.T]
         return Limits(
-            max_length=max(default.max_length, math.ceil(1.5 * reached(measures.words.max(axis=1)))),
-            max_identical=max(default.max_identical, int(reached(measures.words[:, 0] * measures.identical))),
-            max_ratio=max(default.max_ratio, math.ceil(12 * reached(measures.ratios(norm.ratio))) / 10),
+            max_length=max(default.max_length // 2, math.ceil(2 * reached(measures.words.max(axis=1)))),
+            max_identical=max(default.max_identical, int(reached(measures.identical))),
+            max_ratio=max(2.0, math.ceil(15 * reached(measures.ratios(norm.ratio))) / 10),
             min_letters=min(default.min_letters, math.floor(80 * -reached(-measures.letter_shares())) / 100),
             max_numbers=max(default.max_numbers, differences[0]),
             max_urls=max(default.max_urls, differences[1]),
@@ -274,6 +277,12 @@ class Checker:
 
 def _is_misread(sentence: str) -> bool:
     return not sentence.isascii() and _MISREAD.search(sentence) is not None
+
+
+def _plain_words(sentence: str) -> int:
+    """Counts the words that are no names, numbers or markup: those in lower case, punctuation aside."""
+    words = (word.strip(".,;:!?()\"'") for word in sentence.split())
+    return sum(word.isalpha() and word == word.lower() for word in words)
 
 
 def _in_other_script(measures: Measures, norm: Norm) -> np.ndarray:

@@ -20,7 +20,7 @@ LONGEST = 5000
 MEANINGS = {
     "empty": "a side has no text",
     "encoding": "text that was decoded wrongly, such as Ã¤, or control characters",
-    "identical": "source and target are the same, in more than max_identical words",
+    "identical": "source and target are the same, with more than max_identical words in lower case",
     "length": "a side has more than max_length words",
     "ratio": "the target is more than max_ratio times longer or shorter than usual",
     "letters": "letters are less than min_letters of a side's characters",
@@ -50,8 +50,8 @@ class Report:
         held_out (`dict[str, dict[str, int]]`): by set, its `pairs`, and those `found` in the training text by a side.
         words, characters (`np.ndarray` of shape `(2,)`): of source and target.
         lengths (`np.ndarray` of shape `(2, LONGEST + 1)`): sentences of each number of words.
-        scripts, languages (`tuple[Counter[str], Counter[str]]`): letters of each script, and sentences that were
-            identified as each language, of source and target.
+        scripts, languages (`tuple[Counter[str], Counter[str]]`): letters of each script, and sentences in each
+            language, of source and target; those that cannot be told with a confidence of `max_foreign` are "?".
     """
 
     name: str
@@ -83,7 +83,8 @@ class Report:
             letters = measures.scripts[i].sum(axis=0)
             counter.update({script_names()[j].lower(): int(letters[j]) for j in np.flatnonzero(letters)})
         for counter, side in zip(self.languages, measures.languages, strict=False):
-            counter.update(name for name, _ in side if name)
+            sure = self.limits.max_foreign
+            counter.update(name if confidence > sure else "?" for name, confidence in side if name)
 
     @property
     def histogram(self) -> list[list[int]]:
@@ -189,7 +190,8 @@ def _by_side(values: Sequence[Any]) -> dict[str, Any]:
 
 def _shares(counter: Counter[str]) -> str:
     """Returns the most frequent values with their shares, as in "en 99.5 %, de 0.3 %"."""
-    return ", ".join(f"{name} {_percent(count, counter.total())}" for name, count in counter.most_common(3))
+    shares = [(name, _percent(count, counter.total())) for name, count in counter.most_common(3)]
+    return ", ".join(f"{name} {share}" for name, share in shares if share != _percent(0, 1))
 
 
 def _percent(count: int, of: int) -> str:
