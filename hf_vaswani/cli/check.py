@@ -111,9 +111,8 @@ def _check(options: argparse.Namespace) -> None:
     sources = read_sources(recipe)
     held_out = held_out_text(sources)
     reports = _reports(options, sources, held_out)
-    sizes, counts = held_out.sizes(), held_out.counts()
-    for report in reports:
-        report.held_out = {name: {"pairs": size, "found": counts[name]} for name, size in sizes.items()}
+    for (i, split), (pairs, found) in held_out.counts().items():
+        reports[i].held_out[split] = {"pairs": pairs, "found": found}
     _write_reports(options, reports, draw)
 
 
@@ -130,13 +129,16 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return own, keys
 
 
-def _reports(options: argparse.Namespace, sources: "list[Source]", held_out: "HeldOut") -> "list[Report]":
+def _reports(
+    options: argparse.Namespace, sources: "list[Source]", held_out: "HeldOut[tuple[int, str]]"
+) -> "list[Report]":
     from ..data.checking import Checker
     from ..data.duplicates import Duplicates
 
     limits = _limits(options.limits)
     identifier = None if options.no_language else _identifier()
-    duplicates, reports = Duplicates(), []
+    duplicates, has_held_out = Duplicates(), bool(held_out.counts())
+    reports = []
     for source in sources:
         checker = Checker((source.recipe.source_language, source.recipe.target_language), identifier)
         report = _new_report(source, checker, limits)
@@ -145,7 +147,7 @@ def _reports(options: argparse.Namespace, sources: "list[Source]", held_out: "He
                 measures = checker.measure(*pairs)
                 found = checker.judge(measures, report.limits, report.norm)
                 found |= _repeated(source.name, pairs, ~found["empty"], report, duplicates)
-                if held_out.sizes():
+                if has_held_out:
                     found["held_out"] = np.array(held_out.find(*pairs), dtype=bool) & ~found["empty"]
                 write(pairs, found, report.pairs)
                 report.add(measures, found)

@@ -230,6 +230,8 @@ class Checker:
             "urls": urls > limits.max_urls,
             "markup": markup > limits.max_markup,
         }
+        if not measures.languages:
+            del found["language"]
         return {reason: flags if reason == "empty" else flags & ~empty for reason, flags in found.items()}
 
     def propose(self, measures: Measures) -> tuple[Limits, Norm]:
@@ -240,7 +242,8 @@ class Checker:
             measures ([`Measures`]): measures of a validation set.
 
         Returns:
-            `tuple`: [`Limits`] that are wider than what 99.9 % of the validation pairs keep to, by half or more; and the [`Norm`] of the set.
+            `tuple`: [`Limits`] that 99.9 % of the validation pairs keep to with a wide margin, and the [`Norm`] of the
+            set.
         """
         norm = self.norm(measures)
         default, empty = Limits(), (measures.words == 0).any(axis=1)

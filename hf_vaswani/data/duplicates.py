@@ -1,9 +1,12 @@
 """Sentences that occur more than once: in the training text, or in the training text and in a held-out set."""
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Seen:
@@ -97,16 +100,16 @@ def folded(sentence: str) -> str:
     return " ".join(sentence.casefold().split())
 
 
-class HeldOut:
+class HeldOut(Generic[Key]):
     """
     The sentences of validation and test sets, to be looked for in the training text.
 
     Args:
-        sets (`Mapping[str, Iterable[tuple[str, str]]]`): pairs of source and target by the name of the set, for
-            example "test". Empty sentences are ignored.
+        sets (`Mapping[Key, Iterable[tuple[str, str]]]`): pairs of source and target by the name of the set. Empty
+            sentences are ignored.
     """
 
-    def __init__(self, sets: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+    def __init__(self, sets: Mapping[Key, Iterable[tuple[str, str]]]) -> None:
         self._sets = {
             name: [(folded(source), folded(target)) for source, target in pairs] for name, pairs in sets.items()
         }
@@ -132,11 +135,9 @@ class HeldOut:
                     found[i] = True
         return found
 
-    def counts(self) -> dict[str, int]:
-        """Returns the number of pairs of each set of which the training text so far has the source or the target."""
+    def counts(self) -> dict[Key, tuple[int, int]]:
+        """Returns, for each set, its pairs, and those with a sentence that was met on the same side."""
         source, target = self._met
-        return {name: sum(a in source or b in target for a, b in pairs) for name, pairs in self._sets.items()}
-
-    def sizes(self) -> dict[str, int]:
-        """Returns the number of pairs of each set."""
-        return {name: len(pairs) for name, pairs in self._sets.items()}
+        return {
+            name: (len(pairs), sum(a in source or b in target for a, b in pairs)) for name, pairs in self._sets.items()
+        }

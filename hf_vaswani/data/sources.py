@@ -103,13 +103,39 @@ def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
     return any(source.strip() and target.strip() for source, target in rows)
 
 
-def held_out_text(sources: list[Source]) -> HeldOut:
-    """Returns the validation and test text of all sources, under these two names."""
-    sets: dict[str, list[tuple[str, str]]] = {"validation": [], "test": []}
+def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
+    """Returns the validation and test text of each source, named by its place among the sources and the split."""
+    return HeldOut(
+        {
+            (i, split): ((row["source"], row["target"]) for row in source.pairs[split])
+            for i, source in enumerate(sources)
+            for split in source.pairs
+            if split != "train"
+        }
+    )
+
+
+def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
+    """
+    Counts the validation and test pairs that have their source or their target in the training text, too.
+
+    Args:
+        sources (`list[Source]`): result of [`read_sources`].
+
+    Returns:
+        `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
+        streamed, because it would have to be read once more.
+    """
+    if any(isinstance(source.pairs["train"], IterableDataset) for source in sources):
+        return [None] * len(sources)
+    held_out = held_out_text(sources)
     for source in sources:
-        for split in sets.keys() & source.pairs.keys():
-            sets[split] += ((row["source"], row["target"]) for row in source.pairs[split])
-    return HeldOut({split: pairs for split, pairs in sets.items() if pairs})
+        for batch in source.pairs["train"].iter(1000):
+            held_out.find(batch["source"], batch["target"])
+    found: list[dict[str, int] | None] = [{} for _ in sources]
+    for (i, split), (_, count) in held_out.counts().items():
+        found[i] = (found[i] or {}) | {split: count}
+    return found
 
 
 def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:

@@ -230,10 +230,13 @@ def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[st
     """Describes each source in one line: texts, numbers of pairs, licence."""
     notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
     for part, noted in zip(sources, notes, strict=False):
-        texts, pairs = [], noted.pairs
+        texts, pairs, held_out = [], noted.pairs, noted.held_out or {}
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
             if name := _text(part, split, on_hub):
-                texts.append(f"{title} {name}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
+                count = f"{pairs[split]:,} pairs" if split in pairs else ""
+                if split in held_out:
+                    count += f", of which {held_out[split]:,} have a sentence that is also in the training text"
+                texts.append(f"{title} {name}" + (f" ({count})" if count else ""))
         licence = f"; licence of the text: {part.license}" if part.license else ""
         yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
 

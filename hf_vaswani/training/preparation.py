@@ -17,7 +17,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Updates
-from ..data.sources import EvaluationSet, Source, build_updates, encode_evaluation_sets, make_tokenizer, read_sources
+from ..data.sources import (
+    EvaluationSet,
+    Source,
+    build_updates,
+    count_held_out,
+    encode_evaluation_sets,
+    make_tokenizer,
+    read_sources,
+)
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
@@ -185,8 +193,9 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
                 dataset_is_local=source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
                 # The length of a stream is not known.
                 pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
+                held_out=held_out,
             )
-            for source in sources
+            for source, held_out in zip(sources, count_held_out(list(sources)), strict=True)
         ],
     )
 
