@@ -54,7 +54,7 @@ def _misread() -> re.Pattern[str]:
     }
     # Quotation marks and dashes follow upper-case letters in sound text, too; no word ends in these two.
     plain = re.escape("".join(sorted(follow - set("‘’‚“”„–—…«»‹›\xa0"))))
-    return re.compile(f"[ÂÃ][{re.escape(''.join(sorted(follow)))}]|â€|[ÄÅÎÏÐÑ][{plain}]|[à-ï][{plain}]{{2}}")
+    return re.compile(f"[ÂÃ][{re.escape(''.join(sorted(follow)))}]|â(?:€|‚¬|„¢)|[ÄÅÎÏÐÑ][{plain}]|[à-ï][{plain}]{{2}}")
 
 
 _MISREAD = _misread()
