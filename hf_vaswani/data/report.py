@@ -181,7 +181,8 @@ def total(reports: Sequence[Report]) -> dict[str, Any]:
     """Returns the sums over all sources, as a JSON object."""
     pairs, kept = sum(report.pairs for report in reports), sum(report.kept for report in reports)
     reasons = {reason: sum(report.found[reason] for report in reports) for reason in REASONS}
-    return {"pairs": pairs, "kept": kept, "rejected": pairs - kept, "reasons": reasons}
+    words = _by_side(np.sum([report.words for report in reports], axis=0).tolist())
+    return {"pairs": pairs, "kept": kept, "rejected": pairs - kept, "words": words, "reasons": reasons}
 
 
 def _by_side(values: Sequence[Any]) -> dict[str, Any]:
