@@ -276,8 +276,8 @@ def _identifier() -> Any:
     """Loads the identifier of languages; `None` if it is not installed."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        logger.warning(f"Languages are not identified, which needs {error.name}: pip install 'hf_vaswani[clean]'")
+    except ImportError:
+        logger.warning("Languages are not identified, which needs py3langid: pip install 'hf_vaswani[clean]'")
         return None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 

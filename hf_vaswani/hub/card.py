@@ -235,7 +235,7 @@ def _texts(sources: list[SourceRecipe], environment: Environment, on_hub: set[st
             if name := _text(part, split, on_hub):
                 count = f"{pairs[split]:,} pairs" if split in pairs else ""
                 if split in held_out:
-                    count += f", of which {held_out[split]:,} have a sentence that is also in the training text"
+                    count += f", {held_out[split]:,} of them with a sentence of the training text"
                 texts.append(f"{title} {name}" + (f" ({count})" if count else ""))
         licence = f"; licence of the text: {part.license}" if part.license else ""
         yield f"{part.source_language}-{part.target_language}: {'; '.join(texts)}{licence}."
