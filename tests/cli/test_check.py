@@ -23,7 +23,7 @@ BAD = [
     GOOD[0],
     (
         "A boy jumps into the lake.",
-        "Ein Junge springt in den See, und dann springen noch sehr, sehr viele andere Kinder hinein, die vorher auf der Wiese spielten.",
+        "Ein Junge springt in den See, und dann springen noch sehr, sehr viele andere Kinder hinterher.",
     ),
     ("The cat sleeps on the sofa.", "Die Katze schlÃ¤ft auf dem Sofa."),
     ("The test  is HERE.", "Der Test ist dort."),
