@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..files import atomic_lines, atomic_write_bytes, atomic_write_text
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..data.checking import Checker
     from ..data.duplicates import Duplicates, HeldOut
     from ..data.report import Report
@@ -96,18 +96,15 @@ def _check(options: argparse.Namespace) -> None:
     options = _parser().parse_args(arguments)
     _check_outputs(options)
     draw = _plotter() if options.plot else None
-    # Imported after the module that names the missing extra.
-    from datasets import disable_progress_bars
-
-    from ..data.sources import held_out_text, read_sources
-
-    disable_progress_bars()
     recipe = _recipe(options, keys)
     if recipe.more_data and (options.output or options.rejected):
         raise ValueError(
             f"The recipe has {1 + len(recipe.more_data)} sources, but --output and --rejected take the pairs of one: "
             "to write them, check the files of each source by themselves."
         )
+    from ..data.sources import held_out_text, read_sources
+
+    _hide_progress_of_datasets()
     sources = read_sources(recipe)
     held_out = held_out_text(sources)
     reports = _reports(options, sources, held_out)
@@ -129,9 +126,18 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return own, keys
 
 
+def _hide_progress_of_datasets() -> None:
+    # Imported after the module that names the missing extra.
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
+
+
 def _reports(
     options: argparse.Namespace, sources: "list[Source]", held_out: "HeldOut[tuple[int, str]]"
 ) -> "list[Report]":
+    import numpy as np
+
     from ..data.checking import Checker
     from ..data.duplicates import Duplicates
 
@@ -170,9 +176,11 @@ def _parts(source: "Source") -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _repeated(
-    name: str, pairs: tuple[list[str], list[str]], full: np.ndarray, report: "Report", duplicates: "Duplicates"
-) -> dict[str, np.ndarray]:
+    name: str, pairs: tuple[list[str], list[str]], full: "np.ndarray", report: "Report", duplicates: "Duplicates"
+) -> "dict[str, np.ndarray]":
     """Finds the pairs that were there before, and counts those of which one side was."""
+    import numpy as np
+
     sources, targets = ([side[i] for i in np.flatnonzero(full)] for side in pairs)
     repeated, same_source, same_target = duplicates.find(name, sources, targets)
     report.same_source += same_source
@@ -190,6 +198,8 @@ def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
     from ..recipe import load_recipe
 
     text = options.text
+    if not text and not keys:
+        raise ValueError("There is no text to check: give a recipe (.yaml), two files, or one with --columns.")
     if text and Path(text[0]).suffix in (".yaml", ".yml"):
         if text[1:]:
             raise ValueError(f"A recipe is checked alone, but beside {text[0]} there is {text[1]!r}.")
@@ -302,6 +312,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable[..., None]]:
     """Opens the two outputs, and yields the function that writes the pairs of a part to them."""
+    import numpy as np
+
     recipe = source.recipe
     names = (
         recipe.source_language if recipe.source_column is None else recipe.source_column,
@@ -319,7 +331,7 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
         if rejected:
             rejected.write("pair\treasons\t" + "\t".join(map(str, names)) + "\n")
 
-        def write(pairs: tuple[list[str], list[str]], found: dict[str, np.ndarray], before: int) -> None:
+        def write(pairs: tuple[list[str], list[str]], found: "dict[str, np.ndarray]", before: int) -> None:
             wrong = np.any(list(found.values()), axis=0).tolist()
             for i, (sides, is_wrong) in enumerate(zip(zip(*pairs, strict=True), wrong, strict=True)):
                 if is_wrong and rejected:

@@ -30,6 +30,8 @@ REASONS = (
 
 # A side in this many letters or more is judged by its language, and by its script.
 ENOUGH_LETTERS = 20
+# The rest of a longer side says nothing new about its language.
+ENOUGH_CHARACTERS = 500
 # Added to both lengths, so that the ratio of short sentences may vary more.
 SMOOTHING = 10
 # A side may have this many characters for each word of the greatest length: one word may be a whole encoded file.
@@ -38,12 +40,11 @@ CHARACTERS_OF_A_WORD = 10
 OWN_SCRIPT = 0.05
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_ADDRESS = re.compile(r"\S*(?:://|www\.)\S*")
 _URL = re.compile(r"(?:https?://|www\.)([\w.-]+)")
 # Tags, entities, placeholders of C, Python and the shell, roles of reStructuredText, and backticks.
 _MARKUP = re.compile(
     r"</?[A-Za-z][\w-]*|&(?:#x?[0-9A-Fa-f]+|[A-Za-z]+\d*);|%\(\w+\)[a-z]|%(?:\d+\$)?[sdifr]\b|\$?\{\w*\}"
-    r"|:[A-Za-z][\w:+-]*:`|``|`"
+    r"|:[A-Za-z][\w:+-]{0,50}:`|``|`"
 )
 
 
@@ -194,7 +195,7 @@ class Checker:
             if self.identifier is None
             else tuple(
                 [
-                    self.identifier.classify(sentence) if count >= ENOUGH_LETTERS else ("", 0.0)
+                    self.identifier.classify(sentence[:ENOUGH_CHARACTERS]) if count >= ENOUGH_LETTERS else ("", 0.0)
                     for sentence, count in zip(sentences, counts, strict=True)
                 ]
                 for sentences, counts in ((sources, letters[:, 0]), (targets, letters[:, 1]))
@@ -325,8 +326,8 @@ def _without_counterpart(source: list[str], target: list[str]) -> int:
 
 def _numbers(sentence: str) -> list[str]:
     """Returns the numbers outside of addresses, without separators, which are not the same in all languages."""
-    if "/" in sentence:
-        sentence = _ADDRESS.sub(" ", sentence)
+    if "://" in sentence or "www." in sentence:
+        sentence = " ".join(word for word in sentence.split() if "://" not in word and "www." not in word)
     return [number.replace(".", "").replace(",", "") for number in _NUMBER.findall(sentence)]
 
 

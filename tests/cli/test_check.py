@@ -21,10 +21,7 @@ GOOD = [
 BAD = [
     ("A woman is singing on a stage.", ""),
     GOOD[0],
-    (
-        "A boy jumps into the lake.",
-        "Ein Junge springt in den See, und dann springen noch sehr, sehr viele andere Kinder hinterher.",
-    ),
+    ("A boy jumps into the lake.", " ".join(["Ein Junge springt in den See."] * 5)),
     ("The cat sleeps on the sofa.", "Die Katze schlÃ¤ft auf dem Sofa."),
     ("The test  is HERE.", "Der Test ist dort."),
 ]
@@ -167,7 +164,8 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
         (["{en}", "{de}", "--columns", "en", "de"], "--columns applies to one file or dataset"),
         (["{en}", "missing.de"], "There is no file 'missing.de'"),
         (["missing.tsv", "--columns", "en", "de"], "missing.tsv"),
-        ([], "There is no training text"),
+        ([], "There is no text to check: give a recipe"),
+        (["--data.source_language=fr"], "There is no training text"),
         (["{en}", "{de}", "--output", "clean.txt"], "--output clean.txt must end in .tsv"),
         (["{en}", "{de}", "--output", "{en}"], "exists already: choose another file"),
         (["{en}", "{de}", "--json", "no/where.json"], "is in a folder that does not exist"),

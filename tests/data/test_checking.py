@@ -72,6 +72,12 @@ def test_whatever_was_misread_is_found(text) -> None:
     assert reasons(f"{ENGLISH} {text}", f"{GERMAN} {text}") == []
 
 
+@pytest.mark.parametrize("unit", ["a", "a:", "www.", "/", "%(", "&a", "Ã", "1,", "<a", "{", "`:a"])
+def test_no_text_is_long_enough_to_hang_on(unit) -> None:
+    # A quadratic search would take hours.
+    assert "length" in reasons(unit * 300_000, f"`<{unit}" * 100_000)
+
+
 def test_limits_are_kept_to() -> None:
     assert reasons(ENGLISH, GERMAN, Limits(max_length=9)) == ["length"]
     assert reasons(ENGLISH, GERMAN, Limits(min_letters=0.99)) == ["letters"]
