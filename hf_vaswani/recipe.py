@@ -693,6 +693,10 @@ def _check_file(path: Path) -> None:
     _check_keys({str(key): value for key, value in _flat(content).items()}, where)
 
 
+# What the keys that take any number of sources or sets take.
+LISTED = {"more_data": SourceRecipe, "validation_sets": EvaluationSetRecipe}
+
+
 def _explained(message: str) -> str:
     """Turns an error of jsonargparse into one sentence, in the recipe's words if it is about the value of one key."""
     # The key of an option is named after that of the option itself.
@@ -712,10 +716,10 @@ def _hint(key: str) -> Any:
     kind: Any = Recipe
     for name in key.split("."):
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        if name not in hints or name in ("more_data", "validation_sets"):
+        if name not in hints:
             return None
-        kind = options_of(kind).get(name, hints[name])
-    return kind
+        kind = LISTED.get(name) or options_of(kind).get(name, hints[name])
+    return None if is_dataclass(kind) else kind
 
 
 def _kinds(hint: Any) -> list[str]:
@@ -758,7 +762,8 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             continue
         if key in SECTIONS and not value.lstrip().startswith("{"):
             raise ValueError(
-                f"{where} sets {option} to {shown(value)}: override its keys one by one, as in {option}.KEY VALUE."
+                f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
+                f"{option}.KEY VALUE."
             )
         content: Any = value
         try:

@@ -432,9 +432,9 @@ def read_recipe(run_dir: Path) -> Recipe:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
     checkpoints = list_checkpoints(run_dir)
     here = unchangeable(recipe)
-    recorded = (read_progress(checkpoints[-1]).recipe if checkpoints else None) or here
+    recorded = _completed((read_progress(checkpoints[-1]).recipe if checkpoints else None) or here)
     for key in here:
-        if here[key] != recorded.get(key, here[key]):
+        if here[key] != recorded[key]:
             raise ValueError(
                 f"{path} was changed or damaged: {key} is {here[key]!r}, but {checkpoints[-1]} was trained with "
                 f"{recorded[key]!r}. {way_out}"
@@ -479,7 +479,8 @@ def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
     there = read_progress(checkpoints[-1]).recipe if checkpoints else None
     if there is None:
         there = _settings_of(run_dir / RECIPE)
-    different = [key for key in here if here[key] != there.get(key, here[key])]
+    there = _completed(there)
+    different = [key for key in here if here[key] != there[key]]
     if different:
         keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different[:5])
         keys += f" and {len(different) - 5} more" if different[5:] else ""
@@ -488,6 +489,11 @@ def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
             f"over. A resumed run may only change {changeable}."
         )
+
+
+def _completed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Adds the keys that an earlier version did not have: it did what their defaults do."""
+    return cast(dict[str, Any], json.loads(json.dumps(Recipe().flat()))) | settings
 
 
 def _settings_of(path: Path) -> dict[str, Any]:

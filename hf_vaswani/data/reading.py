@@ -342,10 +342,10 @@ def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool
     except Exception as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         reason = error if isinstance(error, (OSError, ValueError)) else error.__cause__ or repr(error)
-        raise kind(
-            f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason} (data.train_split, "
-            "validation_split and test_split must name its splits, or be null.)"
-        ) from error
+        splits = "data.train_split, validation_split and test_split must name its splits, or be null."
+        # What cannot be reached or found has no splits yet.
+        advice = "" if isinstance(error, OSError) else f" ({splits})"
+        raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason}{advice}") from error
 
 
 def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:

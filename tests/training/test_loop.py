@@ -461,6 +461,19 @@ def test_a_run_of_another_recipe_is_refused(tiny_run, capsys) -> None:
     assert (tiny_run / "checkpoint-12").is_dir()
 
 
+def test_a_run_of_a_version_without_an_option_is_one_without_the_option(tiny_run, tmp_path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("model", "test.json"))
+    for checkpoint in run.glob("checkpoint-*"):
+        record = json.loads((checkpoint / "progress.json").read_text())
+        del record["digest"], record["recipe"]["training.simcut"]
+        (checkpoint / "progress.json").write_text(json.dumps(record))
+    arguments = ["train", *tiny_recipe(tiny_run.parent), "--run_dir", str(run)]
+    assert main([*arguments, "--training.simcut.p=0.1"]) == 2
+    assert "training.simcut is None there and {'alpha': 3.0, 'p': 0.1} here" in capsys.readouterr().err
+    assert main(arguments) == 0
+
+
 def test_an_update_does_not_depend_on_how_it_is_split() -> None:
     """Two uneven batches added up are one batch: the loss is per token of the update, not a mean of means."""
     from accelerate import Accelerator
