@@ -106,6 +106,33 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
         raise
 
 
+@contextmanager
+def atomic_lines(path: Path) -> Iterator[IO[str]]:
+    """
+    Writes a text file of any size that appears under its name only when it is complete.
+
+    Args:
+        path (`Path`): the final name.
+
+    Yields:
+        `IO[str]`: the open file, in UTF-8. It is removed if writing fails.
+
+    Raises:
+        OSError: writing fails, for example because the disk is full.
+    """
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(f"{path} could not be written, and was removed: {error}") from error
+        raise
+
+
 def append_line(path: Path, line: str) -> None:
     """
     Appends a line to a text file.

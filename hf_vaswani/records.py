@@ -158,11 +158,14 @@ class Text:
         direction (`str`, *optional*): languages, as `"en-de"`.
         dataset_is_local (`bool`): False only if the source is a dataset on the Hub.
         pairs (`dict[str, int]`): number of sentence pairs by split; a stream has no known number.
+        held_out (`dict[str, int]`, *optional*): by split, the validation or test pairs that have their source or
+            target in the training text, too; unknown if that is a stream.
     """
 
     direction: str | None = None
     dataset_is_local: bool = True
     pairs: dict[str, int]
+    held_out: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,15 @@ def test_train_alone_trains_and_scores(environment) -> None:
     environment.run("hf-vaswani", "average", "run", "--last", "2", "--output", "mean")
 
 
+@alone("clean")
+def test_clean_alone_checks(environment) -> None:
+    said = environment.run(
+        "hf-vaswani", "check", "test.en", "test.de", "--output", "clean.tsv", "--rejected", "rejected.tsv"
+    )
+    assert "languages" in said and "pairs of test.en, test.de" in said
+    assert environment.lines("clean.tsv")[0] == "en\tde"
+
+
 @alone("viz")
 def test_viz_alone_draws(environment) -> None:
     program = (

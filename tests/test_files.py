@@ -10,6 +10,7 @@ import pytest
 from hf_vaswani.files import (
     append_line,
     atomic_folder,
+    atomic_lines,
     atomic_write_text,
     check_weights,
     decode_lines,
@@ -37,6 +38,25 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path) -> None:
         raise OSError(28, "No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
     assert (tmp_path / "new" / "a").read_text() == "1"
+
+
+def test_lines_appear_together_or_not_at_all(tmp_path) -> None:
+    path = tmp_path / "lines.tsv"
+    with atomic_lines(path) as file:
+        file.write("ä\tb\n")
+        assert not path.exists()
+        file.write("c\td\n")
+    assert path.read_bytes() == "ä\tb\nc\td\n".encode()
+    with pytest.raises(OSError, match="lines.tsv could not be written"), atomic_lines(path) as file:
+        file.write("e\n")
+        raise OSError(28, "No space left on device")
+    # An error of the text that is read is not one of writing.
+    for error in (ValueError("a.en, line 3"), FileNotFoundError(2, "No such file", "a.en"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised, atomic_lines(path) as file:
+            raise error
+        assert raised.value is error
+    assert path.read_bytes() == "ä\tb\nc\td\n".encode()
+    assert [each.name for each in tmp_path.iterdir()] == ["lines.tsv"]
 
 
 def test_an_existing_folder_is_replaced(tmp_path) -> None:

@@ -27,9 +27,9 @@ NEEDED = {
     "training": {"train", "adapt"},
     "hub": {"train", "viz"},
     "conversion": {"convert"},
-    "cli": {"train"},
+    "cli": {"train", "clean", "viz"},
 }
-VERBS = ["train", "translate", "score", "evaluate", "compare", "average", "push", "convert"]
+VERBS = ["check", "train", "translate", "score", "evaluate", "compare", "average", "push", "convert"]
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -18,7 +18,7 @@ PROGRESS = Progress(
 RESULT = Result(step=4, averaged=["checkpoint-4"], samples=[{"source": "one", "translation": "eins"}])
 ENVIRONMENT = Environment(
     python="3.11", packages={"torch": "2.13"}, processes=1, cpu_threads=2, mixed_precision="no", seed=1,
-    command=["train.py"], data=[Text(direction="en-de", pairs={"train": 9})],
+    command=["train.py"], data=[Text(direction="en-de", pairs={"train": 9}, held_out={"test": 1}), Text(pairs={})],
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..recipe import Alteration, Recipe, SourceRecipe
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
+from .duplicates import HeldOut
 from .encoding import EncodedPairs, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
 from .renewal import renewal_of
@@ -186,6 +187,42 @@ def _has_text(pairs: Dataset | IterableDataset, origin: list[str]) -> bool:
     batches = named_errors(pairs.iter(1000), origin)
     rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
     return any(source.strip() and target.strip() for source, target in rows)
+
+
+def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
+    """Returns the validation and test text of each source, named by its place among the sources and the split."""
+    return HeldOut(
+        {
+            (i, split): ((row["source"], row["target"]) for row in source.pairs[split])
+            for i, source in enumerate(sources)
+            for split in source.pairs
+            if split != "train"
+        }
+    )
+
+
+def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
+    """
+    Counts the validation and test pairs that have their source or their target in the training text, too.
+
+    Args:
+        sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
+
+    Returns:
+        `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
+        streamed, because it would have to be read once more.
+    """
+    training = [source.pairs["train"] for source in sources if "train" in source.pairs]
+    if any(isinstance(pairs, IterableDataset) for pairs in training):
+        return [None] * len(sources)
+    held_out = held_out_text(sources)
+    for pairs in training:
+        for batch in pairs.iter(1000):
+            held_out.find(batch["source"], batch["target"])
+    found: list[dict[str, int] | None] = [{} for _ in sources]
+    for (i, split), (_, count) in held_out.counts().items():
+        found[i] = (found[i] or {}) | {split: count}
+    return found
 
 
 def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:

@@ -273,12 +273,15 @@ def _texts(recipe: Recipe, environment: Environment, on_hub: set[str]) -> Iterat
     sources = _named_sources(recipe)
     notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
     for (name, part), noted in zip(sources, notes, strict=False):
-        texts, pairs = [], noted.pairs
+        texts, pairs, held_out = [], noted.pairs, noted.held_out or {}
         # Only the splits of the sources count as training text.
         is_source = name not in recipe.validation_sets
         for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
             if (text := _text(part, split, on_hub)) and (is_source or split != "train"):
-                texts.append(f"{title} {text}" + (f" ({pairs[split]:,} pairs)" if split in pairs else ""))
+                count = f"{pairs[split]:,} pairs" if split in pairs else ""
+                if split in held_out:
+                    count += f", {held_out[split]:,} of them with a sentence of the training text"
+                texts.append(f"{title} {text}" + (f" ({count})" if count else ""))
         licence = f"; licence of the text: {part.license}" if part.license else ""
         yield f"{name}: {'; '.join(texts)}{licence}."
 

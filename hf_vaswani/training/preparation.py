@@ -21,6 +21,7 @@ from ..data.sources import (
     EvaluationSet,
     Source,
     build_updates,
+    count_held_out,
     encode_evaluation_sets,
     evaluation_texts,
     make_tokenizer,
@@ -233,8 +234,9 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
                 dataset_is_local=source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
                 # The length of a stream is not known.
                 pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
+                held_out=held_out,
             )
-            for source in sources
+            for source, held_out in zip(sources, count_held_out(list(sources)), strict=True)
         ],
     )
 

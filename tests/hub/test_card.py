@@ -163,7 +163,8 @@ def test_paths_are_not_shown(run) -> None:
         assert not any(word in text for word in ("alice", "brien", "smith", str(run.parent))), text
         assert text.count("acme") == 1, "the name of a local dataset folder"
     assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --data.test_files '{de: t.de, en: t.en}' \\\n" in text
-    assert "trained on t.en, t.de (120 pairs); validated on dev.tsv (120 pairs); tested on test.jsonl" in text
+    known = "120 pairs, 120 of them with a sentence of the training text"
+    assert f"trained on t.en, t.de (120 pairs); validated on dev.tsv ({known}); tested on test.jsonl" in text
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -226,3 +227,14 @@ def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
     assert main(["train", *options, "--run_dir", str(run), "--training.max_steps", "4"]) == 0
     assert "## Evaluation" not in (run / "model" / "README.md").read_text("utf-8")
     assert main(["train", *options, "--run_dir", str(tmp_path / "other"), "--hub.repo_id", "me/tiny"]) == 2
+
+
+def test_the_card_says_what_of_the_test_was_trained_on(run) -> None:
+    noted = {"dataset_is_local": True, "pairs": {"train": 29000, "validation": 120, "test": 1000}}
+    change(run / "environment.json", data=[noted | {"held_out": {"validation": 0, "test": 12}}])
+    said = str(card(run))
+    assert "(120 pairs, 0 of them with a sentence of the training text)" in said
+    assert "(1,000 pairs, 12 of them with a sentence of the training text)" in said
+    # Runs of earlier versions, and streams, do not know.
+    change(run / "environment.json", data=[noted])
+    assert "(1,000 pairs)" in str(card(run)) and "of them with" not in str(card(run))

@@ -97,3 +97,21 @@ def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> Non
     longer = [argument.replace("max_steps=4", "max_steps=8") for argument in arguments]
     assert main(["train", *longer, "--run_dir", str(run)]) == 2
     assert "The training or validation text is not that of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_records_what_of_its_sets_is_in_the_training_text(tmp_path, streaming, capsys) -> None:
+    test = tmp_path / "test.tsv"
+    test.write_text("en\tde\nONE  seven\tanders\nanother one\tnoch eins\n", encoding="utf-8")
+    arguments = [f"--data.test_files={test}", f"--data.streaming={streaming}", "--run_dir", str(tmp_path / "run")]
+    recipe = tiny_recipe(tmp_path, max_steps=4)
+    source, target = tmp_path / "text.en", tmp_path / "text.de"
+    with source.open("a", encoding="utf-8") as file, target.open("a", encoding="utf-8") as other:
+        file.write("one seven\n")
+        other.write("eins sieben\n")
+    assert main(["train", *recipe, *arguments]) == 0, capsys.readouterr()
+    (noted,) = json.loads((tmp_path / "run" / "environment.json").read_text())["data"]
+    # The validation text of this recipe is its training text.
+    assert noted.get("held_out") == (None if streaming else {"validation": 121, "test": 1})
+    card = (tmp_path / "run" / "model" / "README.md").read_text("utf-8")
+    assert ("(2 pairs, 1 of them with a sentence of the training text)" in card) is not streaming

@@ -1,0 +1,336 @@
+"""Checks of sentence pairs: measures them, proposes limits from a validation set, and judges each."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .characters import count_characters, script_names
+
+# Everything that may be wrong with a pair, in the order of the report.
+REASONS = (
+    "empty",
+    "encoding",
+    "identical",
+    "length",
+    "ratio",
+    "letters",
+    "script",
+    "language",
+    "numbers",
+    "urls",
+    "markup",
+    "held_out",
+    "duplicate",
+)
+
+# A side in this many letters or more is judged by its language, and by its script.
+ENOUGH_LETTERS = 20
+# The rest of a longer side says nothing new about its language.
+ENOUGH_CHARACTERS = 500
+# Added to both lengths, so that the ratio of short sentences may vary more.
+SMOOTHING = 10
+# A side may have this many characters for each word of the greatest length: one word may be a whole encoded file.
+CHARACTERS_OF_A_WORD = 10
+# A script is a side's own if it has this share of its letters.
+OWN_SCRIPT = 0.05
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_URL = re.compile(r"(?:https?://|www\.)([\w.-]+)")
+# Tags, entities, placeholders of C, Python and the shell, roles of reStructuredText, and backticks.
+_MARKUP = re.compile(
+    r"</?[A-Za-z][\w-]*|&(?:#x?[0-9A-Fa-f]+|[A-Za-z]+\d*);|%\(\w+\)[a-z]|%(?:\d+\$)?[sdifr]\b|\$?\{\w*\}"
+    r"|:[A-Za-z][\w:+-]{0,50}:`|``|`"
+)
+
+
+def _misread() -> re.Pattern[str]:
+    """Matches UTF-8 that was read as Windows-1252 or Latin-1: the letters that lead, and what follows them."""
+    follow = set(bytes(range(0x80, 0xC0)).decode("cp1252", errors="ignore")) | {
+        chr(code) for code in range(0x80, 0xC0)
+    }
+    # Quotation marks and dashes follow upper-case letters in sound text, too; no word ends in these two.
+    plain = re.escape("".join(sorted(follow - set("‘’‚“”„–—…«»‹›\xa0"))))
+    return re.compile(f"[ÂÃ][{re.escape(''.join(sorted(follow)))}]|â(?:€|‚¬|„¢)|[ÄÅÎÏÐÑ][{plain}]|[à-ï][{plain}]{{2}}")
+
+
+_MISREAD = _misread()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    Limits that a pair must keep to.
+
+    Attributes:
+        max_length (`int`): words of the longer side.
+        max_identical (`int`): words in lower case of a pair whose target is its source, which may be names.
+        max_ratio (`float`): how many times longer or shorter than usual the target may be, for its source.
+        min_letters (`float`): share of letters among the characters of either side.
+        max_numbers (`int`), max_urls (`int`), max_markup (`int`): numbers, addresses and pieces of markup of either
+            side without a counterpart on the other.
+        max_foreign (`float`): confidence, up to 1, with which a side may be identified as another language.
+    """
+
+    max_length: int = 200
+    max_identical: int = 3
+    max_ratio: float = 3.0
+    min_letters: float = 0.4
+    max_numbers: int = 2
+    max_urls: int = 1
+    max_markup: int = 3
+    max_foreign: float = 0.8
+
+
+@dataclass(frozen=True)
+class Norm:
+    """
+    What is usual in a text.
+
+    Attributes:
+        ratio (`float`): characters of the target for each character of the source: the median.
+        scripts (`tuple[frozenset[str], frozenset[str]]`): scripts of source and target.
+    """
+
+    ratio: float
+    scripts: tuple[frozenset[str], frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """
+    Measures of some pairs. The last dimension of arrays with two is source and target.
+
+    Attributes:
+        words, characters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): lengths; characters without white space.
+        letters (`np.ndarray` of `int64`, of shape `(pairs, 2)`): letters.
+        scripts (`tuple` of two `np.ndarray` of `int64`, of shape `(pairs, scripts)`): letters of each script.
+        damaged (`np.ndarray` of `bool`, of shape `(pairs,)`): whether a side was decoded wrongly.
+        identical (`np.ndarray` of `int64`, of shape `(pairs,)`): words in lower case, if the target is the source.
+        differences (`np.ndarray` of `int64`, of shape `(pairs, 3)`): numbers, URLs and markup without a counterpart.
+        languages (`list[list[tuple[str, float]]]`): code and confidence of source and target; a side of few letters
+            has the code "". Empty if languages are not identified.
+    """
+
+    words: np.ndarray
+    characters: np.ndarray
+    letters: np.ndarray
+    scripts: tuple[np.ndarray, np.ndarray]
+    damaged: np.ndarray
+    identical: np.ndarray
+    differences: np.ndarray
+    languages: tuple[list[tuple[str, float]], ...]
+
+    def ratios(self, usual: float) -> np.ndarray:
+        """Returns how many times longer or shorter each target is than usual, of shape `(pairs,)`; 1 is usual."""
+        source, target = self.characters.T
+        found = (target + SMOOTHING) / (source * usual + SMOOTHING)
+        return np.maximum(found, 1 / found)
+
+    def letter_shares(self) -> np.ndarray:
+        """Returns the share of letters of the side that has fewer, of shape `(pairs,)`."""
+        return (self.letters / np.maximum(self.characters, 1)).min(axis=1)
+
+    def foreign(self, codes: Sequence[str]) -> np.ndarray:
+        """Returns the highest confidence with which a side is identified as another language, of shape `(pairs,)`."""
+        found = np.zeros(len(self.words))
+        for code, side in zip(codes, self.languages, strict=False):
+            confidences = [0.0 if not code or name in (code, "") else value for name, value in side]
+            found = np.maximum(found, confidences)
+        return found
+
+
+class Checker:
+    """
+    Measures and judges pairs.
+
+    Args:
+        languages (`tuple[str, str]`): codes of source and target language, as in a recipe.
+        identifier ([`LanguageIdentifier`], *optional*): identifies languages; `None` leaves them out.
+    """
+
+    def __init__(self, languages: tuple[str, str], identifier: Any = None) -> None:
+        self.identifier = identifier
+        known = set() if identifier is None else set(identifier.labels)
+        base = [re.split("[-_]", code.lower())[0] for code in languages]
+        self.codes = tuple(code if code in known else "" for code in base)
+
+    def measure(self, sources: Sequence[str], targets: Sequence[str]) -> Measures:
+        """
+        Measures pairs.
+
+        Args:
+            sources (`Sequence[str]`), targets (`Sequence[str]`): their two sides.
+
+        Returns:
+            [`Measures`].
+        """
+        sides = [count_characters(sources), count_characters(targets)]
+        letters = np.stack([side.letters for side in sides], axis=1)
+        digits = np.stack([side.digits for side in sides], axis=1)
+        return Measures(
+            words=np.stack([side.words for side in sides], axis=1),
+            characters=np.stack([side.characters for side in sides], axis=1),
+            letters=letters,
+            scripts=(sides[0].scripts, sides[1].scripts),
+            damaged=np.array(
+                [
+                    bool(damage) or _is_misread(source) or _is_misread(target)
+                    for damage, source, target in zip(
+                        sides[0].damaged + sides[1].damaged, sources, targets, strict=True
+                    )
+                ],
+                dtype=bool,
+            ),
+            identical=np.array(
+                [_plain_words(a) if a.strip() == b.strip() else 0 for a, b in zip(sources, targets, strict=True)],
+                dtype=np.int64,
+            ),
+            differences=_differences(sources, targets, digits),
+            languages=()
+            if self.identifier is None
+            else tuple(
+                [
+                    self.identifier.classify(sentence[:ENOUGH_CHARACTERS]) if count >= ENOUGH_LETTERS else ("", 0.0)
+                    for sentence, count in zip(sentences, counts, strict=True)
+                ]
+                for sentences, counts in ((sources, letters[:, 0]), (targets, letters[:, 1]))
+            ),
+        )
+
+    def judge(self, measures: Measures, limits: Limits, norm: Norm) -> dict[str, np.ndarray]:
+        """
+        Judges measured pairs.
+
+        Args:
+            measures ([`Measures`]): result of [`Checker.measure`].
+            limits ([`Limits`]): what a pair must keep to.
+            norm ([`Norm`]): what is usual in the text.
+
+        Returns:
+            `dict[str, np.ndarray]`: for each of `REASONS` that does not need the rest of the text, the pairs that it
+            applies to, as `bool` of shape `(pairs,)`. Nothing else is wrong with an empty pair.
+        """
+        empty = (measures.words == 0).any(axis=1)
+        longest = measures.characters.max(axis=1) > CHARACTERS_OF_A_WORD * limits.max_length
+        numbers, urls, markup = measures.differences.T
+        found = {
+            "empty": empty,
+            "encoding": measures.damaged,
+            "identical": measures.identical > limits.max_identical,
+            "length": (measures.words.max(axis=1) > limits.max_length) | longest,
+            "ratio": measures.ratios(norm.ratio) > limits.max_ratio,
+            "letters": measures.letter_shares() < limits.min_letters,
+            "script": _in_other_script(measures, norm),
+            "language": measures.foreign(self.codes) > limits.max_foreign,
+            "numbers": numbers > limits.max_numbers,
+            "urls": urls > limits.max_urls,
+            "markup": markup > limits.max_markup,
+        }
+        if not measures.languages:
+            del found["language"]
+        return {reason: flags if reason == "empty" else flags & ~empty for reason, flags in found.items()}
+
+    def propose(self, measures: Measures) -> tuple[Limits, Norm]:
+        """
+        Proposes limits that sound text keeps to.
+
+        Args:
+            measures ([`Measures`]): measures of a validation set.
+
+        Returns:
+            `tuple`: [`Limits`] that 99.9 % of the validation pairs keep to with a wide margin, and the [`Norm`] of the
+            set.
+        """
+        norm = self.norm(measures)
+        default, empty = Limits(), (measures.words == 0).any(axis=1)
+        if empty.all():
+            return default, norm
+
+        def reached(values: np.ndarray) -> float:
+            return float(np.quantile(values[~empty], 0.999, method="higher"))
+
+        differences = [math.ceil(1.5 * reached(column)) + 1 for column in measures.differences.T]
+        return Limits(
+            max_length=max(default.max_length // 2, math.ceil(2 * reached(measures.words.max(axis=1)))),
+            max_identical=max(default.max_identical, int(reached(measures.identical))),
+            max_ratio=max(2.0, math.ceil(15 * reached(measures.ratios(norm.ratio))) / 10),
+            min_letters=min(default.min_letters, math.floor(80 * -reached(-measures.letter_shares())) / 100),
+            max_numbers=max(default.max_numbers, differences[0]),
+            max_urls=max(default.max_urls, differences[1]),
+            max_markup=max(default.max_markup, differences[2]),
+            max_foreign=max(default.max_foreign, math.ceil(100 * reached(measures.foreign(self.codes))) / 100),
+        ), norm
+
+    def norm(self, measures: Measures) -> Norm:
+        """Returns what is usual in measured pairs."""
+        full = (measures.words > 0).all(axis=1)
+        source, target = measures.characters[full].T
+        names, scripts = script_names(), []
+        for side in measures.scripts:
+            letters = side.sum(axis=0)
+            own = letters >= OWN_SCRIPT * max(1, letters.sum())
+            scripts.append(frozenset(name for name, is_own in zip(names, own, strict=True) if is_own))
+        ratio = float(np.median(target / source)) if len(source) else 1.0
+        return Norm(ratio, (scripts[0], scripts[1]))
+
+
+def _is_misread(sentence: str) -> bool:
+    return not sentence.isascii() and _MISREAD.search(sentence) is not None
+
+
+def _plain_words(sentence: str) -> int:
+    """Counts the words that are no names, numbers or markup: those in lower case, punctuation aside."""
+    words = (word.strip(".,;:!?()\"'") for word in sentence.split())
+    return sum(word.isalpha() and word == word.lower() for word in words)
+
+
+def _in_other_script(measures: Measures, norm: Norm) -> np.ndarray:
+    """Returns the pairs with a side that has most of its letters in scripts that are not its own."""
+    found = np.zeros(len(measures.words), dtype=bool)
+    for side, own in zip(measures.scripts, norm.scripts, strict=True):
+        other = [i for i, name in enumerate(script_names()) if name not in own]
+        # A text whose norm is not known has no scripts of its own.
+        if own:
+            letters = side.sum(axis=1)
+            found |= (2 * side[:, other].sum(axis=1) > letters) & (letters >= ENOUGH_LETTERS)
+    return found
+
+
+def _differences(sources: Sequence[str], targets: Sequence[str], digits: np.ndarray) -> np.ndarray:
+    found = np.zeros((len(sources), 3), dtype=np.int64)
+    for i in np.flatnonzero(digits.any(axis=1)).tolist():
+        numbers = _numbers(sources[i]), _numbers(targets[i])
+        # The same digits may stand in other groups: 2,500 and 2 500, or 7:30 and 7.30.
+        if sorted("".join(numbers[0])) != sorted("".join(numbers[1])):
+            found[i, 0] = _without_counterpart(*numbers)
+    for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        text = source + target
+        if "://" in text or "www." in text:
+            found[i, 1] = _without_counterpart(_hosts(source), _hosts(target))
+        if "`" in text or "<" in text or "{" in text or "%" in text or "&" in text:
+            found[i, 2] = _without_counterpart(_MARKUP.findall(source), _MARKUP.findall(target))
+    return found
+
+
+def _without_counterpart(source: list[str], target: list[str]) -> int:
+    if source == target:
+        return 0
+    here, there = Counter(source), Counter(target)
+    return max((here - there).total(), (there - here).total())
+
+
+def _numbers(sentence: str) -> list[str]:
+    """Returns the numbers outside of addresses, without separators, which are not the same in all languages."""
+    if "://" in sentence or "www." in sentence:
+        sentence = " ".join(word for word in sentence.split() if "://" not in word and "www." not in word)
+    return [number.replace(".", "").replace(",", "") for number in _NUMBER.findall(sentence)]
+
+
+def _hosts(sentence: str) -> list[str]:
+    # The host without its first parts, which may be those of a language, as in en.wikipedia.org.
+    return [".".join(host.rstrip(".").lower().split(".")[-2:]) for host in _URL.findall(sentence)]

@@ -1,0 +1,222 @@
+"""hf-vaswani check: what it reads, what it writes, and that a recipe reads that again."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_vaswani.cli import main
+from hf_vaswani.data.reading import load_pairs
+
+from ..conftest import tiny_recipe
+from .conftest import size_limit
+
+GOOD = [
+    ("A dog runs through the snow.", "Ein Hund läuft durch den Schnee."),
+    ("Two men are cooking dinner.", "Zwei Männer kochen das Abendessen."),
+    ("The girl reads a red book.", "Das Mädchen liest ein rotes Buch."),
+]
+BAD = [
+    ("A woman is singing on a stage.", ""),
+    GOOD[0],
+    ("A boy jumps into the lake.", " ".join(["Ein Junge springt in den See."] * 5)),
+    ("The cat sleeps on the sofa.", "Die Katze schlÃ¤ft auf dem Sofa."),
+    ("The test  is HERE.", "Der Test ist dort."),
+]
+REASONS = ["empty", "duplicate", "ratio", "encoding", "held_out"]
+PAIRS = [*GOOD, *BAD]
+TEST = [("the test is here.", "Hier ist der Test."), ("One more.", "Noch einer.")]
+
+
+def write(folder: Path, name: str, pairs: list[tuple[str, str]]) -> list[str]:
+    paths = [folder / f"{name}.en", folder / f"{name}.de"]
+    for path, side in zip(paths, zip(*pairs, strict=True), strict=True):
+        path.write_text("".join(f"{sentence}\n" for sentence in side), encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> list[str]:
+    """Two files with good and bad pairs, and the key of a test set."""
+    test = dict(zip(("en", "de"), write(tmp_path, "test", TEST), strict=True))
+    return [*write(tmp_path, "train", PAIRS), "--data.test_files", json.dumps(test)]
+
+
+def read(path: Path) -> list[list[str]]:
+    return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+
+
+def test_good_pairs_and_bad_ones_with_reasons(text, tmp_path, capsys) -> None:
+    outputs = {name: tmp_path / name for name in ("clean.tsv", "rejected.tsv", "report.json")}
+    options = [
+        "--output",
+        outputs["clean.tsv"],
+        "--rejected",
+        outputs["rejected.tsv"],
+        "--json",
+        outputs["report.json"],
+    ]
+    assert main(["check", *text, *map(str, options)]) == 0
+    assert read(outputs["clean.tsv"]) == [["en", "de"], *map(list, GOOD)]
+    rejected = read(outputs["rejected.tsv"])
+    assert rejected[0] == ["pair", "reasons", "en", "de"]
+    assert [row[:2] for row in rejected[1:]] == [[str(i), reason] for i, reason in enumerate(REASONS, start=4)]
+    assert [tuple(row[2:]) for row in rejected[1:]] == BAD
+    # A recipe reads what is left.
+    pairs = load_pairs("en", "de", train_files=str(outputs["clean.tsv"]))["train"]
+    assert list(zip(pairs["source"], pairs["target"], strict=True)) == GOOD
+    said = capsys.readouterr().out
+    (source,) = json.loads(outputs["report.json"].read_text("utf-8"))["sources"]
+    assert (source["pairs"], source["kept"]) == (8, 3)
+    assert {reason for reason, count in source["reasons"].items() if count} == set(REASONS)
+    assert source["held_out"] == {"test": {"pairs": 2, "found": 1}}
+    assert "1 of 2 test pairs have their source or target in the training text too." in said
+    assert "defaults, because there is no validation set" in said
+
+
+def test_a_recipe_with_its_overrides_and_a_clean_text_for_it(tmp_path, capsys) -> None:
+    recipe = tiny_recipe(tmp_path)
+    output = tmp_path / "clean.tsv"
+    arguments = ["--no-language", "--output", str(output), "--limits", "max_ratio=5", "max_length=3"]
+    assert main(["check", *recipe, *arguments, "--data.test_split=null"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "from 120 pairs of the validation set; max_ratio, max_length by --limits" in said and "max_ratio=5.0" in said
+    )
+    assert "120 of 120 validation pairs" in said and "Nothing is wrong with 0 of 120 pairs" in said
+    # Without the sets that are its own text, and longer numbers allowed.
+    own = [word for word in recipe if "validation_files" not in word and "test_files" not in word]
+    output.unlink()
+    assert main(["check", *own, "--no-language", "--output", str(output)]) == 0
+    cleaned = [*own, f"--data.train_files={output}", "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *cleaned]) == 0, capsys.readouterr()
+    noted = json.loads((tmp_path / "run" / "environment.json").read_text())["data"]
+    assert noted[0]["pairs"] == {"train": len(read(output)) - 1}
+
+
+def test_a_table_with_named_columns(tmp_path, capsys) -> None:
+    path = tmp_path / "text.tsv.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("id\ten\tde\n" + "".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(PAIRS)))
+    assert main(["check", str(path), "--columns", "en", "de", "--output", str(tmp_path / "clean.tsv")]) == 0
+    assert read(tmp_path / "clean.tsv")[:2] == [["en", "de"], list(GOOD[0])]
+
+
+def test_numbered_columns_stay_the_same_numbers(tmp_path) -> None:
+    path, output = tmp_path / "text.csv", tmp_path / "clean.tsv"
+    # A cell of a CSV file may have what a cell of a TSV file cannot.
+    rows = [*GOOD, ("A tab\there.", "Ein Tab\nhier.")]
+    path.write_text("".join(f'{i},"{b}",x,"{a}"\n' for i, (a, b) in enumerate(rows)), encoding="utf-8")
+    options = ["--columns", "3", "1", "--languages", "en", "de", "--output", str(output)]
+    assert main(["check", str(path), *options]) == 0
+    columns = {"source_column": 3, "target_column": 1}
+    pairs = load_pairs("en", "de", train_files=str(output), **columns)["train"]
+    assert list(zip(pairs["source"], pairs["target"], strict=True)) == [*GOOD, ("A tab here.", "Ein Tab hier.")]
+
+
+def test_two_sources_are_reported_both(text, tmp_path, capsys) -> None:
+    source, target, *test = text
+    files = json.dumps({"en": source, "de": target})
+    recipe = tmp_path / "two.yaml"
+    recipe.write_text(f"data: {{train_files: {files}}}\nmore_data:\n- {{train_files: {files}}}\n", encoding="utf-8")
+    report = tmp_path / "report.json"
+    assert main(["check", str(recipe), "--json", str(report), *test]) == 0
+    content = json.loads(report.read_text("utf-8"))
+    assert content["total"]["pairs"] == 16
+    # All pairs of the second source are there before; a recipe may have them twice on purpose, but should know.
+    assert content["sources"][1]["reasons"]["duplicate"] == 7
+    assert main(["check", str(recipe), "--output", str(tmp_path / "clean.tsv")]) == 2
+    assert "2 sources, but --output" in capsys.readouterr().err
+
+
+def test_a_picture(text, tmp_path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `viz` is not installed")
+    assert main(["check", *text, "--plot", str(tmp_path / "lengths.png")]) == 0
+    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_languages(tmp_path, capsys) -> None:
+    pytest.importorskip("py3langid", reason="the extra `clean` is not installed")
+    english = "A very young woman is singing on a big stage."
+    pairs = [*GOOD, (english, "Une très jeune femme chante sur une grande scène.")]
+    paths = write(tmp_path, "train", pairs)
+    assert main(["check", *paths, "--rejected", str(tmp_path / "rejected.tsv")]) == 0
+    assert [row[:2] for row in read(tmp_path / "rejected.tsv")[1:]] == [["4", "language"]]
+    assert "languages" in capsys.readouterr().out
+
+
+def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkeypatch) -> None:
+    for name in ("py3langid", "py3langid.langid"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["check", *text]) == 0
+    assert "needs py3langid: pip install 'hf_vaswani[clean]'" in caplog.text
+    said = capsys.readouterr().out
+    assert "duplicate " in said and "languages " not in said and "language " not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{en}"], "name its columns, e.g. --columns en de, or both its files"),
+        (["{en}", "{de}", "{en}"], "A text is one file or two, but 3 are given"),
+        (["{en}", "{de}", "--columns", "en", "de"], "--columns applies to one file or dataset"),
+        (["{en}", "missing.de"], "There is no file 'missing.de'"),
+        (["missing.tsv", "--columns", "en", "de"], "missing.tsv"),
+        ([], "There is no text to check: give a recipe"),
+        (["--data.source_language=fr"], "There is no training text"),
+        (["{en}", "{de}", "--output", "clean.txt"], "--output clean.txt must end in .tsv"),
+        (["{en}", "{de}", "--output", "{en}"], "exists already: choose another file"),
+        (["{en}", "{de}", "--json", "no/where.json"], "is in a folder that does not exist"),
+        (["{en}", "{de}", "--output", "a.tsv", "--rejected", "a.tsv"], "is given for two outputs"),
+        (["{en}", "{de}", "--limits", "ratio=3"], "--limits has 'ratio=3', but the limits are max_length,"),
+        (["{en}", "{de}", "--limits", "max_length=long"], "--limits max_length must be an integer, but it is 'long'"),
+        (["{en}", "{de}", "--limits", "max_ratio=nan"], "--limits max_ratio must be from 0 to"),
+        (["{en}", "{de}", "--data.tran_files=x"], "did you mean"),
+        (["recipe.yaml", "{en}"], "A recipe is checked alone"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(text, tmp_path, capsys, monkeypatch, arguments, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["check", *(word.format(en=text[0], de=text[1]) for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("damage", ["shorter", "latin-1"])
+def test_a_broken_line_is_named_and_nothing_is_written(text, tmp_path, capsys, damage) -> None:
+    target = Path(text[1])
+    lines = target.read_bytes().splitlines(keepends=True)
+    target.write_bytes(
+        b"".join(lines[:-1] if damage == "shorter" else [*lines[:5], "ä\n".encode("latin-1"), *lines[6:]])
+    )
+    outputs = ["--output", str(tmp_path / "clean.tsv"), "--rejected", str(tmp_path / "rejected.tsv")]
+    assert main(["check", *text, *outputs]) == 2
+    error = capsys.readouterr().err
+    assert ("has 8 and" if damage == "shorter" else "train.de, line 6, is not UTF-8") in error or "has 7" in error
+    assert not list(tmp_path.glob("*clean*")) + list(tmp_path.glob("*rejected*"))
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, capsys) -> None:
+    paths = write(tmp_path, "train", [(f"Sentence {i} is here.", f"Satz {i} ist hier.") for i in range(3000)])
+    with size_limit(8192):
+        assert main(["check", *paths, "--no-language", "--output", str(tmp_path / "clean.tsv")]) == 2
+    assert "clean.tsv could not be written" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*clean*"))
+
+
+@pytest.mark.real_data
+def test_hardly_anything_is_wrong_with_multi30k(multi30k, tmp_path) -> None:
+    files = {
+        split: json.dumps({side: str(multi30k / f"{split}.{side}") for side in ("en", "de")}) for split in ("val",)
+    }
+    train = [str(multi30k / f"train.{side}") for side in ("en", "de")]
+    options = ["--no-language", "--rejected", str(tmp_path / "rejected.tsv")]
+    assert main(["check", *train, f"--data.validation_files={files['val']}", *options]) == 0
+    rejected = read(tmp_path / "rejected.tsv")[1:]
+    assert 0 < len(rejected) < 20
+    # Its two sentences without a translation.
+    assert [row[0] for row in rejected if row[3] == "@@"] == ["16510", "16664"]
