@@ -91,7 +91,7 @@ def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
 
 OPTIONS = """
 data: {augment: {upper: 0.07}}
-initialize: {from: user/model, parts: [encoder], add_tokens: [<2fr>]}
+initialize: {from: user/model, revision: v2}
 training: {simcut: {}, adapter: {rank: 8, target: [q_proj]}}
 validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}
 """
@@ -101,7 +101,7 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
     path = write(tmp_path, OPTIONS)
     recipe = load_recipe([path])
     assert recipe.data.augment == AugmentRecipe(upper=0.07)
-    assert recipe.initialize == InitializeRecipe("user/model", parts=["encoder"], add_tokens=["<2fr>"])
+    assert recipe.initialize == InitializeRecipe("user/model", revision="v2")
     assert recipe.training.simcut == SimCutRecipe(alpha=3.0, p=0.05)
     assert recipe.training.adapter == AdapterRecipe(rank=8, target=["q_proj"])
     assert recipe.validation_sets == {

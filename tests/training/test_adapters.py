@@ -25,10 +25,6 @@ ADAPTER = "{rank: 2, alpha: 8, dropout: 0.1}"
 
 def adapt(tiny_run: Path, folder: Path, run: Path, *arguments: str, **training: object) -> int:
     """Trains adapters on the model of a finished run."""
-    if not run.exists():
-        run.mkdir()
-        shutil.copy(tiny_run / "recipe.yaml", run)
-        shutil.copytree(tiny_run / "model", run / "start")
     training = {"adapter": ADAPTER, "schedule": "constant", "peak_learning_rate": 0.01} | training
     recipe = tiny_recipe(folder, **training)
     return main(["train", *recipe, f"--initialize.from={tiny_run / 'model'}", *arguments, "--run_dir", str(run)])

@@ -326,6 +326,7 @@ def test_bf16_on_a_cpu_without_instructions_for_it_is_reported(
     [
         ({"ema_decay": 0.9}, 2, "training.ema_decay is 0.9, but a moving average cannot be taken"),
         ({"optimizer": "muon"}, 2, "training.optimizer is 'muon', which needs whole matrices"),
+        ({"adapter": "{rank: 2}"}, 2, "training.adapter does not work with FSDP"),
         ({}, 1, "launch it with fsdp_version: 2"),
     ],
 )
@@ -345,7 +346,8 @@ def test_what_fsdp_cannot_do_is_refused_before_the_text_is_read(
             self.sharded = True
 
     monkeypatch.setattr("accelerate.Accelerator", Launched)
-    assert main(["train", *tiny_recipe(tmp_path, **switch), "--run_dir", str(tmp_path / "run")]) == 2
+    start = ["--initialize.from=nowhere"] if "adapter" in switch else []
+    assert main(["train", *tiny_recipe(tmp_path, **switch), *start, "--run_dir", str(tmp_path / "run")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
