@@ -7,7 +7,9 @@ train.py RECIPE.yaml [--section.key value ...]
 The docstrings below the fields are the manual: `--help` prints them, and docs/recipe.md is generated from them.
 """
 
+import contextlib
 import difflib
+import json
 import operator
 import re
 import stat
@@ -784,13 +786,10 @@ def _check_arguments(arguments: Sequence[str]) -> None:
                 f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
                 f"{option}.KEY VALUE."
             )
-        content: Any = value
-        try:
+        # A value that is not YAML is a string, or is refused together with its key.
+        with contextlib.suppress(yaml.YAMLError):
             _check_yaml(value, f"{where}'s {shown(value)}")
-            content = yaml.load(value, _Loader)
-        except yaml.YAMLError:
-            # A string, which need not be YAML, or a value that is refused together with its key.
-            pass
+        content = _value(value)
         if key.endswith("+"):
             # Adds one item to a list, or several.
             key, content = key.rstrip("+"), content if isinstance(content, list) else [content]
@@ -830,6 +829,42 @@ def _parser(program: str) -> ArgumentParser:
     return parser
 
 
+def _with_merged_sets(arguments: Sequence[str]) -> list[str]:
+    """Replaces overrides of single validation sets, of which jsonargparse keeps the last, by one of them all."""
+    others: list[str] = []
+    sets: dict[str, Any] = {}
+    overridden = False
+    remaining = iter(arguments)
+    for argument in remaining:
+        option, equals, value = argument.partition("=")
+        words = option.removeprefix("--").split(".")
+        if words[0] not in ("recipe", "validation_sets") or not option.startswith("--"):
+            others.append(argument)
+            continue
+        value = value if equals else next(remaining, "")
+        if words == ["recipe"]:
+            others += ["--recipe", value]
+            sets = dict(yaml.load(Path(value).read_text(encoding="utf-8"), _Loader).get("validation_sets", {}))
+            continue
+        overridden = True
+        content = _value(value)
+        if len(words) == 1:
+            sets = content
+        elif len(words) == 2:
+            sets[words[1]] = content
+        else:
+            sets[words[1]] = dict(sets.get(words[1], {})) | {words[2]: content}
+    return [*others, f"--validation_sets={json.dumps(sets)}"] if overridden else others
+
+
+def _value(text: str) -> Any:
+    """Returns what YAML reads in a value of the command line; a string need not be YAML."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return text
+
+
 def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py") -> Recipe:
     """
     Reads a recipe file and the overrides that follow it.
@@ -854,6 +889,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
         arguments[:1] = ["--recipe", str(path)]
     _check_arguments(arguments)
     arguments = [re.sub(r"^--initialize\.from(?=$|=)", "--initialize.from_", argument) for argument in arguments]
+    arguments = _with_merged_sets(arguments)
     try:
         namespace = parser.parse_args(arguments)
         given = parser.parse_args(arguments, defaults=False)

@@ -119,6 +119,12 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
     assert changed.validation_sets["domain"].test_files == {"en": "c", "de": "d"}
     assert changed.validation_sets["domain"].validation_files == {"en": "a", "de": "b"}
     assert changed.validation_sets["web"].dataset == "user/web"
+    # Files by language, for a set that the recipe does not have, and several keys of it.
+    new = ["--validation_sets.law.test_files={en: e, de: f}", "--validation_sets.law.license", "cc0-1.0"]
+    law = EvaluationSetRecipe(test_files={"en": "e", "de": "f"}, license="cc0-1.0")
+    assert load_recipe([path, *new]).validation_sets == recipe.validation_sets | {"law": law}
+    assert load_recipe(["--run_dir", "x", *new]).validation_sets == {"law": law}
+    assert load_recipe([path, "--validation_sets={}", *new]).validation_sets == {"law": law}
 
 
 @pytest.mark.parametrize(
