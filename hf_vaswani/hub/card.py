@@ -413,8 +413,10 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     """Returns the keys of a recipe that differ from their defaults, as YAML, with paths reduced to names."""
     found: dict[str, Any] = {}
     here, defaults = asdict(recipe), asdict(Recipe())
-    for section in ("data", "tokenizer", "model", "training", "evaluation"):
-        changed = {key: value for key, value in here[section].items() if value != defaults[section][key]}
+    for section in ("data", "tokenizer", "initialize", "model", "training", "evaluation"):
+        changed = {
+            key.removesuffix("_"): value for key, value in here[section].items() if value != defaults[section][key]
+        }
         if changed:
             found[section] = changed
     if recipe.more_data:
