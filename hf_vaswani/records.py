@@ -181,6 +181,7 @@ class Environment:
         processes (`int`), cpu_threads (`int`), mixed_precision (`str`): how the training was launched.
         seed (`int`): the recipe's.
         command (`list[str]`): program and arguments.
+        start_is_local (`bool`, *optional*): False only if the training started from a model on the Hub.
         data (`list[Text]`, *optional*): the sources of text, if they were read.
     """
 
@@ -197,6 +198,7 @@ class Environment:
     mixed_precision: str
     seed: int
     command: list[str]
+    start_is_local: bool | None = None
     data: list[Text] | None = None
 
 

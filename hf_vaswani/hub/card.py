@@ -3,7 +3,6 @@
 import html
 import logging
 import math
-import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -92,7 +91,9 @@ def render_card(
     recipe = load_recipe([str(run_dir / RECIPE)])
     environment = read_environment(run_dir)
     split = "test" if isinstance(scored, Result) else "validation"
-    on_hub = _datasets_on_the_hub(recipe, environment) | _start_on_the_hub(recipe)
+    # Runs that did not record it may have started from a folder.
+    base = recipe.initialize.from_ if environment.start_is_local is False else None
+    on_hub = _datasets_on_the_hub(recipe, environment) | ({base} if base else set())
     sources = _named_sources(recipe)
     rows = list(_score_rows(sources, scored, split, on_hub)) if scored.bleu is not None else []
     before = (scored.before or {}) if isinstance(scored, Result) else {}
@@ -101,11 +102,11 @@ def render_card(
     trained = sources[: 1 + len(recipe.more_data)]
     directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for _, part in trained))
     return ModelCard.from_template(
-        _metadata(recipe, on_hub, name, rows),
+        _metadata(recipe, on_hub, base, name, rows),
         template_path=str(TEMPLATE),
         title=_cell(name),
         summary=f"A translation model for {directions} with {_many(parameters)} parameters{_headline(scored, split)}.",
-        origin=_origin(recipe, on_hub),
+        origin=_origin(recipe, base),
         model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
         pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
         example=EXAMPLES.get(recipe.data.source_language, "..."),
@@ -201,22 +202,16 @@ def _with_altered(row: _Scores, scored: Scored) -> Iterator[tuple[str, dict[str,
         yield f", {ALTERED.get(name, name)}", scores
 
 
-def _start_on_the_hub(recipe: Recipe) -> set[str]:
-    """Returns the id of the model that the training started from, if there is one that is not a local folder."""
-    start = recipe.initialize.from_
-    return {start} if start and re.fullmatch(r"[\w.-]+/[\w.-]+", start) and not Path(start).exists() else set()
-
-
-def _origin(recipe: Recipe, on_hub: set[str]) -> str:
+def _origin(recipe: Recipe, base: str | None) -> str:
     """Returns what the training started from, in words that follow "trained"."""
     start = recipe.initialize.from_
     if start is None:
         return "from scratch"
-    named = f"[{start}](https://huggingface.co/{start})" if start in on_hub else f"`{Path(start).name}`"
+    named = f"[{base}](https://huggingface.co/{base})" if base else f"`{Path(start).name}`"
     return f"further from {named}"
 
 
-def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) -> ModelCardData:
+def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, rows: list[_Scores]) -> ModelCardData:
     """Returns the metadata by which the Hub finds the model and shows its scores."""
     sources = [recipe.data, *recipe.more_data]
     languages = dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language))
@@ -242,7 +237,7 @@ def _metadata(recipe: Recipe, on_hub: set[str], name: str, rows: list[_Scores]) 
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vaswani", "attention-is-all-you-need"],
-        base_model=next(iter(_start_on_the_hub(recipe)), None),
+        base_model=base,
         datasets=sorted(on_hub & {str(part.dataset) for part in sources}) or None,
         metrics=list(METRICS) if rows else None,
         model_name=name if rows else None,
@@ -441,15 +436,7 @@ def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
         return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
     if isinstance(value, list):
         return [_names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in (
-        "dataset",
-        "path",
-        "run_dir",
-        "recipe",
-        "from",
-        "from_",
-        "not_worse_than",
-    )
+    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe", "from", "not_worse_than")
     return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
 
 

@@ -428,7 +428,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
         ]
         altered = score_altered(run, model, run.recipe.evaluation.num_beams)
         result = replace(result, **scored, altered=altered, samples=samples)
-        if (run.folder / START).is_dir():
+        if run.start is not None:
             earlier = translate_tests(run, run.folder / START)
             before = on_main_process(
                 run.accelerator, compare_sets, run.sets["test"], earlier, translations, run.recipe

@@ -214,6 +214,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     gpu, watts = _gpu(accelerator)
+    start = recipe.initialize.from_
     return Environment(
         python=platform.python_version(),
         packages={name: version(name) for name in PACKAGES},
@@ -228,6 +229,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         mixed_precision=accelerator.mixed_precision,
         seed=recipe.seed,
         command=sys.argv,
+        start_is_local=None if start is None else Path(start).exists(),
         data=[
             Text(
                 direction=source.name,

@@ -180,6 +180,18 @@ def test_a_dataset_is_on_the_hub_unless_it_was_a_local_folder(run, is_local) -> 
     assert "acme" not in str(card(run)), "a run that did not record it"
 
 
+@pytest.mark.parametrize("is_local", [True, False, None])
+def test_a_start_is_on_the_hub_unless_it_was_a_local_folder(run, is_local) -> None:
+    change_recipe(run, "initialize", **{"from": "acme/base"}, parts=["encoder"])
+    change(run / "environment.json", start_is_local=is_local)
+    rendered = card(run)
+    assert rendered.data.base_model == ("acme/base" if is_local is False else None)
+    name = "[acme/base](https://huggingface.co/acme/base)" if is_local is False else "`base`"
+    assert f"trained further from {name} with `hf_vaswani`." in " ".join(rendered.text.split())
+    settings = yaml.safe_load(rendered.text.split("```yaml\n")[1].split("```")[0])
+    assert settings["initialize"] == {"from": "acme/base" if is_local is False else "base", "parts": ["encoder"]}
+
+
 def test_special_characters_do_not_break_the_page(run) -> None:
     odd = "odd|na`me # heading <script>x"
     change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")

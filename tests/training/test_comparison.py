@@ -35,19 +35,11 @@ def train(folder: Path, *options: str, **training: object) -> int:
     return main(["train", *arguments(folder, *options, **training)])
 
 
-def keep_start(run: Path, model: Path) -> None:
-    """Keeps a model as the one that a run started from."""
-    for each in (AutoModelForSeq2SeqLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)):
-        each.save_pretrained(run / "start")
-
-
 @pytest.fixture(scope="session")
 def compared_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with two test sets, which has kept its start."""
+    """A finished run with two test sets, which started from a model."""
     folder = tmp_path_factory.mktemp("compared")
-    assert train(folder, max_steps=4) == 0
-    keep_start(folder / "run", tiny_run / "model")
-    assert train(folder, max_steps=8) == 0
+    assert train(folder, f"--initialize.from={tiny_run / 'model'}", max_steps=8) == 0
     return folder / "run"
 
 
@@ -182,14 +174,3 @@ def test_the_validations_and_their_files_are_of_every_set(compared_run) -> None:
         "test_translations.en-de.txt",
         "test_translations.short.txt",
     ]
-
-
-def test_a_start_that_cannot_be_loaded_is_named_at_the_end(tmp_path, capsys) -> None:
-    assert train(tmp_path, max_steps=4) == 0
-    (tmp_path / "run" / "start").mkdir()
-    assert train(tmp_path, max_steps=8) == 2
-    assert str(tmp_path / "run" / "start") in capsys.readouterr().err.strip().splitlines()[-1]
-    # Nothing is lost: without it, the same command finishes the run.
-    (tmp_path / "run" / "start").rmdir()
-    assert train(tmp_path, max_steps=8) == 0
-    assert read_result(tmp_path / "run").step == 8
