@@ -66,7 +66,7 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     if damage is not None:
         raise ValueError(f"{damage}. Use another checkpoint, or restore the file from a backup.")
     settings: dict[str, Any] = read_json(checkpoint / ADAPTER_CONFIG)
-    # In float32, as they were while the adapter was trained.
+    # The adapter was trained on float32 weights.
     weights = {name: weight.float() for name, weight in _load(base / "model.safetensors").items()}
     factors = _load(checkpoint / ADAPTER_WEIGHTS)
     for name, down in factors.items():

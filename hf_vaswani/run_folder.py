@@ -19,7 +19,8 @@ from .files import (
     sealed,
     temporary_name,
 )
-from .recipe import Recipe, TrainingRecipe, load_recipe
+from .recipe import Recipe, TrainingRecipe
+from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, to_json
 
 WEIGHTS = "model.safetensors"

@@ -23,6 +23,8 @@ SEED = int(os.environ.get("HF_VASWANI_TEST_SEED", "1"))
 THREADS = os.environ.get("OMP_NUM_THREADS", "null")
 
 ROOT = Path(__file__).resolve().parent.parent
+# The files of configs/accelerate are settings of `accelerate launch`, not recipes.
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
 MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
 
@@ -78,3 +80,10 @@ def tiny_recipe(folder: Path, **training: object) -> list[str]:
     overrides = [f"--training.{key}={value}" for key, value in training.items()]
     splits = [f"--data.{split}_files={files}" for split in ("train", "validation", "test")]
     return [str(recipe), *splits, *overrides]
+
+
+def write_recipe(folder: Path, text: str) -> str:
+    """Writes a recipe, and returns its path."""
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)

@@ -31,7 +31,7 @@ def run_script(arguments: list[str]) -> None:
 
 def check_recipe(arguments: list[str]) -> None:
     """Reads the recipe that a launcher would train."""
-    from hf_vaswani.recipe import load_recipe
+    from hf_vaswani.recipe_file import load_recipe
 
     assert arguments[0] == "train.py"
     load_recipe(arguments[1:])

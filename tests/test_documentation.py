@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_vaswani.recipe import SECTIONS, load_recipe
+from hf_vaswani.recipe import SECTIONS
+from hf_vaswani.recipe_file import load_recipe
 
 from .conftest import ROOT, THREADS, write_pairs
 from .hub_server import Access, HubServer

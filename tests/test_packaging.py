@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # The extras that a file of the ground floor or a wing may need; one that is missing here needs none.
 NEEDED = {
     "recipe": {"train"},
+    "recipe_file": {"train"},
     "run_folder": {"train"},
     "processes": {"train"},
     "metrics": {"train"},

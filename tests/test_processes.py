@@ -10,7 +10,7 @@ import pytest
 
 from hf_vaswani import processes
 from hf_vaswani.processes import Processes, build_accelerator, on_main_process
-from hf_vaswani.recipe import load_recipe
+from hf_vaswani.recipe_file import load_recipe
 
 from .conftest import tiny_recipe
 

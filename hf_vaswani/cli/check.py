@@ -195,7 +195,7 @@ def _repeated(
 
 def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
     """Reads the recipe that is given, or makes one of the text that is given."""
-    from ..recipe import load_recipe
+    from ..recipe_file import load_recipe
 
     text = options.text
     if not text and not keys:

@@ -63,7 +63,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from ..recipe import load_recipe
+    from ..recipe_file import load_recipe
 
     # Launchers start train.py only.
     program = "accelerate launch train.py" if options.program == "train.py" else "hf-vaswani train"
@@ -98,6 +98,9 @@ def _print_result(result: "Result") -> None:
     if result.signatures is not None:
         sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
         sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
+    for name, each in (result.before or {}).items():
+        before, after = each.before["bleu"], each.after["bleu"]
+        sys.stdout.write(f"     BLEU {before:.2f} before, {after:.2f} after  ({name}, p = {each.p:.3f})\n")
     for direction, altered in (result.altered or {}).items():
         for name, scores in altered.items():
             sys.stdout.write(f"     BLEU {scores['bleu']:.2f}  ({direction}, {name})\n")
@@ -157,7 +160,7 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..recipe import check_baseline, check_branch, check_repo_id
+    from ..recipe_checks import check_baseline, check_branch, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
     recipe = read_recipe(options.run_dir)

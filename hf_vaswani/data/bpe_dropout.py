@@ -78,7 +78,7 @@ class BpeDropout:
             stop, word = start + 1, words[start]
             while stop < count and words[stop] == word:
                 stop += 1
-            # What belongs to no word, such as </s>, has no merges.
+            # Tokens outside of words, such as </s>, have no merges.
             made += ids[start:stop] if word is None else self._split(tuple(ids[start:stop]), draws)
             start = stop
         return made

@@ -11,7 +11,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 class Seen:
     """
-    A set of 64-bit hashes: 8 bytes for each, where a Python set of integers takes about 90.
+    A set of 64-bit hashes that takes 8 bytes for each; a Python set of integers takes about 90.
 
     The hashes are in sorted runs, each at least twice as long as the next, so that there are few runs and each hash is
     moved few times. Two different texts of n have the same hash with a probability of about n² / 2⁶⁵: 1 in 3,700 for

@@ -343,7 +343,7 @@ def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
         reason = error if isinstance(error, (OSError, ValueError)) else error.__cause__ or repr(error)
         splits = "data.train_split, validation_split and test_split must name its splits, or be null."
-        # What cannot be reached or found has no splits yet.
+        # The splits of a dataset that cannot be reached or found are not the problem.
         advice = "" if isinstance(error, OSError) else f" ({splits})"
         raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason}{advice}") from error
 

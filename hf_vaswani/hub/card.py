@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
-from ..recipe import EvaluationSetRecipe, Files, Recipe, SourceRecipe, load_recipe
+from ..recipe import EvaluationSetRecipe, Files, Recipe, SourceRecipe
+from ..recipe_file import load_recipe
 from ..records import Comparison, Environment, Result, Scored, Text
 from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 

@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError(f"The training curve needs {error.name}: pip install 'hf_vaswani[viz]'") from error
 
 TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
-# Of the lines of several validation sets, in turn.
+# The lines of several validation sets take these colours in turn.
 SETS = ("#1f5fa8", "#d1742b", "#3b8f5a", "#8a55a5", "#b3404a", "#5b7083")
 
 

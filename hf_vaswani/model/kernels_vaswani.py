@@ -286,7 +286,7 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         share = epsilon_ls / (vocab_size - 1)
         rest = 1 - share * vocab_size
         matrix, inputs = weight.to(dtype), states.to(dtype)
-        # Of the two cross-entropies.
+        # The weights of the two cross-entropies.
         factors = torch.tensor([1 - consistency.second, consistency.second], device=states.device)[:, None, None]
         sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
         sum_of_states = (factors * states).sum(dim=(0, 1), dtype=torch.float32)  # [d_model]

@@ -166,7 +166,7 @@ def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
     """
     if hub.not_worse_than is None:
         return None
-    # What needs no translation comes first.
+    # Checks without translation come first.
     scored = read_score(run_dir, folder)
     check_score(folder, scored.bleu, hub.min_bleu)
     name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})

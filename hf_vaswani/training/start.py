@@ -18,7 +18,9 @@ from ..data.tokenizer import language_tag
 from ..files import atomic_folder, check_weights, find_damage, read_json
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import language_tags
-from ..recipe import EvaluationRecipe, ModelRecipe, Recipe, check_ranges, load_recipe, shown
+from ..recipe import EvaluationRecipe, ModelRecipe, Recipe, shown
+from ..recipe_checks import check_ranges
+from ..recipe_file import load_recipe
 from ..run_folder import (
     EMA_WEIGHTS,
     MODEL,
@@ -48,7 +50,7 @@ KINDS = {
     "WordPiece": ("wordpiece",),
     "WordLevel": ("words", "characters"),
 }
-# Of a repository on the Hub, the same weights for other libraries.
+# Files of a repository on the Hub with the same weights for other libraries.
 IGNORED = ["*.h5", "*.msgpack", "*.ot"]
 
 

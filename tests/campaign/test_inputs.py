@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from hf_vaswani.data.reading import load_pairs
-from hf_vaswani.recipe import Recipe, load_recipe
+from hf_vaswani.recipe import Recipe
+from hf_vaswani.recipe_file import load_recipe
 
 from . import warm as warm  # reads the recipe's docstrings once
 from .judge import FULL, LIMIT, LONGEST_SENTENCE, SEED, Campaign

@@ -4,7 +4,7 @@ import functools
 
 from docstring_parser.attrdoc import AttributeDocstrings
 
-from hf_vaswani.recipe import load_recipe
+from hf_vaswani.recipe_file import load_recipe
 
 # Reading a recipe parses the docstrings of its sections, which takes half a second.
 _read = AttributeDocstrings.get_attr_docs

@@ -21,7 +21,8 @@ from hf_vaswani.model.modeling_vaswani import (
     sinusoids,
     smoothed_cross_entropy,
 )
-from hf_vaswani.recipe import Recipe, load_recipe
+from hf_vaswani.recipe import Recipe
+from hf_vaswani.recipe_file import load_recipe
 
 from ..conftest import ROOT, SEED
 from ..networks import batch, gradients, tiny_config, tiny_model, with_labels

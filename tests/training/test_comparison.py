@@ -11,7 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
-from hf_vaswani.recipe import HubRecipe, load_recipe
+from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.comparison import judge
 from hf_vaswani.translation.batches import translate_corpus
@@ -66,6 +67,15 @@ def test_the_start_is_scored_as_it_translates_by_itself(compared_run) -> None:
         assert compared.after == result.sets[name]
         assert 0 < compared.p <= 1
     assert f"start_translations.{name}.txt" in result.translations
+
+
+def test_before_and_after_are_printed_at_the_end(compared_run, tmp_path, capsys) -> None:
+    # A finished run says its result again.
+    assert main(["train", str(compared_run / "recipe.yaml")]) == 0
+    said = capsys.readouterr().out
+    for name, each in read_result(compared_run).before.items():
+        before, after = each.before["bleu"], each.after["bleu"]
+        assert f"     BLEU {before:.2f} before, {after:.2f} after  ({name}, p = {each.p:.3f})\n" in said
 
 
 def test_the_card_shows_before_and_after(compared_run) -> None:

@@ -1,0 +1,265 @@
+"""Checks of a recipe's values: ranges, forms, and keys that contradict each other."""
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from .recipe import (
+    SECTIONS,
+    HubRecipe,
+    InitializeRecipe,
+    Part,
+    Recipe,
+    TrainingRecipe,
+    options_of,
+    shortened,
+    shown,
+    spelled,
+)
+
+COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+
+# Keys for which null is a value, although their default is not null.
+OPTIONAL = {"validation_split", "test_split", "max_length_offset"}
+
+
+def check_ranges(recipe: Recipe) -> None:
+    """
+    Checks the values of a recipe, and that its keys agree with each other.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+
+    Raises:
+        ValueError: a number is out of its range or not finite, a string has control characters, a value is missing, or
+            two keys contradict each other; the message names the keys.
+    """
+    sections: list[tuple[str, Any]] = [("", recipe)]
+    sections += [(f"{name}.", getattr(recipe, name)) for name in SECTIONS]
+    sections += [(f"more_data[{i}].", source) for i, source in enumerate(recipe.more_data)]
+    sections += [(f"validation_sets.{name}.", source) for name, source in recipe.validation_sets.items()]
+    for prefix, section in sections[:]:
+        options = {name: getattr(section, name) for name in options_of(type(section))}
+        sections += [(f"{prefix}{name}.", option) for name, option in options.items() if option is not None]
+    for prefix, section in sections:
+        defaults = type(section)()
+        for part in fields(section):
+            name, value, default = (
+                spelled(prefix + part.name),
+                getattr(section, part.name),
+                getattr(defaults, part.name),
+            )
+            if value is None and default is not None and part.name not in OPTIONAL:
+                raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
+            _check_value(name, value, part.metadata)
+    _check_agreement(recipe.training)
+    _check_initialize(recipe.initialize)
+    _check_adapter(recipe)
+    _check_hub(recipe.hub, recipe.training)
+    check_baseline(recipe, "hub.not_worse_than")
+    _check_sets(recipe)
+    tokenizer = recipe.tokenizer
+    kept = recipe.initialize.from_ is not None and recipe.initialize.vocabulary == "keep"
+    if tokenizer.bpe_dropout and tokenizer.kind != "bpe" and tokenizer.path is None and not kept:
+        raise ValueError(
+            f"tokenizer.bpe_dropout ({tokenizer.bpe_dropout}) skips merges, which only tokenizer.kind 'bpe' has, but "
+            f"the kind is {tokenizer.kind!r}."
+        )
+    if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
+        raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
+
+
+def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:
+    # A NaN compares false with every bound.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and not all(COMPARISONS[word](value, bound) for word, bound in bounds.items()):
+        expected = " and ".join(f"{word.replace('_', ' ')} {bound:,}" for word, bound in bounds.items())
+        raise ValueError(f"{name} must be {expected}, but it is {shown(value)}.")
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    texts = [part for part in parts if isinstance(part, str)]
+    if any(re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text) for text in texts):
+        raise ValueError(f"{name} must not contain control characters, but it is {shown(value)}.")
+
+
+def _check_agreement(training: TrainingRecipe) -> None:
+    """Refuses keys that are valid on their own, but contradict each other."""
+    if training.schedule == "noam" and training.peak_learning_rate is not None:
+        raise ValueError(
+            f"training.peak_learning_rate ({training.peak_learning_rate}) has no effect with training.schedule "
+            "'noam', whose peak is given by equation 3: set training.learning_rate_factor instead, or choose another "
+            "schedule."
+        )
+    if training.schedule != "noam" and training.peak_learning_rate is None:
+        raise ValueError(f"training.schedule {training.schedule!r} requires training.peak_learning_rate.")
+    if training.schedule != "noam" and training.learning_rate_factor != 1:
+        raise ValueError(
+            f"training.learning_rate_factor ({training.learning_rate_factor}) has no effect with training.schedule "
+            f"{training.schedule!r}: set training.peak_learning_rate instead."
+        )
+    if training.simcut is not None and training.r_drop is not None:
+        raise ValueError("training.simcut and training.r_drop exclude each other: set one of them to null.")
+    if len(set(training.freeze)) == len(get_args(Part)):
+        raise ValueError(
+            "training.freeze names all parts of the model, which leaves nothing to train: remove one of them."
+        )
+    if training.average_best is None and training.average_last > training.keep_last:
+        raise ValueError(
+            f"training.average_last ({training.average_last}) must not be above training.keep_last "
+            f"({training.keep_last}): checkpoints are averaged from disk."
+        )
+    ranking = "average_best" if training.average_best is not None else "keep_best" if training.keep_best else None
+    if ranking is not None and training.save_every % training.validate_every:
+        raise ValueError(
+            f"training.{ranking} ranks checkpoints by their validation, so training.save_every "
+            f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
+        )
+
+
+def _check_initialize(initialize: InitializeRecipe) -> None:
+    """Refuses keys that have no effect without each other, and parts of nothing."""
+    defaults = InitializeRecipe()
+    for part in fields(initialize):
+        value = getattr(initialize, part.name)
+        if initialize.from_ is None and value != getattr(defaults, part.name):
+            raise ValueError(f"initialize.{part.name} ({shown(value)}) has no effect without initialize.from.")
+    if initialize.parts == []:
+        raise ValueError("initialize.parts must have at least one part, but it is []: null takes all parts.")
+    if initialize.add_tokens and initialize.vocabulary == "transfer":
+        raise ValueError(
+            "initialize.add_tokens extends the vocabulary of the model, but initialize.vocabulary 'transfer' "
+            "exchanges it: leave one of them out."
+        )
+    if not all(token.strip() for token in initialize.add_tokens):
+        raise ValueError(f"initialize.add_tokens must not have blank entries, but it is {initialize.add_tokens}.")
+
+
+def _check_adapter(recipe: Recipe) -> None:
+    """Refuses keys that have no meaning for adapters."""
+    training, initialize = recipe.training, recipe.initialize
+    if training.adapter is None:
+        return
+    if initialize.from_ is None:
+        raise ValueError("training.adapter requires initialize.from, the model that the adapters are added to.")
+    reasons = [
+        ("initialize.parts", initialize.parts is not None, "parts with random weights would stay random"),
+        (
+            "initialize.vocabulary 'transfer'",
+            initialize.vocabulary == "transfer",
+            "new embeddings would stay untrained",
+        ),
+        ("initialize.add_tokens", bool(initialize.add_tokens), "new embeddings would stay untrained"),
+        ("training.freeze", bool(training.freeze), "adapters leave all weights as they are"),
+        ("training.optimizer 'muon'", training.optimizer == "muon", "Muon is for whole matrices: use 'adam'"),
+        ("training.ema_decay", training.ema_decay is not None, "the average of factors is not that of their products"),
+        (
+            "hub.every_n_checkpoints",
+            recipe.hub.every_n_checkpoints is not None,
+            "only the model at the end is published whole",
+        ),
+    ]
+    for key, is_set, reason in reasons:
+        if is_set:
+            raise ValueError(f"training.adapter excludes {key}: {reason}.")
+
+
+def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
+    if hub.repo_id is None and hub.every_n_checkpoints is not None:
+        raise ValueError("hub.every_n_checkpoints requires hub.repo_id, the repository to publish to.")
+    if hub.repo_id is not None:
+        check_repo_id(hub.repo_id, "hub.repo_id")
+    check_branch(hub.revision, "hub.revision")
+    if hub.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", hub.license):
+        raise ValueError(
+            f"hub.license must be a licence identifier of the Hub, such as apache-2.0, but it is {hub.license!r}."
+        )
+    if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
+        raise ValueError(
+            "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
+            f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
+        )
+
+
+def check_baseline(recipe: Recipe, where: str) -> None:
+    """
+    Checks that `hub.not_worse_than` has the form of a model to compare with.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        where (`str`): name of the setting in the error message.
+
+    Raises:
+        ValueError: it is `start` without `initialize.from`, or neither a word of the manual, a folder nor an id.
+    """
+    than = recipe.hub.not_worse_than
+    if than == "start" and recipe.initialize.from_ is None:
+        raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
+    if than in (None, "start", "last_push") or (than and Path(than).is_dir()):
+        return
+    try:
+        check_repo_id(str(than), where)
+    except ValueError as error:
+        raise ValueError(
+            f"{where} must be start, last_push, the folder of a model or its id on the Hub, user/name, but it is "
+            f"{shown(than)}."
+        ) from error
+
+
+def check_set_name(name: str) -> None:
+    """Refuses a name that could not be part of a key, or of the name of a file."""
+    if not re.fullmatch(r"[\w-]{1,60}", name):
+        raise ValueError(
+            f"validation_sets has the name {shown(name)}, but a name consists of at most 60 letters, digits, _ or -."
+        )
+
+
+def _check_sets(recipe: Recipe) -> None:
+    """Refuses validation sets whose names are taken or not valid."""
+    directions = ["-".join(pair) for pair in recipe.language_pairs]
+    for name in recipe.validation_sets:
+        check_set_name(name)
+        if name in directions:
+            raise ValueError(
+                f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "
+                "called: choose another name."
+            )
+
+
+def check_repo_id(repo_id: str, where: str) -> None:
+    """
+    Checks the id of a repository on the Hub, without asking the Hub.
+
+    Args:
+        repo_id (`str`): the id.
+        where (`str`): its name in the error message.
+
+    Raises:
+        ValueError: the id is not valid.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo_id)
+        if repo_id.count("/") != 1:
+            raise HFValidationError("it must contain one slash.")
+    except HFValidationError as error:
+        said = shortened(str(error), 200)
+        raise ValueError(f"{where} must have the form user/name, but it is {shown(repo_id)}: {said}") from error
+
+
+def check_branch(name: str, where: str) -> None:
+    """
+    Checks the name of a branch.
+
+    Args:
+        name (`str`): the name.
+        where (`str`): its name in the error message.
+
+    Raises:
+        ValueError: git does not allow the name.
+    """
+    if not re.fullmatch(r"[\w][\w./-]*", name) or ".." in name or "//" in name or name.endswith(("/", ".", ".lock")):
+        raise ValueError(f"{where} must be the name of a branch, such as main or v2, but it is {name!r}.")

@@ -1,0 +1,124 @@
+"""Values out of their range, and keys that contradict each other, are named."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import Field, fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from hf_vaswani.recipe import Recipe, SourceRecipe
+from hf_vaswani.recipe_checks import check_ranges, check_repo_id
+from hf_vaswani.recipe_file import load_recipe
+
+from .conftest import write_recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("validation_sets: {en-de: {dataset: a/b}}", "validation_sets.en-de has the name of a direction"),
+        ("validation_sets: {a.b: {dataset: a/b}}", "has the name 'a.b', but a name consists of at most 60 letters"),
+        ("validation_sets: {../x: {dataset: a/b}}", "has the name '../x', but a name consists of"),
+        ("hub: {not_worse_than: start}", "hub.not_worse_than is 'start', but the run starts from no model"),
+        ("hub: {not_worse_than: lastpush}", "hub.not_worse_than must be start, last_push, the folder of a model or"),
+        ("hub: {not_worse_than: ''}", "hub.not_worse_than must be start, last_push"),
+    ],
+)
+def test_sets_and_models_to_compare_with_are_checked(tmp_path, text, message) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write_recipe(tmp_path, text + "\n")])
+    assert message in str(error.value)
+
+
+def test_models_to_compare_with(tmp_path) -> None:
+    for than in ("last_push", "user/model", str(tmp_path)):
+        path = write_recipe(tmp_path, f"hub: {{not_worse_than: {than}}}\n")
+        assert load_recipe([path]).hub.not_worse_than == than
+    path = write_recipe(tmp_path, "initialize: {from: user/model}\nhub: {not_worse_than: start}\n")
+    assert load_recipe([path]).hub.not_worse_than == "start"
+
+
+def numbers(recipe: Recipe) -> Iterator[tuple[str, Any, Field]]:
+    """Yields every numeric key of a recipe: its name, its section and its field."""
+    sections = {"": recipe} | {f"{part.name}.": getattr(recipe, part.name) for part in fields(Recipe)}
+    sections |= {f"more_data[{i}].": source for i, source in enumerate(sections.pop("more_data."))}
+    for prefix, section in sections.items():
+        if hasattr(section, "__dataclass_fields__"):
+            hints = get_type_hints(type(section))
+            for part in fields(section):
+                kinds = getattr(hints[part.name], "__args__", (hints[part.name],))
+                if int in kinds or float in kinds:
+                    yield prefix + part.name, section, part
+
+
+def test_every_number_of_a_recipe_has_a_finite_range() -> None:
+    recipe = Recipe(more_data=[SourceRecipe()])
+    check_ranges(recipe)
+    names = []
+    for name, section, part in numbers(recipe):
+        names.append(name)
+        before = getattr(section, part.name)
+        for value in (math.nan, math.inf, -math.inf, 10**400, -(10**400), 1e30, 99999999999999999999):
+            setattr(section, part.name, value)
+            with pytest.raises(ValueError) as error:
+                check_ranges(recipe)
+            assert str(error.value).startswith(f"{name} must be "), value
+            assert len(str(error.value)) < 200
+        setattr(section, part.name, before)
+    check_ranges(recipe)
+    assert {"seed", "data.weight", "more_data[0].weight", "model.d_model", "hub.min_bleu"} < set(names)
+
+
+def test_schedules_and_averages_that_agree_are_accepted(tmp_path) -> None:
+    text = "training: {schedule: cosine, peak_learning_rate: 0.001, average_best: 9, validate_every: 50}\n"
+    training = load_recipe([write_recipe(tmp_path, text)]).training
+    assert (training.schedule, training.peak_learning_rate, training.average_best) == ("cosine", 0.001, 9)
+    assert load_recipe([write_recipe(tmp_path, "training: {average_best: 9, average_last: 9, keep_last: 1}\n")])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training: {max_steps: 0}\n", ["training.max_steps", "0"]),
+        ("training: {label_smoothing: 1.0}\n", ["label_smoothing", "below 1", "1.0"]),
+        ("training: {average_last: 9, keep_last: 3}\n", ["average_last (9)", "keep_last (3)"]),
+        ("training: {average_best: 2, save_every: 500}\n", ["average_best", "save_every (500)", "every (1000)"]),
+        ("training: {schedule: cosine}\n", ["training.schedule 'cosine'", "training.peak_learning_rate"]),
+        ("training: {peak_learning_rate: 0.1}\n", ["peak_learning_rate (0.1)", "'noam'", "learning_rate_factor"]),
+        (
+            "training: {schedule: constant, peak_learning_rate: 0.1, learning_rate_factor: 2}\n",
+            ["learning_rate_factor (2.0)", "'constant'", "training.peak_learning_rate"],
+        ),
+        ("training: {schedule: constant, peak_learning_rate: 0}\n", ["peak_learning_rate", "above 0"]),
+        ("training: {weight_decay: -0.1}\n", ["training.weight_decay", "at least 0", "-0.1"]),
+        ("tokenizer: {kind: words, bpe_dropout: 0.1}\n", ["tokenizer.bpe_dropout (0.1)", "'bpe'", "'words'"]),
+        ("tokenizer: {vocab_size: null}\n", ["tokenizer.vocab_size", "null"]),
+        ("training: {clip_norm: 0}\n", ["training.clip_norm", "above 0"]),
+        ("training: {adam_beta1: 1.0}\n", ["training.adam_beta1", "below 1"]),
+        ("evaluation: {max_length: 1}\n", ["evaluation.max_length", "at least 2"]),
+        ("evaluation: {max_length_offset: null}\n", ["max_length_offset", "max_length", "not both be null"]),
+        ("data: {weight: 0}\n", ["data.weight", "above 0"]),
+        ("data: {stream_window: 0}\n", ["data.stream_window", "at least 1"]),
+        ("more_data:\n- {weight: 1}\n- {weight: -1}\n", ["more_data[1].weight", "above 0", "-1"]),
+        ("more_data:\n- {train_split: null}\n", ["more_data[0].train_split", "null"]),
+        ("training: {schedule: constant, peak_learning_rate: .inf}\n", ["peak_learning_rate", "at most 10", "inf"]),
+        ("training: {schedule: constant, peak_learning_rate: 1e30}\n", ["peak_learning_rate", "at most 10", "1e+30"]),
+        ("evaluation: {length_penalty: .nan}\n", ["evaluation.length_penalty", "at least -10", "nan"]),
+        ("training: {tokens_per_batch: 99999999999999999999}\n", ["tokens_per_batch", "2,000,000", "99999999999999"]),
+        ("training: {cpu_threads: 100000}\n", ["training.cpu_threads", "at most 1,024", "100000"]),
+        ("training: {trackers: null}\n", ["training.trackers", "[]", "null"]),
+        ('run_dir: "a\\0b"\n', ["run_dir", "control characters", r"'a\x00b'"]),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(tmp_path, text, words) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write_recipe(tmp_path, text)])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
+    with pytest.raises(ValueError, match=r"^hub\.repo_id must have the form user/name, but it is 'xxx") as error:
+        check_repo_id("x" * 9000, "hub.repo_id")
+    assert len(str(error.value)) < 400

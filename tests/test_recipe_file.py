@@ -1,0 +1,265 @@
+"""A recipe is read and overridden, and every mistake in its file or on the command line is named."""
+
+import pytest
+
+from hf_vaswani.recipe import (
+    AdapterRecipe,
+    AugmentRecipe,
+    EvaluationSetRecipe,
+    InitializeRecipe,
+    Recipe,
+    SimCutRecipe,
+    SourceRecipe,
+)
+from hf_vaswani.recipe_file import load_recipe
+
+from .conftest import CONFIGS, ROOT, write_recipe
+
+
+def test_a_recipe_states_only_what_differs(tmp_path) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, "model: {d_model: 64}\n")])
+    assert recipe.model.d_model == 64
+    assert recipe.model.d_ff == Recipe().model.d_ff
+    assert recipe.run_dir == "runs/mine"
+
+
+def test_overrides_win_and_are_typed(tmp_path) -> None:
+    path = write_recipe(tmp_path, "training: {max_steps: 7}\n")
+    recipe = load_recipe(
+        [path, "--training.max_steps", "500", "--data.train_files", "{en: a.en, de: a.de}", "--data.source_column=0",
+         "--training.clip_norm=1", "--run_dir", "elsewhere"]
+    )  # fmt: skip
+    assert recipe.training.max_steps == 500
+    assert recipe.data.train_files == {"en": "a.en", "de": "a.de"}
+    assert recipe.data.source_column == 0
+    assert recipe.training.clip_norm == 1.0
+    assert recipe.run_dir == "elsewhere"
+
+
+def test_a_saved_recipe_is_complete_and_loads_as_an_equal_one(tmp_path) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
+    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
+    assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+
+
+SOURCES = "data: {target_language: de}\nmore_data:\n- {target_language: fr, train_files: {en: a, fr: b}, weight: 2}\n"
+
+
+def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
+    path = write_recipe(tmp_path, SOURCES)
+    recipe = load_recipe([path])
+    assert recipe.more_data == [SourceRecipe(target_language="fr", train_files={"en": "a", "fr": "b"}, weight=2.0)]
+    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
+    assert load_recipe([str(tmp_path / "saved.yaml")]).flat() == recipe.flat()
+    # The command line overrides the last source, adds one, or replaces them all.
+    last = load_recipe([path, "--more_data.weight=0.5", "--more_data.train_files", "{en: c, fr: d}"])
+    assert (last.more_data[0].weight, last.more_data[0].train_files) == (0.5, {"en": "c", "fr": "d"})
+    assert last.more_data[0].target_language == "fr"
+    assert last.flat() != recipe.flat()
+    two = load_recipe([path, "--more_data+", "{target_language: es}"])
+    assert [source.target_language for source in two.more_data] == ["fr", "es"]
+    assert load_recipe([path, "--more_data", "[]"]).more_data == []
+
+
+OPTIONS = """
+data: {augment: {upper: 0.07}}
+initialize: {from: user/model, revision: v2}
+training: {simcut: {}, adapter: {rank: 8, target: [q_proj]}}
+validation_sets: {domain: {validation_files: {en: a, de: b}}, general: {dataset: user/text}}
+"""
+
+
+def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
+    path = write_recipe(tmp_path, OPTIONS)
+    recipe = load_recipe([path])
+    assert recipe.data.augment == AugmentRecipe(upper=0.07)
+    assert recipe.initialize == InitializeRecipe("user/model", revision="v2")
+    assert recipe.training.simcut == SimCutRecipe(alpha=3.0, p=0.05)
+    assert recipe.training.adapter == AdapterRecipe(rank=8, target=["q_proj"])
+    assert recipe.validation_sets == {
+        "domain": EvaluationSetRecipe(validation_files={"en": "a", "de": "b"}),
+        "general": EvaluationSetRecipe(dataset="user/text"),
+    }
+    assert recipe.flat()["initialize.from"] == "user/model"
+    (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
+    assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+    overrides = ["--training.simcut.alpha", "2", "--training.adapter", "null", "--initialize.from=other/model"]
+    overrides += ["--training.r_drop", "null", "--validation_sets.domain.test_files", "{en: c, de: d}"]
+    changed = load_recipe([path, *overrides, "--validation_sets.web.dataset", "user/web"])
+    assert changed.training.simcut == SimCutRecipe(alpha=2.0) and changed.training.adapter is None
+    assert changed.initialize.from_ == "other/model"
+    assert changed.validation_sets["domain"].test_files == {"en": "c", "de": "d"}
+    assert changed.validation_sets["domain"].validation_files == {"en": "a", "de": "b"}
+    assert changed.validation_sets["web"].dataset == "user/web"
+    # Files by language, for a set that the recipe does not have, and several keys of it.
+    new = ["--validation_sets.law.test_files={en: e, de: f}", "--validation_sets.law.license", "cc0-1.0"]
+    law = EvaluationSetRecipe(test_files={"en": "e", "de": "f"}, license="cc0-1.0")
+    assert load_recipe([path, *new]).validation_sets == recipe.validation_sets | {"law": law}
+    assert load_recipe(["--run_dir", "x", *new]).validation_sets == {"law": law}
+    assert load_recipe([path, "--validation_sets={}", *new]).validation_sets == {"law": law}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("training.simcut", "3", "must have `key: value` lines under 'training.simcut', but it has 3"),
+        ("training.simcut", "{beta: 3}", "unknown key 'training.simcut.beta': did you mean 'training.simcut.p'"),
+        ("training.simcut", "{alpha: x}", "training.simcut.alpha must be a number, but it is 'x'"),
+        ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),
+        ("training.adapter", "{target: q_proj}", "training.adapter.target must be a list, but it is 'q_proj'"),
+        ("training.adapter", "{rank: null}", "training.adapter.rank must have a value, for example its default 16"),
+        (
+            "training.freeze",
+            "[foo]",
+            "training.freeze must be a list of 'encoder', 'decoder', 'embeddings', but",
+        ),
+        ("evaluation.altered", "upper", "evaluation.altered must be a list of 'upper', 'title', "),
+        ("initialize.parts", "[x]", "initialize.parts must be a list of 'encoder', 'decoder', 'embeddings' or null"),
+        ("initialize.vocabulary", "x", "initialize.vocabulary must be 'keep' or 'transfer', but it is 'x'"),
+        (
+            "validation_sets",
+            "3",
+            "must have names under 'validation_sets', each with `key: value` lines, but",
+        ),
+        ("validation_sets", "{a: }", "must have names under 'validation_sets', each with `key: value` lines"),
+        ("validation_sets", "{a: {weight: 3}}", "unknown key 'validation_sets.a.weight': did you mean 'validation_"),
+    ],
+)
+def test_a_wrong_value_below_a_key_is_named_in_a_file_and_on_the_command_line(tmp_path, key, value, message) -> None:
+    section, _, name = key.partition(".")
+    path = write_recipe(tmp_path, f"{section}: {{{name}: {value}}}\n" if name else f"{section}: {value}\n")
+    for arguments in ([path], ["--run_dir", "x", f"--{key}", value]):
+        with pytest.raises(ValueError) as error:
+            load_recipe(arguments)
+        assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["{}.Class", "{{class_path: {}.Class}}", "{{class_path: {}.Class, init_args: {{}}}}"]
+)
+def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
+    """jsonargparse imports a class by the path that stands in place of a dataclass."""
+    (tmp_path / "imported_by_a_recipe.py").write_text("raise SystemExit('imported')\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    value = value.format("imported_by_a_recipe")
+    keys = ("data", "training.simcut", "data.augment", "validation_sets.a")
+    for key, item in [(key, value) for key in keys] + [("more_data", f"[{value}]")]:
+        section, _, name = key.partition(".")
+        path = write_recipe(tmp_path, f"{section}: {{{name}: {item}}}\n" if name else f"{section}: {item}\n")
+        for arguments in ([path], ["--run_dir", "x", f"--{key}", item]):
+            with pytest.raises(ValueError, match=rf"{section}.*class|lines|one by one"):
+                load_recipe(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("trainig: {max_steps: 3}\n", ["'trainig'", "'training'"]),
+        ("training: {max_stepps: 3}\n", ["'training.max_stepps'", "'training.max_steps'"]),
+        ("model: {dropuot: 0.3}\n", ["'model.dropuot'", "'model.dropout'"]),
+        ("training: {max_steps: three}\n", ["training.max_steps", "an integer", "'three'"]),
+        ("training: {schedule: linear}\n", ["training.schedule", "linear", "inverse_sqrt"]),
+        ("training: {label_smoothing_over: both}\n", ["label_smoothing_over", "both", "others"]),
+        ("tokenizer: {kind: syllables}\n", ["tokenizer.kind", "syllables", "wordpiece"]),
+        ("model: {norm_position: middle}\n", ["model.norm_position", "middle", "post"]),
+        ("training: 5\n", ["'training'", "5"]),
+        ("- a\n", ["key: value", "['a']"]),
+        ("", ["key: value"]),
+        ("seed: 1\ntraining: {max_steps: 3}\ntraining: {seed: 4}\n", ["'training'", "line 3"]),
+        ("training:\n  mixed_precision: no\n", ["a bare no in line 2", "'no' in quotes"]),
+        ("data: {train_files: {en: a, no: b}}\n", ["a bare no in line 1", "'no' in quotes"]),
+        ("evaluation: {length_penalty_type: wu}\n", ["length_penalty_type", "wu", "gnmt"]),
+        ("training: {max_steps: [}\n", ["YAML", "line 1"]),
+        ("more_data: {weight: 2}\n", ["list", "'more_data'", "{'weight': 2}"]),
+        ("more_data: [5]\n", ["list", "'more_data'", "[5]"]),
+        ("more_data: [{}]\n", ["list", "'more_data'", "[{}]"]),
+        ("more_data:\n- {wieght: 2}\n", ["'more_data.wieght'", "'more_data.weight'"]),
+        ("more_data:\n- {streaming: true}\n", ["'more_data.streaming'"]),
+        ("more_data:\n- {weight: two}\n", ["more_data", "weight", "two"]),
+        ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
+        ("training: {mixed_precision: fp8}\n", ["mixed_precision must be 'no', 'bf16', 'fp16' or null", "'fp8'"]),
+        (f"training: {{weight_decay: 1{400 * '0'}}}\n", ["mine.yaml", "401 digits", "line 1"]),
+        (f"seed: 0x{5000 * 'f'}\n", ["mine.yaml", "5002 digits", "line 1"]),
+        ("data: &a\n  train_files: *a\n", ["mine.yaml", "alias *a", "line 2"]),
+        ("data: &a [x, x]\nmore_data: &b [*a, *a, *a]\n", ["alias *a", "line 2"]),
+        (f"data: {{train_files: {'[' * 5000}{']' * 5000}}}\n", ["mine.yaml", "20 levels", "line 1"]),
+        ("".join(" " * i + "a:\n" for i in range(900)), ["mine.yaml", "20 levels", "line 21"]),
+        (f"more_data: {[5] * 20_000}\n", ["10,000 entries"]),
+        ("seed: !!timestamp x\n", ["mine.yaml", "'!!timestamp'", "line 1"]),
+        ('seed: 1\ndata: {dataset: "\\ud84c\\udcb6"}\n', ["mine.yaml", "surrogate", "line 2"]),
+        ("\nseed: !!int ''\n", ["'!!int'", "line 2"]),
+        ("training: {compile: !!bool maybe}\n", ["'!!bool'", "line 1"]),
+        ("seed: 2001-99-99\n", ["seed", "an integer", "2001-99-99"]),
+        ("data: " + "x" * 5000, ["'data'", "xxx ... xxx"]),
+        ("tokenizer: {kind: " + "x" * 5000 + "}", ["tokenizer.kind", "'wordpiece'", "xxx ... xxx"]),
+        ("? " + "x" * 5000 + "\n: 1\n", ["unknown key", "xxx ... xxx"]),
+        (f"more_data: {[5] * 2000}\n", ["'more_data'", "[5, 5"]),
+        ("#" * 2_000_000, ["2,000,000 bytes"]),
+        ("seed: 1\0\n", ["mine.yaml", "YAML", "#x0000"]),
+        ("training:\n\tmax_steps: 1\n", ["mine.yaml", "YAML", "line 2"]),
+        ("[a, b]: 1\n", ["mine.yaml", "YAML", "line 1"]),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path, text, words) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write_recipe(tmp_path, text)])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_mistake_on_the_command_line_is_named(tmp_path) -> None:
+    path = write_recipe(tmp_path, "seed: 1\n")
+    with pytest.raises(ValueError, match="training.max_step'.*'training.max_steps'"):
+        load_recipe([path, "--training.max_step", "5"])
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
+        load_recipe(["nowhere.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--training.max_steps", "!!timestamp x"], ["'!!timestamp'"]),
+        (["--more_data", "[[[["], ["more_data", "a list", "[[[["]),
+        (["--more_data", "[" * 3000], ["20 levels", "[[[ ... [[["]),
+        (["--more_data", "&a [*a]"], ["alias *a"]),
+        (["--training.weight_decay=1" + "0" * 400], ["401 digits", "000 ... 000"]),
+        (["--training.adam_epsilon", "1e400"], ["training.adam_epsilon", "at most 1", "inf"]),
+        (["--training.mixed_precision", "fp8"], ["training.mixed_precision", "'bf16', 'fp16' or null", "'fp8'"]),
+        (["--training", "{max_steps: &a [*a]}"], ["alias *a"]),
+        (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys one by one"]),
+        (["--recipe", str(ROOT)], ["a folder"]),
+        (["--run_dir", "\udcff"], ["run_dir", r"'\udcff'"]),
+    ],
+)
+def test_an_odd_value_on_the_command_line_is_named(tmp_path, arguments, words) -> None:
+    with pytest.raises(ValueError) as error:
+        load_recipe([write_recipe(tmp_path, "seed: 1\n"), *arguments])
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_a_recipe_is_a_utf_8_file(tmp_path) -> None:
+    for path, words in ((tmp_path, "a folder"), ("/dev/null", "not a regular file")):
+        with pytest.raises(ValueError, match=words):
+            load_recipe([str(path)])
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("seed: 1\n".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"mine\.yaml' is not UTF-8"):
+        load_recipe([str(path)])
+    path.write_bytes("seed: 5\n".encode("utf-8-sig"))
+    assert load_recipe([str(path)]).seed == 5
+
+
+def test_an_alias_may_stand_for_the_files_of_two_splits(tmp_path) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, "data: {train_files: &files {en: a, de: b}, test_files: *files}\n")])
+    assert recipe.data.train_files == recipe.data.test_files == {"en": "a", "de": "b"}
+
+
+def test_help_lists_every_key_with_type_and_default(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load_recipe(["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for key in Recipe().flat():
+        assert f"--{key} " in text, key
+    assert "Number of updates of the parameters (Section 5.2). (type: int, default: 100000)" in text
