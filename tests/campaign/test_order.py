@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from hf_vaswani.data.streaming import Stream, StreamUpdates
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.data.windows import WindowEncoder
 
 from .test_inputs import attack
 
@@ -101,7 +102,7 @@ def test_a_stream_has_every_pair_once_and_goes_on_from_anywhere(campaign) -> Non
 
         def build() -> StreamUpdates:
             streams = [stream(lengths, "first"), *([stream(others, "second")] if others else [])]
-            return StreamUpdates(streams, tokenizer, window, order, PairCollator(0))
+            return StreamUpdates(streams, WindowEncoder(tokenizer), window, order, PairCollator(0))
 
         updates, made = build(), []
         for each in islice(updates.after(updates.start), 2000):
