@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vaswani import recipe
+from hf_vaswani import recipe_file
 from hf_vaswani.cli import main
 
 
@@ -97,7 +97,7 @@ def test_train_takes_every_argument_for_the_recipe(monkeypatch, capsys) -> None:
         seen.append((argv, program))
         raise ValueError("seen")
 
-    monkeypatch.setattr(recipe, "load_recipe", stop)
+    monkeypatch.setattr(recipe_file, "load_recipe", stop)
     arguments = ["my.yaml", "--training.max_steps", "-1", "--seed=2", "--version", "-h"]
     for program, usage in (("hf-vaswani", "hf-vaswani train"), ("train.py", "accelerate launch train.py")):
         assert main(["train", *arguments], program) == 2
