@@ -9,8 +9,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from ..data.tokenizer import two_sided
 from ..files import read_lines
-from .marian_vocabulary import join, read_spm, sentencepiece_tokenizer
+from .marian_vocabulary import join, read_spm, sentencepiece_tokenizer, target_tokenizer
 from .vocabulary import Vocabulary
 
 CODES = ("bpecodes", "code")
@@ -157,6 +158,9 @@ def sentencepiece(
         # The name of a special token inside a text is plain text.
         split_special_tokens=True,
     )
+    if target != source:
+        of_target = target_tokenizer(joint, spm, SPECIAL_SYMBOLS, "</s>", "<unk>")
+        tokenizer = two_sided(tokenizer, of_target)
     source_rows, target_rows = (rows.masked_fill(rows < 0, UNK) for rows in (joint.source_rows, joint.target_rows))
     return replace(joint, source_rows=source_rows, target_rows=target_rows, never=NEVER), tokenizer
 

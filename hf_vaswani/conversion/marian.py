@@ -16,12 +16,21 @@ import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 from transformers.activations import ACT2FN
 
-from ..data.tokenizer import load_tokenizer
+from ..data.tokenizer import TARGET_FILE, TwoSidedTokenizer, load_tokenizer, two_sided
 from ..files import read_json
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, sinusoids
 from ..translation.loading import IDS, load_model
-from .marian_vocabulary import NEVER, check_ids, fast_tokenizer, join, letters_of_symbols, map_ids, read_spm
+from .marian_vocabulary import (
+    NEVER,
+    check_ids,
+    fast_tokenizer,
+    join,
+    letters_of_symbols,
+    map_ids,
+    read_spm,
+    target_tokenizer,
+)
 from .protocol import Converted, Foreign, Loaded, check_quantization, model_type
 from .settings import ignored_settings
 from .vocabulary import Vocabulary
@@ -71,9 +80,9 @@ GENERATION_IDS = (
 UNSUPPORTED_IDS = ("sequence_bias", "force_words_ids")
 # The Vaswani settings under which beam search is that of transformers.
 SEARCH = {"length_penalty_type": "power", "max_length_offset": None, "finish_candidates": "top"}
-SOURCE_PIECES_ONLY = (
-    "The tokenizer splits every text by the source's .spm file: in further training, targets would be split into "
-    "other pieces than Marian's."
+TWO_SIDED = (
+    "AutoTokenizer splits every text as source text. To train the model further with other software, split targets by "
+    f"{TARGET_FILE}."
 )
 
 
@@ -104,7 +113,7 @@ def load(path: Path) -> Converted:
     marian = _read_model(path)
     vocabulary, tokenizer = _read_tokenizer(path, marian.config)
     model = from_marian(marian, vocabulary)
-    notes = [] if _same_pieces(path) else [SOURCE_PIECES_ONLY]
+    notes = [TWO_SIDED] if isinstance(tokenizer, TwoSidedTokenizer) else []
     letters = letters_of_symbols(read_spm(path / "source.spm")) if (path / "source.spm").is_file() else []
     if letters:
         notes.append(
@@ -174,11 +183,14 @@ def _read_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTr
     for token in (pad, eos, unk):
         if token not in source:
             raise ValueError(f"{source_file} does not contain the token {token}.")
-    spm = read_spm(path / "source.spm")
-    read_spm(path / "target.spm")
-    vocabulary = join(source, target, spm, [pad, eos, unk], unk)
+    spm, target_spm = (read_spm(path / f"{side}.spm") for side in ("source", "target"))
+    special = [pad, eos, unk]
+    vocabulary = join(source, target, spm, special, unk)
     model_max_length = settings.get("model_max_length") or config.max_position_embeddings
-    return vocabulary, fast_tokenizer(vocabulary, spm, pad, eos, unk, model_max_length=model_max_length)
+    tokenizer = fast_tokenizer(vocabulary, spm, pad, eos, unk, model_max_length=model_max_length)
+    if target is not None or not _same_pieces(path):
+        tokenizer = two_sided(tokenizer, target_tokenizer(vocabulary, target_spm, special, eos, unk))
+    return vocabulary, tokenizer
 
 
 def _read_fast_tokenizer(path: Path, config: MarianConfig) -> tuple[Vocabulary, PreTrainedTokenizerBase]:

@@ -16,11 +16,12 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..data.tokenizer import two_sided
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .marian import EOS, MAX_LENGTH, PAD, SEARCH, SOURCE_PIECES_ONLY, UNK
-from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm
+from .marian import EOS, MAX_LENGTH, PAD, SEARCH, TWO_SIDED, UNK
+from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm, target_tokenizer
 from .protocol import Converted, Foreign
 from .vocabulary import Vocabulary
 
@@ -262,12 +263,15 @@ def _read_vocabulary(
     # Marian's decoder starts with a vector of zeros, and its padding is masked: here, a new token serves as both.
     for vocabulary_ids in ids.values():
         vocabulary_ids[PAD] = len(vocabulary_ids)
-    spm = read_spm(spm_paths["source"])
+    spm, special = read_spm(spm_paths["source"]), [EOS, UNK, PAD]
     same_pieces = spm_paths["source"].read_bytes() == spm_paths["target"].read_bytes()
     target = None if ids["source"] == ids["target"] else ids["target"]
-    vocabulary = join(ids["source"], target, spm, [EOS, UNK, PAD], UNK)
+    vocabulary = join(ids["source"], target, spm, special, UNK)
     tokenizer = fast_tokenizer(vocabulary, spm, pad=PAD, eos=EOS, unk=UNK, model_max_length=MAX_LENGTH)
-    return vocabulary, tokenizer, [] if same_pieces else [SOURCE_PIECES_ONLY]
+    if same_pieces and target is None:
+        return vocabulary, tokenizer, []
+    of_target = target_tokenizer(vocabulary, read_spm(spm_paths["target"]), special, EOS, UNK)
+    return vocabulary, two_sided(tokenizer, of_target), [TWO_SIDED]
 
 
 def _read_ids(path: Path) -> dict[str, int]:

@@ -16,6 +16,7 @@ id is split as text instead of becoming one `<unk>`; and a zero-width joiner bes
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +67,38 @@ def join(
         source_rows += [-1] * len(own)
         target_rows += [id_ for id_, _ in own]
         is_target += [True] * len(own)
-    unmarked = {*pieces, *special, *(name for name in source if LANGUAGE_CODE.fullmatch(name))}
+    tokens = _marked(names, [i < source_size for i in range(len(names))], spm, special)
+    return Vocabulary(tokens, torch.tensor(source_rows), torch.tensor(target_rows), torch.tensor(is_target), NEVER)
+
+
+def _marked(names: Sequence[str], is_own: Sequence[bool], spm: Any, special: Sequence[str]) -> list[str]:
+    """Marks the tokens that the text of a side must never be split into, or only in runs of unknown letters."""
+    pieces = {piece.piece for piece in spm.pieces if piece.type in (NORMAL, USER_DEFINED, BYTE)}
     known = _letters(spm)
     tokens, taken = [], set[str]()
-    for i, name in enumerate(names):
-        if i >= source_size or name not in unmarked:
-            name = f" {name} " if i < source_size and known.isdisjoint(name) else f"{name}  "
+    for name, own in zip(names, is_own, strict=True):
+        if not own or not (name in pieces or name in special or LANGUAGE_CODE.fullmatch(name)):
+            name = f" {name} " if own and known.isdisjoint(name) else f"{name}  "
         # Source and target may use the same name for different tokens.
         while name in taken:
             name += " "
         taken.add(name)
         tokens.append(name)
-    return Vocabulary(tokens, torch.tensor(source_rows), torch.tensor(target_rows), torch.tensor(is_target), NEVER)
+    return tokens
+
+
+def target_tokenizer(vocabulary: Vocabulary, spm: Any, special: Sequence[str], eos: str, unk: str) -> Tokenizer:
+    """
+    Builds the tokenizer of target text, for training. Pieces without an id are not used: text is split into others.
+
+    Args:
+        vocabulary ([`Vocabulary`]): from [`join`].
+        spm (`ModelProto`): pieces of the target.
+        special (`Sequence[str]`), eos (`str`), unk (`str`): special tokens, as in [`join`].
+    """
+    names = [token.strip(" ") for token in vocabulary.tokens]
+    tokens = _marked(names, vocabulary.is_target.tolist(), spm, special)
+    return sentencepiece_tokenizer(replace(vocabulary, tokens=tokens), spm, eos, unk)
 
 
 def fast_tokenizer(

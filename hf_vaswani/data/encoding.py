@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from .bpe_dropout import BpeDropout
 from .renewal import Renewal
+from .tokenizer import backend
 
 try:
     import datasets
@@ -59,7 +61,8 @@ def encode_pairs(
         numbers = [first_number + index for index in indices]
         return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, tag)
 
-    settings = [tokenizer.backend_tokenizer.to_str(), tokenizer.split_special_tokens, tag, first_number]
+    backends = [backend(tokenizer, is_target).to_str() for is_target in (False, True)]
+    settings = [*backends, tokenizer.split_special_tokens, tag, first_number]
     try:
         encoded = pairs.with_format("arrow").map(
             encode,
@@ -118,25 +121,22 @@ def encode_rows(
     return pa.table(
         {
             "number": pa.array([numbers[i] for i in filled], pa.int64()),
-            "source_ids": _ids([front + source for source, _ in kept], tokenizer, dropout, draws),
-            "target_ids": _ids([target for _, target in kept], tokenizer, dropout, draws),
+            "source_ids": _ids([front + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
+            "target_ids": _ids([target for _, target in kept], backend(tokenizer, True), dropout, draws),
         }
     )
 
 
 def _ids(
     sentences: list[str],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     dropout: BpeDropout | None = None,
     draws: Sequence[random.Random] = (),
 ) -> pa.ListArray:
     """Encodes sentences without a Python list for each."""
-    # A call applies the tokenizer's settings to its backend.
-    tokenizer("")
-    backend = tokenizer.backend_tokenizer
     # `encode_batch_fast` does not compute the words and offsets of the tokens.
     try:
-        encodings = (backend.encode_batch_fast if dropout is None else backend.encode_batch)(sentences)
+        encodings = (tokenizer.encode_batch_fast if dropout is None else tokenizer.encode_batch)(sentences)
     except TypeError as error:
         # The error of tokenizers does not name the sentence.
         broken = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]

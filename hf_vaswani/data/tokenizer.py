@@ -6,9 +6,10 @@ be encoded and decoded without loss. All kinds have the same four special tokens
 """
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import (
     AddedToken,
@@ -27,6 +28,13 @@ from ..model.sentences_vaswani import language_tags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+# Beside them in the folders of converted models whose sides are split differently.
+TARGET_FILE = "target_tokenizer.json"
+# Settings of a tokenizer beside its file.
+SETTINGS = (
+    *("pad_token", "bos_token", "eos_token", "unk_token", "padding_side", "model_max_length"),
+    *("clean_up_tokenization_spaces", "split_special_tokens"),
+)
 
 # A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
@@ -248,6 +256,70 @@ def _settle(tokenizer: Tokenizer) -> None:
     tokenizer.model = models.Unigram([*((token, 0.0) for token in SPECIAL_TOKENS), *settled], unk_id=3)
 
 
+class TwoSidedTokenizer(PreTrainedTokenizerFast):
+    """
+    A tokenizer that splits target text in another way than source text, into ids of one vocabulary:
+    `tokenizer(text_target=...)`.
+
+    It is saved as a plain tokenizer for source text, which `AutoTokenizer` loads, and `target_tokenizer.json` beside
+    it, which [`load_tokenizer`] reads. Both decode the same.
+
+    Args:
+        source (`tokenizers.Tokenizer`), target (`tokenizers.Tokenizer`): split the two sides.
+        settings: as in [`PreTrainedTokenizerFast`].
+    """
+
+    def __init__(self, *, source: Tokenizer, target: Tokenizer, **settings: Any) -> None:
+        self.target = target
+        super().__init__(tokenizer_object=source, **settings)
+        # transformers has added the special tokens to a copy.
+        self.source = self._tokenizer
+        special = [AddedToken(token, normalized=False, special=True) for token in self.all_special_tokens]
+        target.add_special_tokens(special)
+
+    def _switch_to_target_mode(self) -> None:
+        self._tokenizer = self.target
+
+    def _switch_to_input_mode(self) -> None:
+        self._tokenizer = self.source
+
+    def _add_tokens(self, new_tokens: list[str | AddedToken], special_tokens: bool = False) -> int:
+        (self.target.add_special_tokens if special_tokens else self.target.add_tokens)(new_tokens)
+        return int(super()._add_tokens(new_tokens, special_tokens))
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
+        """Saves the tokenizer, see [`PreTrainedTokenizerFast`]; returns the files."""
+        files: tuple[str, ...] = super().save_pretrained(save_directory, *args, **kwargs)
+        config, target = Path(save_directory) / "tokenizer_config.json", Path(save_directory) / TARGET_FILE
+        settings = json.loads(config.read_text("utf-8")) | {"tokenizer_class": PreTrainedTokenizerFast.__name__}
+        config.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
+        target.write_text(self.target.to_str(pretty=True), "utf-8")
+        return (*files, str(target))
+
+
+def two_sided(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> TwoSidedTokenizer:
+    """
+    Gives a tokenizer another way to split target text.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of source text.
+        target (`tokenizers.Tokenizer`): splits target text into the same ids.
+    """
+    return TwoSidedTokenizer(
+        source=tokenizer.backend_tokenizer,
+        target=target,
+        **{name: tokenizer.init_kwargs[name] for name in SETTINGS if name in tokenizer.init_kwargs},
+    )
+
+
+def backend(tokenizer: PreTrainedTokenizerBase, is_target: bool) -> Tokenizer:
+    """Returns the tokenizer of the library `tokenizers` for one side of the text, with all settings applied."""
+    # A call applies the settings.
+    tokenizer(text_target="") if is_target else tokenizer("")
+    own = tokenizer.target if is_target and isinstance(tokenizer, TwoSidedTokenizer) else None
+    return own or tokenizer.backend_tokenizer
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     Loads a tokenizer that a translation model can use.
@@ -268,6 +340,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"The tokenizer {name} is not a fast one (with a tokenizer.json): convert it, or choose another."
         )
+    if (target := Path(name) / TARGET_FILE).is_file():
+        tokenizer = two_sided(tokenizer, Tokenizer.from_file(str(target)))
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:
             raise ValueError(f"The tokenizer {name} has no {token}, which a translation model needs.")

@@ -1,19 +1,22 @@
 """Vocabularies extended or exchanged: which old rows of the embeddings each new entry begins as the mean of."""
 
 import copy
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..data.tokenizer import backend
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 
 ROLES = ("pad", "bos", "eos", "unk")
+SOURCE_MATRIX = "model.encoder.embed_tokens.weight"
 # All uses of the vocabulary, tied or not.
 MATRICES = (
-    "model.encoder.embed_tokens.weight",
+    SOURCE_MATRIX,
     "model.decoder.embed_tokens.weight",
     "lm_head.weight",
     "lm_head.bias",
@@ -42,24 +45,27 @@ def add_entries(
     Raises:
         ValueError: an entry is in the vocabulary already.
     """
-    rows = [[id_] for id_ in range(model.config.vocab_size)]
     known = tokenizer.get_vocab()
     for token in tokens:
         if token in known:
             raise ValueError(
                 f"initialize.add_tokens has {token!r}, which is in the vocabulary of the model already: leave it out."
             )
-    spellings = [_pieces(tokenizer, token) for token in tokens]
+    sides = [_Side(tokenizer, is_target) for is_target in (False, True)]
+    spellings = [[side.pieces(token) for token in tokens] for side in sides]
     tokenizer.add_tokens(
         [AddedToken(token, lstrip=True, rstrip=True, normalized=False, special=False) for token in tokens]
     )
-    everything = _everything(tokenizer, known.values())
-    for token, pieces in zip(tokens, spellings, strict=True):
-        id_ = tokenizer.convert_tokens_to_ids(token)
-        # A matrix may have more rows than its tokenizer has entries.
-        rows += [[] for _ in range(id_ + 1 - len(rows))]
-        rows[id_] = pieces or everything
-    return exchange_rows(model, [row or everything for row in rows])
+    rows = []
+    for spelling in spellings:
+        found = [[id_] for id_ in range(model.config.vocab_size)]
+        for token, pieces in zip(tokens, spelling, strict=True):
+            id_ = tokenizer.convert_tokens_to_ids(token)
+            # A matrix may have more rows than its tokenizer has entries.
+            found += [[] for _ in range(id_ + 1 - len(found))]
+            found[id_] = pieces
+        rows.append(found)
+    return exchange_rows(model, *_filled(rows, sides[0].everything))
 
 
 def transfer_vocabulary(
@@ -81,27 +87,56 @@ def transfer_vocabulary(
         for role in ROLES
         if getattr(new, f"{role}_token_id") is not None and getattr(old, f"{role}_token_id") is not None
     }
-    by_text: dict[bytes, int] = {}
-    for token, id_ in sorted(old.get_vocab().items(), key=lambda entry: entry[1]):
-        if id_ not in roles.values():
-            by_text.setdefault(spelled(old, token), id_)
-    everything = _everything(old, old.get_vocab().values())
-    rows: list[list[int]] = [[] for _ in range(len(new))]
+    sides, spelled = [_Side(old, is_target) for is_target in (False, True)], speller(backend(new, False))
+    rows: list[list[list[int]]] = [[[] for _ in range(len(new))] for _ in sides]
     for token, id_ in new.get_vocab().items():
-        text = spelled(new, token)
-        if id_ in roles:
-            rows[id_] = [roles[id_]]
-        elif text in by_text:
-            rows[id_] = [by_text[text]]
-        else:
-            rows[id_] = _pieces(old, text.decode(errors="ignore"))
+        text = spelled(token)
+        for side, found in zip(sides, rows, strict=True):
+            found[id_] = [roles[id_]] if id_ in roles else side.spell(text)
     # A decoder that starts with </s> still does.
     ids = {before: after for after, before in roles.items()}
-    return exchange_rows(model, [row or everything for row in rows], ids)
+    return exchange_rows(model, *_filled(rows, sides[0].everything), ids)
+
+
+class _Side:
+    """The entries of a vocabulary that text of one side is split into, by their text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, is_target: bool) -> None:
+        self.tokenizer = backend(tokenizer, is_target)
+        self.unknown = tokenizer.unk_token_id
+        special = {getattr(tokenizer, f"{role}_token_id") for role in ROLES}
+        spelled, entries = speller(self.tokenizer), self.tokenizer.get_vocab().items()
+        self.by_text: dict[bytes, int] = {}
+        for token, id_ in sorted(entries, key=lambda entry: entry[1]):
+            if id_ not in special:
+                self.by_text.setdefault(spelled(token), id_)
+        # The row of padding is zero.
+        self.everything = sorted(id_ for _, id_ in entries if id_ != tokenizer.pad_token_id)
+
+    def spell(self, text: bytes) -> list[int]:
+        """Returns the entry that is a text, or those that spell it."""
+        return [self.by_text[text]] if text in self.by_text else self.pieces(text.decode(errors="ignore"))
+
+    def pieces(self, text: str) -> list[int]:
+        """Returns the entries that spell a text, without the unknown one."""
+        found = self.tokenizer.encode(text, add_special_tokens=False).ids if text.strip() else []
+        return [id_ for id_ in found if id_ != self.unknown]
+
+
+def _filled(rows: Sequence[list[list[int]]], everything: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Gives the rows of entries that a side cannot spell those of the other, or the mean of all."""
+    source, target = rows
+    return (
+        [one or other or everything for one, other in zip(source, target, strict=True)],
+        [other or one or everything for one, other in zip(source, target, strict=True)],
+    )
 
 
 def exchange_rows(
-    model: VaswaniForConditionalGeneration, rows: Sequence[Sequence[int]], ids: Mapping[int, int] | None = None
+    model: VaswaniForConditionalGeneration,
+    source_rows: Sequence[Sequence[int]],
+    target_rows: Sequence[Sequence[int]],
+    ids: Mapping[int, int] | None = None,
 ) -> VaswaniForConditionalGeneration:
     """
     Makes a model whose vocabulary has other rows: those of source and target embedding, and of the output and its
@@ -109,7 +144,9 @@ def exchange_rows(
 
     Args:
         model ([`VaswaniForConditionalGeneration`]): the model, which stays as it is.
-        rows (`Sequence[Sequence[int]]`): for each new row, the old ones whose mean it is.
+        source_rows (`Sequence[Sequence[int]]`), target_rows (`Sequence[Sequence[int]]`): for each new row, the old
+            ones whose mean it is, in the source embedding and in the matrices of the target. If they share one matrix,
+            the shorter list of both counts.
         ids (`Mapping[int, int]`, *optional*): new ids of the special tokens, by their old ones; by default they keep
             their ids.
 
@@ -117,42 +154,50 @@ def exchange_rows(
         [`VaswaniForConditionalGeneration`] in evaluation mode.
     """
     config, generation = copy.deepcopy(model.config), copy.deepcopy(model.generation_config)
-    config.vocab_size = len(rows)
+    config.vocab_size = len(source_rows)
     if ids is not None:
         for settings in (config, generation):
             for name in ID_SETTINGS:
                 if getattr(settings, name, None) is not None:
                     setattr(settings, name, _renumbered(getattr(settings, name), ids))
+    if config.share_embeddings:
+        source_rows = target_rows = [min(pair, key=len) for pair in zip(source_rows, target_rows, strict=True)]
     changed = VaswaniForConditionalGeneration(config)
     changed.generation_config = generation
     weights = model.state_dict()
     for name in MATRICES:
         if name in weights:
+            rows = source_rows if name == SOURCE_MATRIX else target_rows
             weights[name] = torch.stack([weights[name][list(row)].mean(dim=0) for row in rows])
     changed.load_state_dict(weights)
     return changed.eval()
 
 
-def spelled(tokenizer: PreTrainedTokenizerBase, token: str) -> bytes:
+def speller(tokenizer: Tokenizer) -> Callable[[str], bytes]:
     """
-    Returns the text of an entry, in which vocabularies of different kinds can be compared: the space before a word is
-    `Ġ` in byte-level BPE, `▁` in SentencePiece, and a space in the other kinds of this package.
+    Returns a function from an entry to its text, in which vocabularies of different kinds can be compared: the space
+    before a word is `Ġ` in byte-level BPE, `▁` in SentencePiece, and a space in the other kinds of this package.
 
     Args:
-        tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer.
-        token (`str`): one of its entries.
+        tokenizer (`tokenizers.Tokenizer`): tokenizer of one side.
 
     Returns:
-        `bytes`: UTF-8, of which an entry may be a part.
+        `Callable[[str], bytes]`: returns UTF-8, of which an entry may be a part.
     """
-    settings = tokenizer.backend_tokenizer.to_str()
-    if token in tokenizer.get_added_vocab():
-        return token.encode()
-    if '"type":"ByteLevel"' in settings:
-        return bytes(_BYTES[letter] for letter in token) if all(letter in _BYTES for letter in token) else b""
-    if '"type":"ByteFallback"' in settings and (match := re.fullmatch(r"<0x([0-9A-F]{2})>", token)):
-        return bytes.fromhex(match[1])
-    return token.replace("▁", " ").encode()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    settings = json.loads(tokenizer.to_str())
+    types = set(re.findall(r"'type': '(\w+)'", str([settings["pre_tokenizer"], settings["decoder"]])))
+
+    def spelled(token: str) -> bytes:
+        if token in added:
+            return token.encode()
+        if "ByteLevel" in types:
+            return bytes(_BYTES[letter] for letter in token) if all(letter in _BYTES for letter in token) else b""
+        if "ByteFallback" in types and (match := re.fullmatch(r"<0x([0-9A-F]{2})>", token)):
+            return bytes.fromhex(match[1])
+        return token.replace("▁", " ").encode()
+
+    return spelled
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -163,17 +208,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Returns the entries that spell a text, without the unknown one."""
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"] if text.strip() else []
-    return [id_ for id_ in found if id_ != tokenizer.unk_token_id]
-
-
-def _everything(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[int]:
-    """Returns all ids but that of padding, whose row is zero."""
-    return sorted(id_ for id_ in ids if id_ != tokenizer.pad_token_id)
 
 
 def _renumbered(value: int | list, ids: Mapping[int, int]) -> int | list | None:  # type: ignore[type-arg]

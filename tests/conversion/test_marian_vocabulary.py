@@ -1,14 +1,18 @@
 """The fast tokenizer produces the ids of Marian's SentencePiece models and vocabularies, and decodes to its text."""
 
+import copy
 import json
 import random
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import torch
+from transformers import AutoTokenizer, MarianConfig, MarianTokenizer, PreTrainedTokenizerFast
 
-from hf_vaswani.conversion.marian import load
+from hf_vaswani.conversion.marian import _read_tokenizer, load
 from hf_vaswani.conversion.marian_vocabulary import check_ids, join, map_ids, read_spm
+from hf_vaswani.data.encoding import encode_rows
+from hf_vaswani.data.tokenizer import TwoSidedTokenizer, load_tokenizer
 
 from .marian_folders import (
     ENGLISH,
@@ -52,6 +56,50 @@ def test_target_ids_are_marians_text(spms, tmp_path) -> None:
     for _ in range(100):
         ids = draw.choices(range(len(theirs.encoder)), k=12)
         assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["joint", "separate"])
+def test_target_text_has_marians_ids(spms, tmp_path, separate) -> None:
+    marian_folder(tmp_path, spms, separate)
+    vocabulary, ours = _read_tokenizer(tmp_path, MarianConfig.from_pretrained(tmp_path))
+    theirs = MarianTokenizer.from_pretrained(tmp_path)
+    ours.save_pretrained(tmp_path / "saved")
+    again = load_tokenizer(str(tmp_path / "saved"))
+    plain = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert isinstance(again, TwoSidedTokenizer) and type(plain) is PreTrainedTokenizerFast
+    differ = 0
+    # Codes of languages belong into source text only.
+    texts = [text for text in TEXTS if ">>" not in text]
+    for text in [*sentences(GERMAN, 7, 100), *sentences(ENGLISH, 7, 20), *texts]:
+        ids = vocabulary.target_ids(torch.tensor(theirs(text_target=text)["input_ids"])).tolist()
+        assert ours(text_target=text)["input_ids"] == again(text_target=text)["input_ids"] == ids, text
+        assert ours(text)["input_ids"] == again(text)["input_ids"] == plain(text)["input_ids"]
+        assert ours.decode(ids) == plain.decode(ids)
+        differ += ours(text)["input_ids"] != ids
+    assert differ > 100
+    table = encode_rows(["the dog", "a cat"], ["über Straße", "Hund"], [1, 2], copy.deepcopy(again))
+    assert table["source_ids"].to_pylist() == ours(["the dog", "a cat"])["input_ids"]
+    assert table["target_ids"].to_pylist() == ours(text_target=["über Straße", "Hund"])["input_ids"]
+
+
+def test_target_pieces_without_an_id_are_split_into_others(spms, tmp_path) -> None:
+    lost = max(pieces(spms["target"]), key=len)
+    marian_folder(tmp_path, spms, left_out=(lost,))
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    vocabulary[f"{lost}?"] = vocabulary.pop(lost)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    tokenizer = load(tmp_path).tokenizer
+    ids = tokenizer(text_target=lost.strip("▁"))["input_ids"]
+    assert len(ids) > 2 and tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == lost.strip("▁")
+
+
+def test_added_tokens_have_one_id_on_both_sides(spms, tmp_path) -> None:
+    marian_folder(tmp_path, spms)
+    tokenizer = load(tmp_path).tokenizer
+    tokenizer.add_tokens(["<2de>"])
+    id_ = tokenizer.convert_tokens_to_ids("<2de>")
+    assert tokenizer("<2de>")["input_ids"][0] == tokenizer(text_target="<2de>")["input_ids"][0] == id_
 
 
 def test_only_pieces_of_the_source_are_used_for_it(spms, tmp_path) -> None:

@@ -95,6 +95,9 @@ def test_a_checkpoint_translates_from_the_command_line(adapted, tmp_path) -> Non
         outputs.append(output.read_text("utf-8"))
     assert outputs[0] == outputs[1]
     assert outputs[0].count("\n") == 2
+    data = ["--data", str(source), str(source), "--output", str(tmp_path / "evaluated.txt")]
+    assert main(["evaluate", "--model", str(adapted / "checkpoint-12"), *data]) == 0
+    assert (tmp_path / "evaluated.txt").read_text("utf-8") == outputs[0]
 
 
 @pytest.mark.parametrize("way", ["missing", "changed"])

@@ -130,12 +130,17 @@ def train_sharded(folder: Path) -> None:
     accelerator.end_training()
 
 
-def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launch) -> None:
+@pytest.mark.parametrize("starts_from_a_model", [False, True])
+def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(
+    tmp_path, tiny_run, launch, starts_from_a_model
+) -> None:
     """The whole command, stopped and continued, makes the model that one process makes of the same batches."""
     from hf_vaswani.cli import main
 
     arguments = tiny_recipe(tmp_path, max_steps=8, schedule="constant", peak_learning_rate=0.001, validate_every=4)
     arguments += ["--model.dropout=0", "--training.clip_norm=1", "--training.simcut.p=0.2"]
+    if starts_from_a_model:
+        arguments += [f"--initialize.from={tiny_run}", "--training.freeze=[encoder]"]
     alone = ["--training.accumulation_steps=2", "--run_dir", str(tmp_path / "alone")]
     assert main(["train", *arguments, *alone]) == 0
     sharding = {key: value for key, value in launch("fsdp2").environment.items() if "FSDP" in key}
@@ -153,7 +158,7 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(tmp_path, launc
         [json.loads(line)["loss"] for line in (tmp_path / run / "validations.jsonl").read_text().splitlines()]
         for run in ("run", "alone")
     ]
-    assert len(losses[0]) == 2 and losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert len(losses[0]) == 2 + starts_from_a_model and losses[0] == pytest.approx(losses[1], rel=1e-5)
     # A damaged shard is one sentence, too.
     shards[0].write_bytes(b"")
     run = ["--run_dir", str(tmp_path / "run"), "--training.max_steps=12"]

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
+from transformers import MarianTokenizer
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
 from hf_vaswani.training.start import part_of
 
-from ..conftest import ROOT, THREADS, write_pairs
+from ..conftest import ROOT, THREADS, tiny_recipe, write_pairs
 from ..conversion.fairseq_folders import simple_folder
 from ..conversion.marian_folders import marian_folder, npz_folder, spms  # noqa: F401
+from ..hub_server import HubServer
 from ..networks import tiny_model
 
 
@@ -88,8 +92,9 @@ def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys)
     assert f"{start} was changed or damaged" in capsys.readouterr().err
 
 
-def test_two_processes_start_alike(tiny_run, tmp_path) -> None:
-    assert adapt(tmp_path, tiny_run, "--model.dropout=0", "--training.accumulation_steps=2", run="alone") == 0
+@pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])
+def test_two_processes_start_alike(tiny_run, tmp_path, more) -> None:
+    assert adapt(tmp_path, tiny_run, "--model.dropout=0", "--training.accumulation_steps=2", more, run="alone") == 0
     recipe = resolved(tmp_path / "alone")
     recipe["training"]["accumulation_steps"], recipe["run_dir"] = 1, str(tmp_path / "both")
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
@@ -128,6 +133,31 @@ def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # 
         assert getattr(published.generation_config, name) == getattr(original.generation_config, name), name
 
 
+def test_a_model_on_the_hub_is_downloaded_at_its_revision(tiny_run, tmp_path) -> None:
+    files = {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir()}
+    with HubServer() as hub:
+        revision = hub.commit("alice/base", files)
+        hub.commit("alice/base", {"model.safetensors": b"another model"})
+        program = (
+            "import sys; from pathlib import Path; from tests.training.test_start import adapt; "
+            "sys.exit(adapt(Path(sys.argv[1]), *sys.argv[2:]))"
+        )
+
+        def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-c", program, str(tmp_path), *arguments]
+            environment = os.environ | hub.environment(tmp_path / "home") | {"OMP_NUM_THREADS": "1"}
+            return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+
+        lost = start("alice/other")
+        assert lost.returncode == 2 and "alice/other" in lost.stderr.splitlines()[-1]
+        assert not (tmp_path / "run").exists()
+        done = start("alice/base", f"--initialize.revision={revision}")
+        assert done.returncode == 0, done.stderr
+    theirs, ours = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    assert ModelCard.load(tmp_path / "run" / "model" / "README.md").data.base_model == "alice/base"
+
+
 def test_a_direction_is_added_and_a_vocabulary_exchanged(tiny_run, tmp_path, capsys) -> None:
     assert adapt(tmp_path, tiny_run, "--data.target_tag=true") == 2
     assert 'lacks <2de>: set initialize.add_tokens: ["<2de>"]' in capsys.readouterr().err
@@ -148,6 +178,52 @@ def test_only_some_parts_are_taken(tiny_run, tmp_path) -> None:
     for name in new:
         if "norm" not in name:
             assert torch.equal(old[name], new[name]) == (part_of(name) == "encoder"), name
+
+
+def test_the_vocabulary_of_a_foreign_model_is_exchanged(spms, tmp_path) -> None:  # noqa: F811
+    marian_folder(tmp_path, spms)
+    exchange = ["--initialize.vocabulary=transfer", "--tokenizer.kind=words", "--tokenizer.vocab_size=30"]
+    assert adapt(tmp_path, tmp_path, *exchange, "--training.max_steps=1", run="exchanged") == 0
+    assert main(["convert", str(tmp_path), str(tmp_path / "converted"), "--to", "vaswani"]) == 0
+    old, new = (load_tokenizer(str(tmp_path / folder)) for folder in ("converted", "exchanged/start"))
+    rows, changed = (
+        weights(tmp_path / folder)["model.encoder.embed_tokens.weight"] for folder in ("converted", "exchanged/start")
+    )
+    # A piece of the source's model, one of the target's, and two words that either spells with several.
+    lengths = []
+    for word in ("two", "zwei", "eight", "sieben"):
+        spellings = [old(word)["input_ids"], old(text_target=word)["input_ids"]]
+        pieces = min(([id_ for id_ in ids[:-1] if id_ != old.unk_token_id] for ids in spellings), key=len)
+        torch.testing.assert_close(changed[new(word)["input_ids"][0]], rows[pieces].mean(dim=0), atol=1e-6, rtol=0)
+        lengths.append(len(pieces))
+    assert lengths[:2] == [1, 1] and min(lengths[2:]) > 1
+
+
+def test_a_foreign_model_continues_on_its_own_pieces(spms, tmp_path) -> None:  # noqa: F811
+    marian = marian_folder(tmp_path, spms)
+    assert adapt(tmp_path, tmp_path, "--training.max_steps=1") == 0
+    theirs = MarianTokenizer.from_pretrained(tmp_path)
+    sources, targets = ((tmp_path / f"text.{language}").read_text("utf-8").splitlines() for language in ("en", "de"))
+    total = tokens = 0.0
+    for source, target in zip(sources, targets, strict=True):
+        labels = theirs(text_target=target, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            loss = marian(**theirs(source, return_tensors="pt"), labels=labels).loss
+        total, tokens = total + loss.item() * labels.numel(), tokens + labels.numel()
+    first = json.loads((tmp_path / "run" / "validations.jsonl").read_text("utf-8").splitlines()[0])
+    assert (first["step"], first["loss"]) == (0, pytest.approx(total / tokens, rel=1e-4))
+    # So does a training that starts from its model.
+    assert (tmp_path / "run" / "model" / TARGET_FILE).is_file()
+
+
+def test_a_part_is_frozen_without_a_start(tmp_path) -> None:
+    run = ["--run_dir", str(tmp_path / "run"), "--training.freeze=[encoder]"]
+    weights_at = []
+    for step in (1, 8):
+        assert main(["train", *tiny_recipe(tmp_path, max_steps=step, save_every=1, average_last=1), *run]) == 0
+        weights_at.append(weights(tmp_path / "run" / f"checkpoint-{step}"))
+    one, eight = weights_at
+    assert all(torch.equal(one[name], eight[name]) == (part_of(name) == "encoder") for name in one)
 
 
 @pytest.mark.parametrize("switches", [["encoder"], ["embeddings"], ["decoder", "embeddings"]], ids="-".join)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.training.vocabulary import add_entries, exchange_rows, spelled, transfer_vocabulary
+from hf_vaswani.training.vocabulary import add_entries, exchange_rows, speller, transfer_vocabulary
 
 from ..networks import tiny_model
 
@@ -54,8 +54,9 @@ def test_kinds_spell_the_same_text() -> None:
     for kind, size in (("bpe", 300), ("unigram", 40), ("words", 20)):
         tokenizer = train_tokenizer(TEXT, size, kind)
         tokens = tokenizer.tokenize("one ändern")
-        assert b"".join(spelled(tokenizer, token) for token in tokens) == " one ändern".encode(), kind
-    assert [spelled(train_tokenizer(TEXT, 260, "bytes"), f"<0x{byte}>") for byte in ("41", "C3")] == [b"A", b"\xc3"]
+        assert b"".join(map(speller(tokenizer.backend_tokenizer), tokens)) == " one ändern".encode(), kind
+    spelled = speller(train_tokenizer(TEXT, 260, "bytes").backend_tokenizer)
+    assert [spelled(f"<0x{byte}>") for byte in ("41", "C3")] == [b"A", b"\xc3"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
@@ -66,8 +67,9 @@ def test_entries_of_both_vocabularies_keep_their_logits(ties, kind) -> None:
     model = of(old, *ties, decoder_start_token_id=2)
     changed = transfer_vocabulary(model, old, new)
     assert (changed.config.vocab_size, changed.config.decoder_start_token_id) == (len(new), 2)
-    texts = {spelled(old, token): id_ for token, id_ in old.get_vocab().items()}
-    entries = {id_: spelled(new, token) for token, id_ in new.get_vocab().items()}
+    of_old, of_new = speller(old.backend_tokenizer), speller(new.backend_tokenizer)
+    texts = {of_old(token): id_ for token, id_ in old.get_vocab().items()}
+    entries = {id_: of_new(token) for token, id_ in new.get_vocab().items()}
     kept = {id_: texts[text] for id_, text in entries.items() if text in texts}
     assert len(kept) > 5
     ids = torch.tensor([list(kept)])
@@ -85,7 +87,7 @@ def test_special_tokens_go_by_their_role() -> None:
     model = tiny_model(vocab_size=10, decoder_start_token_id=0)
     model.generation_config.bad_words_ids = [[0], [7, 8]]
     rows = [[9], [0], [2], [3], [4]]
-    changed = exchange_rows(model, rows, {0: 1, 1: 2, 2: 3})
+    changed = exchange_rows(model, rows, rows, {0: 1, 1: 2, 2: 3})
     config, generation = changed.config, changed.generation_config
     assert (config.pad_token_id, config.eos_token_id, config.decoder_start_token_id) == (1, 3, 1)
     assert generation.bad_words_ids == [[1]]
