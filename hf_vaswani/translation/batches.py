@@ -112,7 +112,7 @@ def _generate(
             bar.update(len(batch))
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> list[list[int]]:
+def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], side: str = "text") -> list[list[int]]:
     """Encodes sentences; raises a `ValueError` for an unpaired UTF-16 surrogate."""
     for number, text in enumerate(sentences, start=1):
         try:
@@ -122,7 +122,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> lis
                 f"Sentence {number} has an unpaired UTF-16 surrogate ({text[error.start]!r}): remove it."
             ) from error
     # A tokenizer does not accept an empty list.
-    ids: list[list[int]] = tokenizer(list(sentences), verbose=False)["input_ids"] if sentences else []
+    ids: list[list[int]] = tokenizer(**{side: list(sentences)}, verbose=False)["input_ids"] if sentences else []
     return ids
 
 
@@ -154,7 +154,7 @@ def log_probabilities(
     """
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
-    source_ids, target_ids = (_encode(tokenizer, side) for side in (sources, targets))
+    source_ids, target_ids = _encode(tokenizer, sources), _encode(tokenizer, targets, "text_target")
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     _check_positions(model, lengths)
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

@@ -18,6 +18,8 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
 from hf_vaswani.training.start import part_of
+from hf_vaswani.translation.batches import log_probabilities
+from hf_vaswani.translation.loading import load_translator
 
 from ..conftest import ROOT, THREADS, tiny_recipe, write_pairs
 from ..conversion.fairseq_folders import simple_folder
@@ -212,7 +214,10 @@ def test_a_foreign_model_continues_on_its_own_pieces(spms, tmp_path) -> None:  #
         total, tokens = total + loss.item() * labels.numel(), tokens + labels.numel()
     first = json.loads((tmp_path / "run" / "validations.jsonl").read_text("utf-8").splitlines()[0])
     assert (first["step"], first["loss"]) == (0, pytest.approx(total / tokens, rel=1e-4))
-    # So does a training that starts from its model.
+    model, tokenizer = load_translator(tmp_path / "run" / "start", torch.float32)
+    found = log_probabilities(model, tokenizer, sources, targets)
+    assert -sum(value for value, _ in found) == pytest.approx(total, rel=1e-4)
+    # So does a training that starts from the new model.
     assert (tmp_path / "run" / "model" / TARGET_FILE).is_file()
 
 
