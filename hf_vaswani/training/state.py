@@ -136,11 +136,6 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
         max_length_offset=evaluation.max_length_offset,
         max_length=evaluation.max_length,
     )
-    count = run.accelerator.num_processes
-    where = f"{count} process{'es' if count > 1 else ''} on {run.accelerator.device}"
-    frozen = model.num_parameters() - model.num_parameters(only_trainable=True)
-    kept = f" ({frozen:,} of them frozen)" if frozen else ""
-    logger.info(f"{model.num_parameters():,} parameters{kept}, {where}")
     return model
 
 
@@ -183,6 +178,12 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     adapters = None
     if training.adapter is not None:
         adapters = attach_adapters(model, training.adapter, run.folder / START)
+    count = accelerator.num_processes
+    trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
+    logger.info(
+        f"{total:,} parameters{f' ({trained:,} of them trained)' if trained < total else ''}, "
+        f"{count} process{'es' if count > 1 else ''} on {accelerator.device}"
+    )
     if training.simcut is not None:
         check_padding(model)
     if training.gradient_checkpointing:

@@ -164,12 +164,14 @@ def test_targets_are_sublayers_or_single_modules() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_every_adapter_learns(tiny_run, tmp_path, checkpointing) -> None:
+def test_every_adapter_learns(tiny_run, tmp_path, checkpointing, capsys) -> None:
     assert adapt(tiny_run, tmp_path, tmp_path / "run", max_steps=4, gradient_checkpointing=checkpointing) == 0
     factors = load_file(tmp_path / "run" / "checkpoint-4" / "adapter_model.safetensors")
     # B begins as zero.
     assert all(weight.abs().max() > 0 for weight in factors.values())
     assert sum("lora_B" in name for name in factors) == 4 + 2 + 4 + 4 + 2
+    trained = sum(weight.numel() for weight in factors.values())
+    assert f"parameters ({trained:,} of them trained), 1 process on" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_adapters_is_not_published(adapted) -> None:
