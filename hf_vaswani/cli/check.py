@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limits",
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=VALUE",
         help="limits in place of those that are proposed, e.g. max_ratio=4 max_length=100",
@@ -272,13 +274,16 @@ def _limits(words: list[str]) -> dict[str, Any]:
         name, _, value = word.partition("=")
         if name not in kinds:
             raise ValueError(f"--limits has {word!r}, but the limits are {', '.join(kinds)}: give NAME=VALUE.")
+        if name in found:
+            raise ValueError(f"--limits has {name} twice: give it once.")
         try:
             found[name] = kinds[name](value)
         except ValueError as error:
             kind = "an integer" if kinds[name] is int else "a number"
             raise ValueError(f"--limits {name} must be {kind}, but it is {value!r}.") from error
-        if not 0 <= found[name] <= 10**9:
-            raise ValueError(f"--limits {name} must be from 0 to 1,000,000,000, but it is {value}.")
+        highest = 1 if name in ("min_letters", "max_foreign") else 10**9
+        if not 0 <= found[name] <= highest:
+            raise ValueError(f"--limits {name} must be from 0 to {highest:,}, but it is {value}.")
     return found
 
 
@@ -303,7 +308,9 @@ def _check_outputs(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {path} exists already: choose another file.")
         if not path.parent.is_dir():
             raise ValueError(f"--{name} {path} is in a folder that does not exist.")
-        if [*given.values()].count(path) > 1:
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"--{name} {path} is in a folder that cannot be written to.")
+        if [other.resolve() for other in given.values()].count(path.resolve()) > 1:
             raise ValueError(f"--{name} {path} is given for two outputs: choose another file.")
         if name in ("output", "rejected") and path.suffix != ".tsv":
             raise ValueError(f"--{name} {path} must end in .tsv, by which a recipe recognizes its format.")
@@ -320,8 +327,9 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
         recipe.target_language if recipe.target_column is None else recipe.target_column,
     )
     # Numbered columns mean that the first line is a pair, in the same columns.
-    places = [name if isinstance(name, int) else i for i, name in enumerate(names)]
-    header = all(isinstance(name, str) for name in names)
+    numbers = [name for name in names if isinstance(name, int)]
+    header = len(numbers) < 2
+    places = [0, 1] if header else numbers
     with contextlib.ExitStack() as stack:
         kept, rejected = (
             stack.enter_context(atomic_lines(path)) if path else None for path in (options.output, options.rejected)
@@ -346,8 +354,8 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
 
 
 def _cell(text: str) -> str:
-    """Returns a text that fits in a cell of a TSV file."""
-    return re.sub(r"[\t\r\n]+", " ", text)
+    """Returns a text that fits in a cell of a TSV file: on one line, without tabs."""
+    return re.sub(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", " ", text)
 
 
 def _write_reports(

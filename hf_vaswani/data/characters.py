@@ -49,10 +49,12 @@ def _kinds() -> tuple[np.ndarray, tuple[str, ...]]:
             kinds[code] = UNSCRIPTED if word in _UNSCRIPTED else scripts.setdefault(word, FIRST_SCRIPT + len(scripts))
         elif category == "Nd":
             kinds[code] = DIGIT
+        elif character in "\t\n\r":
+            kinds[code] = SPACE
+        elif category in ("Cc", "Co", "Cs", "Zl", "Zp") or character == "\ufffd":
+            kinds[code] = DAMAGED
         elif character.isspace():
             kinds[code] = SPACE
-        elif category in ("Cc", "Co", "Cs") or character == "\ufffd":
-            kinds[code] = DAMAGED
     return kinds, tuple(scripts)
 
 
@@ -63,7 +65,7 @@ class Counts:
 
     Attributes:
         kinds (`np.ndarray` of `int64`, of shape `(sentences, kinds)`): characters of each kind; the first columns are
-            `SPACE`, `SIGN`, `DIGIT`, `DAMAGED` (control characters and U+FFFD) and `UNSCRIPTED`, the others scripts.
+            `SPACE`, `SIGN`, `DIGIT`, `DAMAGED` and `UNSCRIPTED`, the others scripts.
         words (`np.ndarray` of `int64`, of shape `(sentences,)`): words separated by white space; in scripts that have
             none between words, such as Han, kana and Thai, each letter counts as a word.
     """
@@ -88,7 +90,7 @@ class Counts:
 
     @property
     def damaged(self) -> np.ndarray:
-        """Control characters and U+FFFD, of shape `(sentences,)`."""
+        """Control characters, line and paragraph separators, and U+FFFD, of shape `(sentences,)`."""
         return self.kinds[:, DAMAGED]
 
     @property

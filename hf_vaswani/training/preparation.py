@@ -34,6 +34,7 @@ from ..processes import on_main_process
 from ..recipe import Recipe
 from ..records import Environment, Text
 from ..run_folder import RECIPE, START, digests, read_environment, write_environment
+from .adapters import target_modules
 from .start import check_start, fit, load_start, settle, write_start
 
 try:
@@ -130,6 +131,8 @@ def _write_start(recipe: Recipe, accelerator: Accelerator, sources: list[Source]
     model, tokenizer = load_start(str(recipe.initialize.from_), recipe.initialize.revision)
     recipe = settle(recipe, model, tokenizer)
     model, tokenizer = fit(recipe, sources, model, tokenizer)
+    if recipe.training.adapter is not None:
+        target_modules(model, recipe.training.adapter.target)
     _write_run_files(recipe, accelerator, evaluated, None)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)

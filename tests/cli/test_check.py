@@ -169,9 +169,12 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
         (["{en}", "{de}", "--output", "clean.txt"], "--output clean.txt must end in .tsv"),
         (["{en}", "{de}", "--output", "{en}"], "exists already: choose another file"),
         (["{en}", "{de}", "--json", "no/where.json"], "is in a folder that does not exist"),
-        (["{en}", "{de}", "--output", "a.tsv", "--rejected", "a.tsv"], "is given for two outputs"),
+        (["{en}", "{de}", "--output", "a.tsv", "--rejected", "./a.tsv"], "is given for two outputs"),
+        (["{en}", "{de}", "--output", "link/a.tsv", "--rejected", "a.tsv"], "is given for two outputs"),
         (["{en}", "{de}", "--limits", "ratio=3"], "--limits has 'ratio=3', but the limits are max_length,"),
         (["{en}", "{de}", "--limits", "max_length=long"], "--limits max_length must be an integer, but it is 'long'"),
+        (["{en}", "{de}", "--limits", "min_letters=1.5"], "--limits min_letters must be from 0 to 1, but it is 1.5"),
+        (["{en}", "{de}", "--limits", "max_urls=1", "--limits", "max_urls=2"], "--limits has max_urls twice"),
         (["{en}", "{de}", "--limits", "max_ratio=nan"], "--limits max_ratio must be from 0 to"),
         (["{en}", "{de}", "--data.tran_files=x"], "did you mean"),
         (["recipe.yaml", "{en}"], "A recipe is checked alone"),
@@ -179,6 +182,7 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
 )
 def test_bad_arguments_are_one_sentence(text, tmp_path, capsys, monkeypatch, arguments, message) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert main(["check", *(word.format(en=text[0], de=text[1]) for word in arguments)]) == 2
     error = capsys.readouterr().err

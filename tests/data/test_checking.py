@@ -47,6 +47,8 @@ def test_sound_pairs(source, target) -> None:
         (ENGLISH, "Der Mann sagt: â€žHallo!â€œ", "encoding"),
         (ENGLISH, "Der \ufffdlteste Mann liest im Park eine Zeitung.", "encoding"),
         (ENGLISH, "Der alte Mann\x07 liest im Park eine Zeitung.", "encoding"),
+        (ENGLISH, "Der alte Mann\x0bliest im Park eine Zeitung.", "encoding"),
+        (ENGLISH, "Der alte Mann\u2028liest im Park eine Zeitung.", "encoding"),
         (ENGLISH, ENGLISH, "identical"),
         (ENGLISH * 30, GERMAN * 30, "length"),
         ("x" * 5000, "y" * 5000, "length"),

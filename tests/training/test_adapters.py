@@ -163,6 +163,13 @@ def test_targets_are_sublayers_or_single_modules() -> None:
         target_modules(model, [])
 
 
+def test_a_wrong_target_leaves_no_run(tiny_run, tmp_path, capsys) -> None:
+    adapter = "{rank: 2, alpha: 8, dropout: 0.1, target: [fc3]}"
+    assert adapt(tiny_run, tmp_path, tmp_path / "run", adapter=adapter) == 2
+    assert "training.adapter.target has 'fc3'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_every_adapter_learns(tiny_run, tmp_path, checkpointing, capsys) -> None:
     assert adapt(tiny_run, tmp_path, tmp_path / "run", max_steps=4, gradient_checkpointing=checkpointing) == 0
