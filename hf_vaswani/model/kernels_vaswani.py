@@ -295,22 +295,24 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         state_grad = torch.empty_like(inputs) if needs_state_grad else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
         size = positions_at_once(weight)
+        # On a CPU, all work of the size of the vocabulary is done while a few positions are in its cache.
+        rows = max(1, 2**18 // vocab_size) if states.device.type == "cpu" else size
         for start in range(0, len(labels), size):
             part, true = inputs[:, start : start + size], labels[start : start + size, None].expand(2, -1, -1)
             logits = part @ matrix.T  # [2, positions, vocab_size]
-            logs = torch.log_softmax(logits, dim=2, dtype=torch.float32)
-            true_logs = logs.gather(2, true)
-            # log(sum(exp(z))) is the difference between a logit and its log-probability.
-            normalizers = logits.gather(2, true) - true_logs
-            total += (factors * ((1 - rest) * normalizers - rest * true_logs)).sum()
-            divergence, gradient = _divergence(logs, consistency)
-            total += divergence
-            gradient.scatter_add_(2, true, (-rest * factors).expand(true.shape))
-            gradient = gradient.to(dtype)
+            for block, true_block in zip(logits.split(rows, dim=1), true.split(rows, dim=1), strict=True):
+                true_logits, largest = block.gather(2, true_block).float(), block.amax(dim=2, keepdim=True).float()
+                probabilities = torch.softmax(block, dim=2, dtype=torch.float32)
+                # log(sum(exp(z))): the largest probability is exp(largest z) over that sum.
+                normalizers = largest - probabilities.amax(dim=2, keepdim=True).log()
+                total += (factors * (normalizers - rest * true_logits)).sum()
+                difference = torch.sub(*block.float()).sub_(normalizers[0] - normalizers[1])
+                total += _divergence(probabilities, difference, consistency)
+                block.copy_(probabilities.scatter_add_(2, true_block, (-rest * factors).expand(true_block.shape)))
             if state_grad is not None:
-                state_grad[:, start : start + size] = gradient @ matrix
+                state_grad[:, start : start + size] = logits @ matrix
             if weight_grad is not None:
-                weight_grad += gradient.flatten(0, 1).T @ part.flatten(0, 1)
+                weight_grad += logits.flatten(0, 1).T @ part.flatten(0, 1)
         if state_grad is not None:
             state_grad = state_grad.to(states.dtype).sub_(factors * share * sum_of_rows)
         if weight_grad is not None:
@@ -327,30 +329,29 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         return *scaled, None, None, None, None, None
 
 
-def _divergence(logs: torch.Tensor, consistency: Consistency) -> tuple[torch.Tensor, torch.Tensor]:
+def _divergence(probabilities: torch.Tensor, difference: torch.Tensor, consistency: Consistency) -> torch.Tensor:
     """
-    Computes the divergences between two passes, with their gradients and those of the cross-entropies' normalizers.
+    Computes the divergences between two passes.
 
     Args:
-        logs (`torch.Tensor` of shape `(2, positions, vocab_size)`): log-probabilities, which are overwritten.
+        probabilities (`torch.Tensor` of shape `(2, positions, vocab_size)`): distributions p and q. They become the
+            gradients of the divergences and of the cross-entropies' normalizers by the logits.
+        difference (`torch.Tensor` of shape `(positions, vocab_size)`): log(p) - log(q), which is overwritten.
         consistency ([`Consistency`]): weights.
 
     Returns:
-        Two `torch.Tensor`: the weighted sum of the divergences, and the gradients by the logits, of the shape of
-        `logs`.
+        `torch.Tensor`, the weighted sum of the divergences.
     """
     second, forward, backward = consistency
-    gradient = logs.exp()
-    p, q = gradient[0].clone(), gradient[1]
-    difference = logs[0].sub_(logs[1])
-    p_to_q = (p * difference).sum(dim=1, keepdim=True)
-    q_to_p = -(q * difference).sum(dim=1, keepdim=True)
-    total = forward * p_to_q.sum() + backward * q_to_p.sum()
-    gradient[0].mul_(forward * (difference - p_to_q) + (1 - second + backward))
-    if backward:
-        gradient[0].sub_(q, alpha=backward)
-        q.mul_(second + forward - backward * (difference + q_to_p))
-    else:
-        q.mul_(second + forward)
-    q.sub_(p, alpha=forward)
-    return total, gradient
+    p, q = probabilities
+    p_to_q = torch.linalg.vecdot(p, difference)[:, None]
+    total = forward * p_to_q.sum()
+    if not backward:
+        q.mul_(second + forward).sub_(p, alpha=forward)
+        p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second))
+        return total
+    q_to_p = -torch.linalg.vecdot(q, difference)[:, None]
+    by_second = q * (second + forward - backward * (difference + q_to_p)) - forward * p
+    p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second + backward)).sub_(q, alpha=backward)
+    q.copy_(by_second)
+    return total + backward * q_to_p.sum()
