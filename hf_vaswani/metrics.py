@@ -210,8 +210,17 @@ def paired_bootstrap(
     signatures, results = test()
     (metric, signature), *_ = signatures.items()
     first, second = results[metric]
-    # sacreBLEU counts no sample that differs as little as equal systems do, so their p-value would be the lowest.
-    return (1.0 if first.score == second.score else float(second.p_value)), str(signature)
+    return float(_p_value(second, first)), str(signature)  # type: ignore[arg-type]
+
+
+def _p_value(result: Any, baseline: Any) -> float | None:
+    """
+    Returns the p-value that sacreBLEU gives a system, but 1 if its score is that of the baseline: sacreBLEU counts no
+    sample that differs as little as equal systems do, so their p-value would be the lowest.
+    """
+    if result.p_value is None:
+        return None
+    return 1.0 if result.score == baseline.score else float(result.p_value)
 
 
 def compare(
@@ -256,8 +265,8 @@ def compare(
             score=bootstrap.score,
             mean=float(bootstrap.mean),
             interval=float(bootstrap.ci),
-            p_bootstrap=bootstrap.p_value,
-            p_randomization=randomization.p_value,
+            p_bootstrap=_p_value(bootstrap, results["bs"][metric][0]),
+            p_randomization=_p_value(randomization, results["ar"][metric][0]),
             signature=f"{signature}|ar:{trials}",
         )
         for metric, signature in signatures["bs"].items()

@@ -323,7 +323,7 @@ class TrainingRecipe:
     sees the pair with some embeddings set to zero, and the divergence of its predictions from those of the first pass
     is added to the loss. `{alpha: 3.0, p: 0.05}` are the published weight and probability; `null` disables it."""
     r_drop: RDropRecipe | None = None
-    """R-Drop (Wu et al., 2021), in about twice the time an update: two passes differ by their dropout, and the
+    """R-Drop (Wu et al., 2021), at about twice the time per update: two passes differ by their dropout, and the
     divergence between their predictions is added to the loss. `{alpha: 5.0}` is the published weight; `null` disables
     it. Excludes `simcut`."""
     freeze: list[Part] = field(default_factory=list)
@@ -433,9 +433,10 @@ class HubRecipe:
     """Minimum BLEU for publishing: on the test set for the model, on the validation set for a checkpoint. Nothing is
     published without a BLEU."""
     not_worse_than: str | None = None
-    """Model that the published one must not be worse than: `start`, the model of `initialize.from`; `last_push`, what
-    `repo_id` has now; or another model: its id on the Hub, its folder, or that of its run. On no test set may the
-    BLEU be significantly lower in a paired bootstrap test (p < 0.05). `null` compares with none."""
+    """Model that the published one must not be worse than: `start`, the model of `initialize.from`, if the run takes
+    all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the Hub, its
+    folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test (p <
+    0.05). Compared when something is published. `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""

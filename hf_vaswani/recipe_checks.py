@@ -132,8 +132,13 @@ def _check_initialize(initialize: InitializeRecipe) -> None:
             "initialize.add_tokens extends the vocabulary of the model, but initialize.vocabulary 'transfer' "
             "exchanges it: leave one of them out."
         )
-    if not all(token.strip() for token in initialize.add_tokens):
-        raise ValueError(f"initialize.add_tokens must not have blank entries, but it is {initialize.add_tokens}.")
+    if not all(token and token == token.strip() for token in initialize.add_tokens):
+        raise ValueError(
+            "initialize.add_tokens must not have blank entries or spaces around an entry, but it is "
+            f"{initialize.add_tokens}."
+        )
+    if len(set(initialize.add_tokens)) < len(initialize.add_tokens):
+        raise ValueError(f"initialize.add_tokens has an entry twice: {initialize.add_tokens}.")
 
 
 def _check_adapter(recipe: Recipe) -> None:
@@ -191,11 +196,18 @@ def check_baseline(recipe: Recipe, where: str) -> None:
         where (`str`): name of the setting in the error message.
 
     Raises:
-        ValueError: it is `start` without `initialize.from`, or neither a word of the manual, a folder nor an id.
+        ValueError: it is `start` in a run that starts from no model, or not from a whole one; or neither a word of
+            the manual, a folder nor an id.
     """
     than = recipe.hub.not_worse_than
     if than == "start" and recipe.initialize.from_ is None:
         raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
+    if than == "start" and (recipe.initialize.parts is not None or recipe.initialize.vocabulary == "transfer"):
+        key = "parts" if recipe.initialize.parts is not None else "vocabulary 'transfer'"
+        raise ValueError(
+            f"{where} is 'start', but with initialize.{key}, the run does not start from the whole model: name the "
+            f"model itself, {recipe.initialize.from_}."
+        )
     if than in (None, "start", "last_push") or (than and Path(than).is_dir()):
         return
     try:

@@ -207,7 +207,9 @@ def _explained(message: str) -> str:
     if given is not None and hint is not None:
         kinds = list(dict.fromkeys(_kinds(hint)))
         expected = " or ".join([", ".join(kinds[:-1]), kinds[-1]]) if kinds[1:] else kinds[0]
-        return f"{spelled(key)} must be {expected}, but it is {shown(given[1].strip())}."
+        # The value of a list that is wrong may be one of its items.
+        found = "it is or has" if "a list" in expected else "it is"
+        return f"{spelled(key)} must be {expected}, but {found} {shown(given[1].strip())}."
     message = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
     return shortened(re.sub(r"\S{81,}", lambda word: shortened(word[0], 80), message), 400)
 
@@ -231,7 +233,7 @@ def _kinds(hint: Any) -> list[str]:
         return [kind for part in get_args(hint) for kind in _kinds(part)]
     if get_origin(hint) is list:
         words = _kinds(get_args(hint)[0])
-        return [f"a list of {', '.join(words)}" if words[1:] else "a list"]
+        return [f"a list of {', '.join(words)}" if words[1:] else "a list, as in [a, b]"]
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
     return [names.get(hint, "{language: file}")]
 

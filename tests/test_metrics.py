@@ -110,6 +110,9 @@ def test_significance_tests_tell_a_difference_from_chance() -> None:
         assert same_row.p_bootstrap > 0.05 and same_row.p_randomization > 0.05
         assert bad_row.p_bootstrap < 0.05 and bad_row.p_randomization < 0.05
         assert abs(first.mean - first.score) < first.interval
+    # Equal translations differ by chance alone, whatever sacreBLEU counts.
+    equal = compare({"good": good, "copy": good}, references, samples=50, trials=50)[1::2]
+    assert [(row.p_bootstrap, row.p_randomization) for row in equal] == [(1.0, 1.0)] * 3
     assert found[0].score == BLEU().corpus_score(good, [references]).score
     assert "bs:200" in found[0].signature and "ar:500" in found[0].signature and "seed:12345" in found[0].signature
 

@@ -21,6 +21,16 @@ from .conftest import write_recipe
         ("validation_sets: {a.b: {dataset: a/b}}", "has the name 'a.b', but a name consists of at most 60 letters"),
         ("validation_sets: {../x: {dataset: a/b}}", "has the name '../x', but a name consists of"),
         ("hub: {not_worse_than: start}", "hub.not_worse_than is 'start', but the run starts from no model"),
+        (
+            "{initialize: {from: a/b, parts: [encoder]}, hub: {not_worse_than: start}}",
+            "with initialize.parts, the run does not start from the whole model: name the model itself, a/b",
+        ),
+        (
+            "{initialize: {from: a/b, vocabulary: transfer}, hub: {not_worse_than: start}}",
+            "with initialize.vocabulary 'transfer', the run does not start from the whole model",
+        ),
+        ("initialize: {from: a/b, add_tokens: [<2de>, <2de>]}", "initialize.add_tokens has an entry twice"),
+        ("initialize: {from: a/b, add_tokens: [' <2de>']}", "blank entries or spaces around an entry"),
         ("hub: {not_worse_than: lastpush}", "hub.not_worse_than must be start, last_push, the folder of a model or"),
         ("hub: {not_worse_than: ''}", "hub.not_worse_than must be start, last_push"),
     ],

@@ -106,7 +106,7 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
         ("training.simcut", "{beta: 3}", "unknown key 'training.simcut.beta': did you mean 'training.simcut.p'"),
         ("training.simcut", "{alpha: x}", "training.simcut.alpha must be a number, but it is 'x'"),
         ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),
-        ("training.adapter", "{target: q_proj}", "training.adapter.target must be a list, but it is 'q_proj'"),
+        ("training.adapter", "{target: q_proj}", "target must be a list, as in [a, b], but it is or has 'q_proj'"),
         ("training.adapter", "{rank: null}", "training.adapter.rank must have a value, for example its default 16"),
         (
             "training.freeze",

@@ -104,14 +104,18 @@ def _check(options: argparse.Namespace) -> None:
             f"The recipe has {1 + len(recipe.more_data)} sources, but --output and --rejected take the pairs of one: "
             "to write them, check the files of each source by themselves."
         )
-    from ..data.sources import held_out_text, read_sources
+    from ..data.sources import held_out_text, read_sources, read_validation_sets
 
     _hide_progress_of_datasets()
-    sources = read_sources(recipe)
-    held_out = held_out_text(sources)
+    sources, sets = read_sources(recipe), read_validation_sets(recipe)
+    held_out = held_out_text([*sources, *sets])
     reports = _reports(options, sources, held_out)
     for (i, split), (pairs, found) in held_out.counts().items():
-        reports[i].held_out[split] = {"pairs": pairs, "found": found}
+        # A set without training text is reported with the last source.
+        report, name = (
+            (reports[i], split) if i < len(sources) else (reports[-1], f"{sets[i - len(sources)].name} {split}")
+        )
+        report.held_out[name] = {"pairs": pairs, "found": found}
     _write_reports(options, reports, draw)
 
 
@@ -149,6 +153,11 @@ def _reports(
     reports = []
     for source in sources:
         checker = Checker((source.recipe.source_language, source.recipe.target_language), identifier)
+        for language in checker.unknown:
+            logger.warning(
+                f"py3langid does not know the language {language!r}, so it is not looked for: give its code of two "
+                "letters, e.g. --languages en de"
+            )
         report = _new_report(source, checker, limits)
         with _written(options, source) as write:
             for pairs in _parts(source):
@@ -281,9 +290,9 @@ def _limits(words: list[str]) -> dict[str, Any]:
         except ValueError as error:
             kind = "an integer" if kinds[name] is int else "a number"
             raise ValueError(f"--limits {name} must be {kind}, but it is {value!r}.") from error
-        highest = 1 if name in ("min_letters", "max_foreign") else 10**9
-        if not 0 <= found[name] <= highest:
-            raise ValueError(f"--limits {name} must be from 0 to {highest:,}, but it is {value}.")
+        lowest, highest = int(name == "max_ratio"), 1 if name in ("min_letters", "max_foreign") else 10**9
+        if not lowest <= found[name] <= highest:
+            raise ValueError(f"--limits {name} must be from {lowest} to {highest:,}, but it is {value}.")
     return found
 
 
@@ -314,6 +323,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {path} is given for two outputs: choose another file.")
         if name in ("output", "rejected") and path.suffix != ".tsv":
             raise ValueError(f"--{name} {path} must end in .tsv, by which a recipe recognizes its format.")
+        if name == "plot" and path.suffix != ".png":
+            raise ValueError(f"--plot {path} must end in .png.")
 
 
 @contextlib.contextmanager

@@ -14,12 +14,16 @@ from ..recipe import Alteration, AugmentRecipe
 FINAL_MARKS = "".join((*MARKS, *WIDE_MARKS)) + "։።།។။"
 AFTER_MARKS = CLOSING + WIDE_CLOSING + WHITE_SPACE + "\u3000"
 
-# Never altered: a language tag in front, and entities, which some corpora have for quotation marks and apostrophes.
-KEPT = r"^<2[^<>\s]+>|&#?\w+;"
+# Never altered: a language tag in front; entities, which some corpora have for quotation marks and apostrophes; and
+# everything that a program reads: tags, placeholders of C, Python and the shell, addresses, and code in backticks.
+KEPT = (
+    r"^<2[^<>\s]+>|&#?\w+;|</?[A-Za-z][^<>]*>|%\(\w+\)[a-z]|%(?:\d+\$)?[sdifr]\b|\$?\{[^{}\s]*\}"
+    r"|(?:https?://|www\.)\S+|(?::[A-Za-z][\w:+-]{0,50}:)?`{1,3}[^`]+`{1,3}"
+)
 # A word begins with a letter or digit. The rest of a contraction, as in "it 's", is no word of its own.
-WORD = re.compile(rf"(?:['’]|&apos;|&#39;)(?:s|t|m|d|re|ve|ll)\b|{KEPT}|\w[\w'’\u0300-\u036f]*")
+WORD = re.compile(rf"(?:['’]|&apos;|&#39;)(?:s|t|m|d|re|ve|ll)\b|{KEPT}|(?P<word>\w[\w'’\u0300-\u036f]*)")
 # Names of files and users, addresses, numbers and markup have no typing errors.
-TECHNICAL = re.compile(rf"{KEPT}|[\d@/\\_<>{{}}=]|\w[.:]\w")
+TECHNICAL = re.compile(rf"{KEPT}|[\d@/\\_<>{{}}=%`]|\w[.:]\w")
 
 # One word in so many has a typing error.
 WORDS_PER_TYPO = 15
@@ -51,8 +55,8 @@ def title(text: str) -> str:
     def capitalized(word: re.Match[str]) -> str:
         return word[0][0].title() + word[0][1:]
 
-    # The first character of what is not a word has no case.
-    return WORD.sub(lambda word: word[0] if word[0][0] in "<&'’" else capitalized(word), text)
+    # The other parts of the pattern match what stays as it is.
+    return WORD.sub(lambda match: capitalized(match) if match["word"] else match[0], text)
 
 
 def no_final_mark(text: str) -> str:

@@ -53,9 +53,16 @@ def _misread() -> re.Pattern[str]:
     follow = set(bytes(range(0x80, 0xC0)).decode("cp1252", errors="ignore")) | {
         chr(code) for code in range(0x80, 0xC0)
     }
-    # Quotation marks and dashes follow upper-case letters in sound text, too; no word ends in these two.
-    plain = re.escape("".join(sorted(follow - set("‘’‚“”„–—…«»‹›\xa0"))))
-    return re.compile(f"[ÂÃ][{re.escape(''.join(sorted(follow)))}]|â(?:€|‚¬|„¢)|[ÄÅÎÏÐÑ][{plain}]|[à-ï][{plain}]{{2}}")
+    # Quotation marks and dashes follow upper-case letters in sound text, too: IRMÃ, AMANHÃ.
+    marks = "‘’‚“”„–—…«»‹›\xa0"
+    plain = re.escape("".join(sorted(follow - set(marks))))
+    ends_word = rf"(?<![A-ZÀ-Þ])[ÂÃ][{marks}]|[ÂÃ][{marks}](?=[^\W\d_])"
+    # Square and cubic ångström begin a word, and misread letters rarely do.
+    exponents = "[ÄÎÏÐÑ][²³]|(?<=[^\\W\\d_])Å[²³]"
+    plain_but_exponents = re.escape("".join(sorted(follow - set(marks + "²³"))))
+    return re.compile(
+        f"[ÂÃ][{plain}]|{ends_word}|â(?:€|‚¬|„¢)|[ÄÅÎÏÐÑ][{plain_but_exponents}]|{exponents}|[à-ï][{plain}]{{2}}|ï»¿"
+    )
 
 
 _MISREAD = _misread()
@@ -158,6 +165,12 @@ class Checker:
         known = set() if identifier is None else set(identifier.labels)
         base = [re.split("[-_]", code.lower())[0] for code in languages]
         self.codes = tuple(code if code in known else "" for code in base)
+        # Languages that cannot be judged.
+        self.unknown = [
+            language
+            for language, code in zip(languages, self.codes, strict=True)
+            if identifier is not None and not code
+        ]
 
     def measure(self, sources: Sequence[str], targets: Sequence[str]) -> Measures:
         """
@@ -231,7 +244,7 @@ class Checker:
             "urls": urls > limits.max_urls,
             "markup": markup > limits.max_markup,
         }
-        if not measures.languages:
+        if not measures.languages or not any(self.codes):
             del found["language"]
         return {reason: flags if reason == "empty" else flags & ~empty for reason, flags in found.items()}
 
@@ -263,7 +276,10 @@ class Checker:
             max_numbers=max(default.max_numbers, differences[0]),
             max_urls=max(default.max_urls, differences[1]),
             max_markup=max(default.max_markup, differences[2]),
-            max_foreign=max(default.max_foreign, math.ceil(100 * reached(measures.foreign(self.codes))) / 100),
+            # A limit of 1 would let everything pass.
+            max_foreign=min(
+                0.99, max(default.max_foreign, math.ceil(100 * reached(measures.foreign(self.codes))) / 100)
+            ),
         ), norm
 
     def norm(self, measures: Measures) -> Norm:
@@ -306,7 +322,7 @@ def _differences(sources: Sequence[str], targets: Sequence[str], digits: np.ndar
     for i in np.flatnonzero(digits.any(axis=1)).tolist():
         numbers = _numbers(sources[i]), _numbers(targets[i])
         # The same digits may stand in other groups: 2,500 and 2 500, or 7:30 and 7.30.
-        if sorted("".join(numbers[0])) != sorted("".join(numbers[1])):
+        if "".join(numbers[0]) != "".join(numbers[1]):
             found[i, 0] = _without_counterpart(*numbers)
     for i, (source, target) in enumerate(zip(sources, targets, strict=True)):
         text = source + target

@@ -34,7 +34,7 @@ LONGEST_FIELD = 10_000_000
 BYTE_ORDER_MARK = "\ufeff"
 
 SIDES = ("source", "target")
-ADVICE = "Name the two sides with data.source_column and data.target_column, or with --columns of evaluate."
+ADVICE = "Name the two sides with data.source_column and data.target_column, or with --columns."
 TEXT = datasets.Features({side: datasets.Value("string") for side in SIDES})
 
 T = TypeVar("T")

@@ -337,7 +337,9 @@ def _facts(
     if hardware := environment.gpu or environment.cpu:
         yield (
             "hardware",
-            f"{processes} x {hardware}" if environment.gpu else f"{threads} threads on {hardware}",
+            f"{processes} x {hardware}"
+            if environment.gpu
+            else f"{threads} {'thread' if threads == 1 else 'threads'} on {hardware}",
         )
     if seconds := scored.seconds:
         yield "training time", f"{_duration(seconds)}, validations included"

@@ -106,11 +106,13 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
 
 def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
     """
-    Checks that a BLEU is high enough for publishing.
+    Checks that a model is whole, and that its BLEU is high enough for publishing.
 
     Raises:
-        ValueError: it is below `min_bleu`, NaN or missing.
+        ValueError: the folder has only adapters, or the BLEU is below `min_bleu`, NaN or missing.
     """
+    if has_adapter(folder):
+        raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
     # A NaN fails this comparison, but would pass `bleu < min_bleu`.
     if bleu is None or not bleu >= min_bleu:
         found = "missing" if bleu is None else f"{bleu:.2f}"
@@ -141,8 +143,6 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     """
     scored = read_score(run_dir, folder)
     check_score(folder, scored.bleu, hub.min_bleu)
-    if has_adapter(folder):
-        raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)

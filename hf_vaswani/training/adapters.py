@@ -1,5 +1,6 @@
 """Low-rank adapters (LoRA, Hu et al., 2021) in a training, on PEFT: attached, saved and loaded again."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def attach_adapters(model: VaswaniForConditionalGeneration, adapter: AdapterReci
         lora_dropout=adapter.dropout,
         target_modules=target_modules(model, adapter.target),
     )
-    adapters = peft.get_peft_model(model, settings)
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that transformers is about to rename.
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        adapters = peft.get_peft_model(model, settings)
     # PEFT would take the name from the config of the model, which has none in a training.
     settings.base_model_name_or_path = str(start)
     return adapters

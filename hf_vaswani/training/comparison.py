@@ -21,11 +21,13 @@ from ..run_folder import (
     START_TRANSLATIONS,
     TRANSLATIONS,
     checkpoint_folder,
+    list_checkpoints,
     read_recipe,
     read_translations,
 )
 from ..translation.baseline import Baseline
 from .preparation import Run
+from .start import check_start
 from .state import TrainState
 from .validation import share, translate_and_score
 
@@ -53,10 +55,13 @@ def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
         `str`: its folder or its id on the Hub, or `None` if nothing was published before.
 
     Raises:
-        ValueError: the run has not kept the model that it started from.
+        ValueError: the run has not kept the model that it started from, or that was changed.
         PublishingError: the Hub refused, or could not be reached.
     """
     if hub.not_worse_than == "start":
+        checkpoints = list_checkpoints(run_dir)
+        if checkpoints:
+            check_start(run_dir, checkpoints[-1])
         if not (run_dir / START).is_dir():
             raise ValueError(
                 f"hub.not_worse_than is 'start', but {run_dir} has not kept the model that it started from, "
@@ -109,9 +114,12 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     }
 
 
-def check_loading(name: str) -> None:
-    """Raises a `ValueError` if a model cannot be loaded, or cannot translate."""
-    Baseline(named_model(name), "cpu")
+def check_loading(name: str, where: str) -> None:
+    """Raises a `ValueError` that begins with `where` if a model cannot be loaded, or cannot translate."""
+    try:
+        Baseline(named_model(name), "cpu")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def offer_checkpoint(run: Run, state: TrainState, publisher: Publisher | None) -> None:

@@ -131,7 +131,8 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         checkpoint = on_main_process(accelerator, _intact_checkpoint, recipe)
         if checkpoint is None and recipe.hub.not_worse_than not in (None, "start", "last_push"):
             # Days later, at the end of the training, would be late.
-            on_main_process(accelerator, check_loading, str(recipe.hub.not_worse_than))
+            on_main_process(accelerator, check_loading, str(recipe.hub.not_worse_than), "hub.not_worse_than")
+        _warn_of_warmup(recipe.training)
         # All processes draw the same initial weights; `build_state` then gives each a dropout of its own.
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
@@ -161,6 +162,14 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         if publisher is not None:
             publisher.wait()
     return result
+
+
+def _warn_of_warmup(training: TrainingRecipe) -> None:
+    if training.schedule != "noam" and training.warmup_steps >= training.max_steps:
+        logger.warning(
+            f"training.warmup_steps ({training.warmup_steps:,}) is not below training.max_steps "
+            f"({training.max_steps:,}): the learning rate never reaches training.peak_learning_rate"
+        )
 
 
 @contextmanager
@@ -240,7 +249,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                 validate(run, state.eval_model(), step)
                 if not last and on_main_process(accelerator, _has_stalled, run.recipe, step):
                     last = True
-                    logger.info(f"update {step}: stopping early, {training.patience} validations without a new best")
+                    logger.info(f"update {step}: stopping early, patience of {training.patience} without a new best")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, state)

@@ -72,11 +72,14 @@ def load_start(name: str, revision: str | None) -> tuple[VaswaniForConditionalGe
         ValueError: the model does not exist, is damaged or of an unknown kind, or cannot be converted.
     """
     path = _model_in(_local(name, revision))
-    check_weights(path)
-    if not _is_vaswani(path):
+    try:
+        check_weights(path)
+        if _is_vaswani(path):
+            return _load(path)
         with TemporaryDirectory() as temporary:
             return _load(_converted(path, Path(temporary) / MODEL))
-    return _load(path)
+    except ValueError as error:
+        raise ValueError(f"initialize.from is {name}: {error}") from error
 
 
 def _local(name: str, revision: str | None) -> Path:
@@ -129,7 +132,7 @@ def _converted(path: Path, folder: Path) -> Path:
         convert(path, folder, "vaswani")
     except ImportError as error:
         # An error that all processes hear of.
-        raise ValueError(f"initialize.from is {path}, which must be converted: {error}") from error
+        raise ValueError(f"The model must be converted: {error}") from error
     return folder
 
 
@@ -238,7 +241,8 @@ def resumed_recipe(recipe: Recipe) -> Recipe:
         recipe ([`Recipe`]): the recipe as it was given.
 
     Returns:
-        [`Recipe`]: complete if the run has a checkpoint or a result; otherwise as it was.
+        [`Recipe`]: complete if the run has a checkpoint or a result, also of another start, so that a message names
+            nothing else; otherwise as it was.
     """
     run_dir = Path(recipe.run_dir)
     if recipe.initialize.from_ is None or not run_dir.is_dir():
@@ -249,7 +253,7 @@ def resumed_recipe(recipe: Recipe) -> Recipe:
         recorded = read_progress(checkpoints[-1]).recipe
     elif (run_dir / RESULT).is_file() and (run_dir / RECIPE).is_file():
         recorded = load_recipe([str(run_dir / RECIPE)]).flat()
-    if recorded is None or recorded.get("initialize.from") != recipe.initialize.from_:
+    if recorded is None:
         return recipe
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
     names += [f"evaluation.{name}" for name in SEARCH] + ["tokenizer.decoder_start"]

@@ -21,6 +21,7 @@ MATRICES = (
     "lm_head.weight",
     "lm_head.bias",
 )
+LANGUAGE_TAG = re.compile(r"<2\S+>")
 # Settings of a generation config that have ids.
 ID_SETTINGS = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
@@ -37,13 +38,13 @@ def add_entries(
     Args:
         model ([`VaswaniForConditionalGeneration`]): the model; its old logits stay what they were.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, changed in place.
-        tokens (`Sequence[str]`): new entries. They absorb the spaces around them, as language tags do.
+        tokens (`Sequence[str]`): new entries: language tags, which absorb the spaces around them, or whole words.
 
     Returns:
         [`VaswaniForConditionalGeneration`]: a model with a row for each entry.
 
     Raises:
-        ValueError: an entry is in the vocabulary already.
+        ValueError: an entry is in the vocabulary already, or text with it would not be decoded as it was.
     """
     known = tokenizer.get_vocab()
     for token in tokens:
@@ -53,9 +54,23 @@ def add_entries(
             )
     sides = [_Side(tokenizer, is_target) for is_target in (False, True)]
     spellings = [[side.pieces(token) for token in tokens] for side in sides]
+    words = [token for token in tokens if not LANGUAGE_TAG.fullmatch(token)]
+    decoded = {word: _decoded_between_words(tokenizer, word) for word in words}
+    tags = [LANGUAGE_TAG.fullmatch(token) is not None for token in tokens]
     tokenizer.add_tokens(
-        [AddedToken(token, lstrip=True, rstrip=True, normalized=False, special=False) for token in tokens]
+        [
+            AddedToken(token, lstrip=tag, rstrip=tag, single_word=not tag, normalized=False, special=False)
+            for token, tag in zip(tokens, tags, strict=True)
+        ]
     )
+    for word in words:
+        for before, after in zip(decoded[word], _decoded_between_words(tokenizer, word), strict=True):
+            if after not in (before, f"a {word} b"):
+                raise ValueError(
+                    f"initialize.add_tokens has {word!r}, but with it, the tokenizer of the model would read "
+                    f"{before!r} as {after!r}: leave it out. Language tags such as <2de> can be added to every "
+                    "vocabulary."
+                )
     rows = []
     for spelling in spellings:
         found = [[id_] for id_ in range(model.config.vocab_size)]
@@ -96,6 +111,12 @@ def transfer_vocabulary(
     # A decoder that starts with </s> still does.
     ids = {before: after for after, before in roles.items()}
     return exchange_rows(model, *_filled(rows, sides[0].everything), ids)
+
+
+def _decoded_between_words(tokenizer: PreTrainedTokenizerBase, word: str) -> list[str]:
+    """Returns what remains of a word between two others when source and target text are encoded and decoded."""
+    sides = [backend(tokenizer, is_target) for is_target in (False, True)]
+    return [side.decode(side.encode(f"a {word} b").ids) for side in sides]
 
 
 class _Side:

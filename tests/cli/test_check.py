@@ -76,6 +76,17 @@ def test_good_pairs_and_bad_ones_with_reasons(text, tmp_path, capsys) -> None:
     assert "defaults, because there is no validation set" in said
 
 
+def test_a_set_without_training_text_is_compared_too(text, tmp_path, capsys) -> None:
+    leaked = dict(zip(("en", "de"), write(tmp_path, "leaked", GOOD[:1]), strict=True))
+    sets = f"--validation_sets={json.dumps({'leaked': {'test_files': leaked}})}"
+    assert main(["check", *text, sets, "--no-language", "--json", str(tmp_path / "report.json")]) == 0
+    (source,) = json.loads((tmp_path / "report.json").read_text("utf-8"))["sources"]
+    assert source["held_out"] == {"test": {"pairs": 2, "found": 1}, "leaked test": {"pairs": 1, "found": 1}}
+    # The pair is there twice.
+    assert source["reasons"]["held_out"] == 3
+    assert "1 of 1 leaked test pairs" in capsys.readouterr().out
+
+
 def test_a_recipe_with_its_overrides_and_a_clean_text_for_it(tmp_path, capsys) -> None:
     recipe = tiny_recipe(tmp_path)
     output = tmp_path / "clean.tsv"
@@ -137,7 +148,7 @@ def test_a_picture(text, tmp_path) -> None:
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_languages(tmp_path, capsys) -> None:
+def test_languages(tmp_path, capsys, caplog) -> None:
     pytest.importorskip("py3langid", reason="the extra `clean` is not installed")
     english = "A very young woman is singing on a big stage."
     pairs = [*GOOD, (english, "Une très jeune femme chante sur une grande scène.")]
@@ -145,6 +156,8 @@ def test_languages(tmp_path, capsys) -> None:
     assert main(["check", *paths, "--rejected", str(tmp_path / "rejected.tsv")]) == 0
     assert [row[:2] for row in read(tmp_path / "rejected.tsv")[1:]] == [["4", "language"]]
     assert "languages" in capsys.readouterr().out
+    assert main(["check", *paths, "--languages", "english", "de"]) == 0
+    assert "py3langid does not know the language 'english'" in caplog.text
 
 
 def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkeypatch) -> None:
@@ -175,7 +188,9 @@ def test_without_the_identifier_the_rest_is_checked(text, capsys, caplog, monkey
         (["{en}", "{de}", "--limits", "max_length=long"], "--limits max_length must be an integer, but it is 'long'"),
         (["{en}", "{de}", "--limits", "min_letters=1.5"], "--limits min_letters must be from 0 to 1, but it is 1.5"),
         (["{en}", "{de}", "--limits", "max_urls=1", "--limits", "max_urls=2"], "--limits has max_urls twice"),
-        (["{en}", "{de}", "--limits", "max_ratio=nan"], "--limits max_ratio must be from 0 to"),
+        (["{en}", "{de}", "--limits", "max_ratio=nan"], "--limits max_ratio must be from 1 to"),
+        (["{en}", "{de}", "--limits", "max_ratio=0.5"], "--limits max_ratio must be from 1 to"),
+        (["{en}", "{de}", "--plot", "lengths.jpg"], "lengths.jpg must end in .png"),
         (["{en}", "{de}", "--data.tran_files=x"], "did you mean"),
         (["recipe.yaml", "{en}"], "A recipe is checked alone"),
     ],

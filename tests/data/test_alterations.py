@@ -34,6 +34,16 @@ def test_upper_is_unicodes(text, expected) -> None:
 
 
 @pytest.mark.parametrize(
+    "kept",
+    ["%s", "%(name)s", "%2$d", "{name}", "${home}", "<b>", '<a href="x">', "www.abc.de/x", ":func:`len`", "``a b``"],
+)
+def test_what_a_program_reads_is_kept(kept) -> None:
+    text = f"see {kept} there"
+    assert (upper(text), title(text)) == (f"SEE {kept} THERE", f"See {kept} There")
+    assert kept in typos(text, random.Random(1))
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("don't touch my 3rd well-known iPhone", "Don't Touch My 3rd Well-Known IPhone"),

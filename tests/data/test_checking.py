@@ -32,6 +32,8 @@ def reasons(source: str, target: str, limits: Limits = DEFAULT, norm: Norm = NOR
         ("I like Москва.", "Ich mag Москва."),
         ("“ÉTÉ” – he said…", "»ÉTÉ« – sagte er…"),
         ("À «ça»…", "À\u00a0«ça»…"),
+        ("MINHA IRMÃ… ATÉ AMANHÃ”", "Meine Schwester… bis morgen»"),
+        ("Its volume is 1234 Å³, its side 15 Å².", "Sein Volumen ist 1234 Å³, seine Seite 15 Å²."),
     ],
 )
 def test_sound_pairs(source, target) -> None:
@@ -66,7 +68,22 @@ def test_what_is_wrong_is_named(source, target, reason) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Größe", "Straße", "façade", "naïve", "Ærø", "€ 5", "“so”", "Łódź", "Ελλάδα", "Привет"]
+    "text",
+    [
+        "Größe",
+        "GRÖSSE",
+        "Straße",
+        "façade",
+        "naïve",
+        "Ærø",
+        "€ 5",
+        "“so”",
+        "Łódź",
+        "namų",
+        "Ελλάδα",
+        "Привет",
+        "\ufeffa",
+    ],
 )
 def test_whatever_was_misread_is_found(text) -> None:
     misread = text.encode().decode("cp1252", errors="replace")
@@ -85,6 +102,10 @@ def test_limits_are_kept_to() -> None:
     assert reasons(ENGLISH, GERMAN, Limits(min_letters=0.99)) == ["letters"]
     assert reasons(ENGLISH, GERMAN, norm=Norm(4.0, NORM.scripts)) == ["ratio"]
     assert reasons(ENGLISH, ENGLISH, Limits(max_identical=20)) == []
+    # The same digits in another order are another number.
+    strict = Limits(max_numbers=0)
+    assert reasons("It was founded here in 1954.", "Es wurde 1945 hier gegründet.", strict) == ["numbers"]
+    assert reasons("All 2,500 of them came by 7:30.", "Alle 2.500 kamen um 7.30 Uhr an.", strict) == []
 
 
 class Identifier:
@@ -96,6 +117,13 @@ class Identifier:
         return ("en" if sentence.startswith("The") else "de", 0.5 if "perhaps" in sentence else 0.95)
 
 
+class Certain(Identifier):
+    """Is always sure."""
+
+    def classify(self, sentence: str) -> tuple[str, float]:
+        return super().classify(sentence)[0], 1.0
+
+
 def test_languages() -> None:
     checker = Checker(("en_US", "de"), Identifier())
     sources = [ENGLISH, GERMAN, ENGLISH, f"{GERMAN} perhaps", "Yes."]
@@ -105,7 +133,19 @@ def test_languages() -> None:
     assert found.tolist() == [False, True, True, False, False]
     assert checker.judge(measures, Limits(max_foreign=0.99), NORM)["language"].sum() == 0
     # Languages that the identifier does not know are not judged.
-    assert Checker(("source", "target"), Identifier()).judge(measures, Limits(), NORM)["language"].sum() == 0
+    unknown = Checker(("source", "de"), Identifier())
+    assert unknown.unknown == ["source"] and unknown.judge(measures, Limits(), NORM)["language"].tolist()[:2] == [
+        False,
+        True,
+    ]
+    assert "language" not in Checker(("source", "target"), Identifier()).judge(measures, Limits(), NORM)
+
+
+def test_one_foreign_line_does_not_allow_all_of_them() -> None:
+    checker = Checker(("en", "de"), Certain())
+    limits, _ = checker.propose(checker.measure([ENGLISH] * 30, [*[GERMAN] * 29, ENGLISH]))
+    measures = checker.measure([ENGLISH, ENGLISH], [GERMAN, ENGLISH])
+    assert checker.judge(measures, limits, NORM)["language"].tolist() == [False, True]
 
 
 def test_real_languages() -> None:

@@ -15,6 +15,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.hub.publishing import push_checkpoint
 from hf_vaswani.recipe import AdapterRecipe, HubRecipe
 from hf_vaswani.training.adapters import attach_adapters, target_modules
+from hf_vaswani.training.comparison import judge
 from hf_vaswani.translation.loading import load_model
 
 from ..conftest import tiny_recipe
@@ -181,9 +182,13 @@ def test_every_adapter_learns(tiny_run, tmp_path, checkpointing, capsys) -> None
     assert f"parameters ({trained:,} of them trained), 1 process on" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_adapters_is_not_published(adapted) -> None:
+def test_a_checkpoint_of_adapters_is_not_published(adapted, monkeypatch) -> None:
     with pytest.raises(ValueError, match="it has only adapters"):
         push_checkpoint(adapted, adapted / "checkpoint-12", HubRecipe(repo_id="me/model", min_bleu=0.0))
+    # Nothing is translated before.
+    monkeypatch.setattr("hf_vaswani.training.comparison.Baseline", None)
+    with pytest.raises(ValueError, match="it has only adapters"):
+        judge(adapted, adapted / "checkpoint-12", HubRecipe(repo_id="me/model", not_worse_than="start"))
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])

@@ -114,6 +114,13 @@ def test_lost_translations_are_made_again(run) -> None:
     assert again == before
 
 
+def test_a_start_that_was_changed_is_not_compared_with(run) -> None:
+    weights = run / "start" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
+    with pytest.raises(ValueError, match="start/model.safetensors was changed or damaged"):
+        judge(run, run / "model", hub(not_worse_than="start"))
+
+
 def test_another_model_is_compared_on_every_test_set(run, tiny_run) -> None:
     # The folder of a run stands for its model.
     for folder in (tiny_run / "model", tiny_run):

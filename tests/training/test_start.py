@@ -254,6 +254,18 @@ def test_every_weight_has_a_part() -> None:
     ]  # fmt: skip
 
 
+def test_a_warm_up_without_an_end_is_a_warning(tiny_run, tmp_path, caplog) -> None:
+    assert adapt(tmp_path, tiny_run, "--training.warmup_steps=4") == 0
+    assert "training.warmup_steps (4) is not below training.max_steps (4)" in caplog.text
+
+
+def test_another_start_is_the_only_difference_that_is_named(tiny_run, tmp_path, capsys) -> None:
+    assert adapt(tmp_path, tiny_run) == 0
+    other = tiny_run / ".." / tiny_run.name
+    assert adapt(tmp_path, other) == 2
+    assert f"initialize.from is {str(tiny_run)!r} there and {str(other)!r} here. " in capsys.readouterr().err
+
+
 def damaged(folder: Path) -> Path:
     shutil.copytree(folder, folder.parent / "damaged", dirs_exist_ok=True)
     (folder.parent / "damaged" / "model.safetensors").write_bytes(b"no weights")
@@ -266,6 +278,7 @@ def damaged(folder: Path) -> Path:
         (["--initialize.from=nowhere"], "initialize.from is 'nowhere', which does not exist"),
         (["--initialize.from=no/where"], "neither a local folder nor a model on the Hub"),
         (["--initialize.from=EMPTY"], "The format of"),
+        (["--initialize.from=DAMAGED"], "initialize.from is"),
         (["--initialize.from=DAMAGED"], "model.safetensors"),
         (["--initialize.revision=v1"], "initialize.revision is 'v1', but initialize.from is the local folder"),
         (["--model.d_model=256"], "model.d_model is 256, but the model"),

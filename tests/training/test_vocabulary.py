@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.training.vocabulary import add_entries, exchange_rows, speller, transfer_vocabulary
@@ -48,6 +50,26 @@ def test_an_entry_that_exists_is_refused() -> None:
     tokenizer = train_tokenizer(TEXT, 290, languages=["fr"])
     with pytest.raises(ValueError, match="'<2fr>', which is in the vocabulary"):
         add_entries(of(tokenizer), tokenizer, ["<2fr>"])
+
+
+def test_an_entry_that_would_cost_the_spaces_around_it_is_refused() -> None:
+    tokenizer = train_tokenizer(TEXT, 290)
+    with pytest.raises(ValueError, match="'seven', but with it, the tokenizer of the model would read 'a seven b' as"):
+        add_entries(of(tokenizer), tokenizer, ["seven"])
+
+
+def test_an_entry_is_a_whole_word() -> None:
+    # A tokenizer that marks the beginnings of words keeps the spaces.
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), *((piece, -2.0) for piece in "▁abcdef")], unk_id=0))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    roles = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
+    model = of(tokenizer, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    added = len(tokenizer)
+    add_entries(model, tokenizer, ["fed"])
+    for text, count in (("a fed b", 1), ("fed", 1), ("fedb afed", 0)):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert (ids.count(added), tokenizer.decode(ids)) == (count, text)
 
 
 def test_kinds_spell_the_same_text() -> None:
