@@ -30,7 +30,7 @@ RECIPE = ROOT / "configs" / "python_docs_en_es.yaml"
 DOMAIN = "whatsnew"
 HELD_OUT = {"validation": "whatsnew/3.11", "test": "whatsnew/3.12"}
 # Updates of a continued training by the number of pairs. A new model gets three times as many.
-UPDATES = {500: 100, 2000: 200, None: 600}
+UPDATES = {500: 80, 2000: 160, None: 400}
 # The former domain is held out in whole documents.
 FORMER = {"validation": "valid", "test": "test"}
 WAYS = ("alone", "mixed", "from scratch")
