@@ -79,6 +79,7 @@ SMALL = {
 }
 FENCE = r"^```(\w*)\n(.*?)^```$"
 TOKEN = "hf_the_writing_token"
+DOMAIN = ("train", "dev", "test")
 
 
 def blocks(page: str, *languages: str) -> list[str]:
@@ -135,7 +136,8 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pairs = list(zip(source.splitlines(), target.splitlines(), strict=True))[:20]
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in pairs]
     (corpus / "test.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-    for path in (corpus / "dev.tsv", folder / "test.tsv"):
+    (corpus / "domain").mkdir()
+    for path in (corpus / "dev.tsv", folder / "test.tsv", *(corpus / "domain" / f"{name}.tsv" for name in DOMAIN)):
         path.write_text("en\tde\n" + "".join(f"{english}\t{german}\n" for english, german in pairs), encoding="utf-8")
     for name, side in (("in.txt", 0), ("test.en", 0), ("test.de", 1), ("mine.txt", 1), ("baseline.txt", 0)):
         (folder / name).write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
