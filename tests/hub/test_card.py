@@ -198,7 +198,7 @@ def test_special_characters_do_not_break_the_page(run) -> None:
     change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
     text = card(run).text
     assert "odd\\|na`me # heading &lt;script&gt;x.tsv" in text
-    assert "| A \\| B |" in text.replace("2 threads on ", "").replace("1 threads on ", "")
+    assert "| A \\| B |" in text.replace("2 threads on ", "").replace("1 thread on ", "")
     assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
 
 
