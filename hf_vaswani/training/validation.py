@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,7 +57,22 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
             **search,
         )
 
-    return share(run, sentences, translate_part)
+    with _without_mixed_precision(model):
+        return share(run, sentences, translate_part)
+
+
+@contextmanager
+def _without_mixed_precision(model: VaswaniForConditionalGeneration) -> Iterator[None]:
+    """
+    Takes Accelerate's wrapper off `forward` while a model translates. The saved model has none, so its translations
+    would differ from those that are scored, and only a model without one is searched by the fast search.
+    """
+    wrapper = vars(model).pop("forward", None)
+    try:
+        yield
+    finally:
+        if wrapper is not None:
+            model.forward = wrapper
 
 
 def share(run: Run, sentences: list[str], translate_part: Callable[[list[str]], list[str]]) -> list[str]:

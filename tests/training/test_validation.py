@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
+from hf_vaswani.model.as_written_vaswani import is_unmodified
 from hf_vaswani.run_folder import read_result
+from hf_vaswani.translation.batches import translate_corpus
 
 from ..conftest import tiny_recipe
 
@@ -48,6 +50,25 @@ def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
     run = tmp_path / "run"
     assert train(tiny_run.parent, run, validate_every=2) == 0
     ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch) -> None:
+    """What is translated is the model that is saved, by the fast search; later updates are as if it had not been."""
+    found = []
+
+    def translate(model: Any, *arguments: Any, **settings: Any) -> list[str]:
+        training = model.training
+        found.append(is_unmodified(model.eval()))
+        model.train(training)
+        return translate_corpus(model, *arguments, **settings)
+
+    monkeypatch.setattr("hf_vaswani.training.validation.translate_corpus", translate)
+    often, once = tmp_path / "often", tmp_path / "once"
+    for run, interval in ((often, 4), (once, 8)):
+        assert train(tmp_path, run, mixed_precision="bf16", max_steps=8, validate_every=interval) == 0
+    assert found == [True] * 5
+    ours, theirs = weights(often / "checkpoint-8"), weights(once / "checkpoint-8")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
