@@ -67,7 +67,7 @@ def _without_mixed_precision(model: VaswaniForConditionalGeneration) -> Iterator
     Takes Accelerate's wrapper off `forward` while a model translates. The saved model has none, so its translations
     would differ from those that are scored, and only a model without one is searched by the fast search.
     """
-    wrapper = vars(model).pop("forward", None)
+    wrapper = model.__dict__.pop("forward", None)
     try:
         yield
     finally:
