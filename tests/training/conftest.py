@@ -1,6 +1,7 @@
-"""What `accelerate launch` makes of a configuration file, without starting it."""
+"""What `accelerate launch` makes of a configuration file, without starting it; and Accelerate as in a new process."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -46,3 +47,13 @@ def launch():
         return seen
 
     return run
+
+
+@pytest.fixture
+def new_state() -> Iterator[None]:
+    """Accelerate keeps a process's number format and compiler for all later trainings in it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)

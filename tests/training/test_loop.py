@@ -6,7 +6,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -247,16 +246,6 @@ def test_gradient_checkpointing_computes_twice_and_changes_no_weight(tiny_run, t
     ours, theirs = weights(tmp_path / "run" / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=0)
-
-
-@pytest.fixture
-def new_state() -> Iterator[None]:
-    """Accelerate keeps a process's number format and compiler for all later trainings in it."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]])

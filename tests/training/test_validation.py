@@ -53,7 +53,7 @@ def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch) -> None:
+def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch, new_state) -> None:
     """What is translated is the model that is saved, by the fast search; later updates are as if it had not been."""
     found = []
 
