@@ -323,7 +323,9 @@ def _table_rows(
             if named:
                 continue
         if len(row) != width:
-            raise ValueError(f"{path}, line {number}, has {len(row)} columns, but the first line has {width}.")
+            raise ValueError(
+                f"{path}, line {number}, has another number of columns ({len(row)}) than the first line ({width})."
+            )
         yield {"source": _text(row[places[0]]), "target": _text(row[places[1]])}
 
 

@@ -44,6 +44,7 @@ from ..run_folder import (
     checkpoints_to_average,
     digests,
     has_stalled,
+    known_validations,
     list_checkpoints,
     read_environment,
     read_recipe,
@@ -249,7 +250,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                 validate(run, state.eval_model(), step)
                 if not last and on_main_process(accelerator, _has_stalled, run.recipe, step):
                     last = True
-                    logger.info(f"update {step}: stopping early, patience of {training.patience} without a new best")
+                    logger.info(f"update {step}: stopping early, no new best in {training.patience} validations in a row")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, state)
@@ -420,6 +421,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> Result:
     """Averages checkpoints, scores the mean on the test set, and then writes the model folder."""
     chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
+    on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
     # A tied matrix is stored once, so its other names are missing.
     model.load_state_dict(average_checkpoints(chosen), strict=False)
     averaged = [checkpoint.name for checkpoint in chosen]
@@ -447,6 +449,19 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
     result = on_main_process(run.accelerator, _write_result, run, model, result, texts)
     run.accelerator.wait_for_everyone()
     return result
+
+
+def _warn_of_no_gain(recipe: Recipe) -> None:
+    """Warns if no validation is better than the first, which is that of the model that the training started from."""
+    training = recipe.training
+    validations = known_validations(Path(recipe.run_dir))
+    if (
+        len(validations) > 1
+        and validations[0].step == 0
+        and has_stalled(validations, training.best_by, len(validations) - 1, training.best_set)
+    ):
+        what = "a higher BLEU" if training.best_by == "bleu" else "a lower loss"
+        logger.warning(f"no validation has {what} than that before the first update: the start was not improved")
 
 
 def _write_result(

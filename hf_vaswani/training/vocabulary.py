@@ -54,13 +54,13 @@ def add_entries(
             )
     sides = [_Side(tokenizer, is_target) for is_target in (False, True)]
     spellings = [[side.pieces(token) for token in tokens] for side in sides]
-    words = [token for token in tokens if not LANGUAGE_TAG.fullmatch(token)]
+    are_tags = [LANGUAGE_TAG.fullmatch(token) is not None for token in tokens]
+    words = [token for token, is_tag in zip(tokens, are_tags, strict=True) if not is_tag]
     decoded = {word: _decoded_between_words(tokenizer, word) for word in words}
-    tags = [LANGUAGE_TAG.fullmatch(token) is not None for token in tokens]
     tokenizer.add_tokens(
         [
-            AddedToken(token, lstrip=tag, rstrip=tag, single_word=not tag, normalized=False, special=False)
-            for token, tag in zip(tokens, tags, strict=True)
+            AddedToken(token, lstrip=is_tag, rstrip=is_tag, single_word=not is_tag, normalized=False, special=False)
+            for token, is_tag in zip(tokens, are_tags, strict=True)
         ]
     )
     for word in words:

@@ -66,12 +66,13 @@ def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_pa
     assert any(not torch.equal(start[name], weights(run / "model")[name]) for name in start)
 
 
-def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_run, tmp_path) -> None:
+def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_run, tmp_path, caplog) -> None:
     assert adapt(tmp_path, tiny_run / "model", "--training.peak_learning_rate=1e-30") == 0
     start, end = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model")
     assert all(torch.equal(start[name], end[name]) for name in end)
     ours, theirs = (json.loads((run / "test.json").read_text())["bleu"] for run in (tmp_path / "run", tiny_run))
     assert ours == theirs
+    assert "no validation has a higher BLEU than that before the first update" in caplog.text
 
 
 def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys) -> None:
