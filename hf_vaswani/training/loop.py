@@ -250,7 +250,7 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                 validate(run, state.eval_model(), step)
                 if not last and on_main_process(accelerator, _has_stalled, run.recipe, step):
                     last = True
-                    logger.info(f"update {step}: stopping early, no new best in {training.patience} validations in a row")
+                    logger.info(f"update {step}: stopping early, no new best in {training.patience} validations")
                 progress.restart_clock()
             if step % training.save_every == 0 or last or update.stop:
                 save_checkpoint(run, state)

@@ -113,8 +113,8 @@ def _model_in(path: Path) -> Path:
     found = {checkpoint.name: checkpoint for checkpoint in list_checkpoints(path)}
     if not found:
         raise ValueError(f"initialize.from is {path}, a run that has neither a model nor a checkpoint yet.")
-    best_by = load_recipe([str(path / RECIPE)]).training.best_by
-    best = [f"checkpoint-{line.step}" for line in ranked(known_validations(path), best_by)]
+    training = load_recipe([str(path / RECIPE)]).training
+    best = [f"checkpoint-{line.step}" for line in ranked(known_validations(path), training.best_by, training.best_set)]
     return next((found[name] for name in best if name in found), list(found.values())[-1])
 
 

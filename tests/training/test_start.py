@@ -17,7 +17,8 @@ from transformers import MarianTokenizer
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
-from hf_vaswani.training.start import part_of
+from hf_vaswani.records import Validation
+from hf_vaswani.training.start import load_start, part_of
 from hf_vaswani.translation.batches import log_probabilities
 from hf_vaswani.translation.loading import load_translator
 
@@ -173,6 +174,24 @@ def test_a_direction_is_added_and_a_vocabulary_exchanged(tiny_run, tmp_path, cap
     assert adapt(tmp_path, tiny_run, *exchange, run="exchanged") == 0, capsys.readouterr()
     assert len(weights(tmp_path / "exchanged" / "start")[name]) == 24
     assert resolved(tmp_path / "exchanged")["tokenizer"]["kind"] == "words"
+
+
+def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeypatch) -> None:
+    """By the validation set that counts, and not by the mean of all."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("model", "test*"))
+    recipe = resolved(run)
+    recipe["training"]["best_set"] = "domain"
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe), "utf-8")
+    bleu = {4: (1.0, 9.0), 8: (2.0, 3.0), 12: (1.5, 8.0)}
+    lines = [
+        Validation(step, 1.0, sum(scores) / 2, sets={"domain": {"bleu": scores[0]}, "general": {"bleu": scores[1]}})
+        for step, scores in bleu.items()
+    ]
+    monkeypatch.setattr("hf_vaswani.training.start.known_validations", lambda run_dir: lines)
+    model, _ = load_start(str(run), None)
+    best = weights(run / "checkpoint-8")
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in best.items())
 
 
 def test_only_some_parts_are_taken(tiny_run, tmp_path) -> None:
