@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 try:
@@ -128,12 +129,23 @@ def score(
             references, or sacreBLEU has no such tokenizer.
     """
     _check_lengths({"translations": hypotheses}, references)
-    scores: dict[str, Any] = {}
-    signatures = {}
+    frozen = tuple(each if isinstance(each, str) else tuple(each) for each in references)
+    scores, signatures = _scores(tuple(hypotheses), frozen, tokenize, lowercase)
+    return scores | {"signatures": dict(signatures)}
+
+
+# TER of long sentences takes longer than their translation, and the end of a training, which also compares its model
+# with others, has several uses for the same scores.
+@lru_cache(maxsize=8)
+def _scores(
+    hypotheses: tuple[str, ...], references: tuple[str | tuple[str, ...], ...], tokenize: str, lowercase: bool
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Returns the scores and the signatures of [`score`] by metric."""
+    scores, signatures = {}, {}
     for metric, settings in _metrics(tokenize, lowercase):
         result = metric.compute(predictions=list(hypotheses), references=list(references), **settings)
         scores[metric.key], signatures[metric.key] = result[metric.key], result["signature"]
-    return scores | {"signatures": signatures}
+    return scores, signatures
 
 
 def sentence_scores(

@@ -68,6 +68,18 @@ def test_equal_text_scores_100() -> None:
     assert scored["bleu"] == pytest.approx(100) and scored["chrf"] == pytest.approx(100) and scored["ter"] == 0
 
 
+def test_the_same_texts_are_scored_once(monkeypatch) -> None:
+    """The second time costs nothing, and what a caller does with a result does not reach the next one."""
+    first = score(HYPOTHESES, REFERENCES)
+    expected = {**first, "signatures": dict(first["signatures"])}
+    first["signatures"].clear()
+    first.clear()
+    monkeypatch.setattr("hf_vaswani.metrics._metrics", lambda *_: pytest.fail("scored again"))
+    assert score(list(HYPOTHESES), tuple(REFERENCES)) == expected
+    with pytest.raises(pytest.fail.Exception, match="scored again"):
+        score(HYPOTHESES, REFERENCES, lowercase=True)
+
+
 def test_the_metrics_are_metrics_of_evaluate() -> None:
     bleu = Bleu(keep_in_memory=True)
     for prediction, references in zip(HYPOTHESES, zip(REFERENCES, MORE, strict=True), strict=True):
