@@ -30,7 +30,7 @@ RECIPE = ROOT / "configs" / "python_docs_en_es.yaml"
 DOMAIN = "whatsnew"
 HELD_OUT = {"validation": "whatsnew/3.11", "test": "whatsnew/3.12"}
 # Updates of a continued training by the number of pairs. A new model gets three times as many.
-UPDATES = {500: 80, 2000: 160, None: 400}
+UPDATES = {500: 150, 2000: 400, None: 800}
 # The former domain is held out in whole documents.
 FORMER = {"validation": "valid", "test": "test"}
 WAYS = ("alone", "mixed", "from scratch")
@@ -97,8 +97,9 @@ def options_of(amount: int | None, way: str, texts: Path, model: Path, general_p
         updates *= 3
         options |= {"model.dropout": 0.3, "training.warmup_steps": min(updates // 5, 300)}
     else:
-        options |= {"initialize.from": str(model), "training.optimizer": "adam", "training.weight_decay": 0.0}
-        options |= {"training.peak_learning_rate": 0.0003, "training.warmup_steps": updates // 10}
+        # A seventh of the rate for random weights, by the same optimizer.
+        options |= {"initialize.from": str(model), "training.peak_learning_rate": 0.0005}
+        options |= {"training.warmup_steps": updates // 10}
     if way == "mixed":
         count = pairs.read_text("utf-8").count("\n") - 1
         source = {"target_language": "es", "train_files": str(texts / "general.tsv"), "weight": count / general_pairs}
