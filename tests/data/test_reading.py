@@ -190,11 +190,11 @@ def test_missing_files_languages_columns_and_values(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("few.tsv", "en\tde\na\tb\nc\nd\te\n", ["few.tsv, line 3", "1 columns", "2"]),
-        ("many.tsv", "en\tde\na\tb\nc\td\te\n", ["many.tsv, line 3", "3 columns", "2"]),
-        ("first.tsv", "en\tde\na\tb\tc\n", ["first.tsv, line 2", "3 columns", "2"]),
-        ("few.csv", 'en,de\n"a\n1",b\nc\n', ["few.csv, line 4", "1 columns", "2"]),
-        ("many.csv", "en,de\na,b\nc,d,e\n", ["many.csv, line 3", "3 columns", "2"]),
+        ("few.tsv", "en\tde\na\tb\nc\nd\te\n", ["few.tsv, line 3", "(1)", "(2)"]),
+        ("many.tsv", "en\tde\na\tb\nc\td\te\n", ["many.tsv, line 3", "(3)", "(2)"]),
+        ("first.tsv", "en\tde\na\tb\tc\n", ["first.tsv, line 2", "(3)", "(2)"]),
+        ("few.csv", 'en,de\n"a\n1",b\nc\n', ["few.csv, line 4", "(1)", "(2)"]),
+        ("many.csv", "en,de\na,b\nc,d,e\n", ["many.csv, line 3", "(3)", "(2)"]),
         ("open.csv", 'en,de\na,b\n"c,d\ne,f\n', ["open.csv, line 4", "unexpected end"]),
         ("gap.tsv", "en\tde\na\tb\n\nc\td\n", ["gap.tsv, line 3", "empty"]),
         ("bytes.csv", b"en,de\na,\xff\n", ["bytes.csv, line 2", "UTF-8"]),
