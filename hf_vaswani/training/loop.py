@@ -461,7 +461,7 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
         and has_stalled(validations, training.best_by, len(validations) - 1, training.best_set)
     ):
         what = "a higher BLEU" if training.best_by == "bleu" else "a lower loss"
-        logger.warning(f"no validation has {what} than that before the first update: the start was not improved")
+        logger.warning(f"no validation has {what} than that before the first update")
 
 
 def _write_result(

@@ -18,6 +18,7 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
 from hf_vaswani.records import Validation
+from hf_vaswani.run_folder import read_validations
 from hf_vaswani.training.start import load_start, part_of
 from hf_vaswani.translation.batches import log_probabilities
 from hf_vaswani.translation.loading import load_translator
@@ -194,8 +195,11 @@ def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeyp
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in best.items())
 
 
-def test_only_some_parts_are_taken(tiny_run, tmp_path) -> None:
-    assert adapt(tmp_path, tiny_run, "--initialize.parts=[encoder]", "--training.max_steps=1") == 0
+def test_only_some_parts_are_taken(tiny_run, tmp_path, caplog) -> None:
+    parts = ["--initialize.parts=[encoder]", "--training.max_steps=1", "--training.best_by=loss"]
+    assert adapt(tmp_path, tiny_run, *parts) == 0
+    before, after = (validation.loss for validation in read_validations(tmp_path / "run"))
+    assert after < before and "before the first update" not in caplog.text
     old, new = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
     for name in new:
         if "norm" not in name:
