@@ -122,6 +122,8 @@ def main() -> None:
     pairs = split(arguments.folder, texts)
     former = {f"{name}_files": str(arguments.folder / f"{file}.tsv.gz") for name, file in FORMER.items()}
     general = {f"data.{key}": path for key, path in former.items()} | {"data.train_files": str(texts / "general.tsv")}
+    # The recipe's own number of updates is for two processes.
+    general |= {"training.max_steps": 3000, "training.validate_every": 500, "training.save_every": 250}
     train(arguments.runs / "general", general, more)
     rows = []
     for way in WAYS:
