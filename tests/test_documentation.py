@@ -51,6 +51,7 @@ NEED_GPUS = re.compile(r"accelerate launch --config_file configs/accelerate/")
 END_EARLY = {
     r"python train.py configs/multi30k_en_de_fr.yaml .*": "bentrevett/multi30k",
     r"torchrun .* configs/multi30k_en_de.yaml .*": "tok/train.lc.norm.tok.en",
+    r"torchrun .* configs/python_docs_en_es.yaml": "python_docs/train.tsv.gz",
     r"hf-vaswani evaluate .* --data bentrevett/multi30k .*": "bentrevett/multi30k",
     r"hf-vaswani convert Helsinki-NLP/opus-mt-en-de .*": "Helsinki-NLP/opus-mt-en-de",
     r"hf-vaswani push .* --min-bleu 30 .*": "min_bleu is",
