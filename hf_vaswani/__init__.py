@@ -14,9 +14,27 @@ if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
 
     before_imports()
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipelines
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
+    pipelines,
+)
 
 from .model.configuration_vaswani import PipelineTasks, VaswaniConfig
+from .model.heads_vaswani import (
+    VaswaniForCausalLM,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
 from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
 from .model.pipeline_vaswani import VaswaniTranslationPipeline
 
@@ -24,7 +42,12 @@ __version__ = "0.1.0"
 __all__ = [
     "VaswaniConfig",
     "VaswaniEncoderModel",
+    "VaswaniForCausalLM",
     "VaswaniForConditionalGeneration",
+    "VaswaniForMaskedLM",
+    "VaswaniForPreTraining",
+    "VaswaniForSequenceClassification",
+    "VaswaniForTokenClassification",
     "VaswaniModel",
     "VaswaniTranslationPipeline",
 ]
@@ -33,6 +56,11 @@ AutoConfig.register("vaswani", VaswaniConfig, exist_ok=True)
 AutoModel.register(VaswaniConfig, VaswaniModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VaswaniConfig, VaswaniForConditionalGeneration, exist_ok=True)
 AutoModelForTextEncoding.register(VaswaniConfig, VaswaniEncoderModel, exist_ok=True)
+AutoModelForCausalLM.register(VaswaniConfig, VaswaniForCausalLM, exist_ok=True)
+AutoModelForMaskedLM.register(VaswaniConfig, VaswaniForMaskedLM, exist_ok=True)
+AutoModelForPreTraining.register(VaswaniConfig, VaswaniForPreTraining, exist_ok=True)
+AutoModelForSequenceClassification.register(VaswaniConfig, VaswaniForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(VaswaniConfig, VaswaniForTokenClassification, exist_ok=True)
 
 
 def _register_translation_task() -> None:

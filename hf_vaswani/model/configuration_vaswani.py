@@ -24,6 +24,11 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
     "AutoModelForTextEncoding": "modeling_vaswani.VaswaniEncoderModel",
+    "AutoModelForCausalLM": "heads_vaswani.VaswaniForCausalLM",
+    "AutoModelForMaskedLM": "heads_vaswani.VaswaniForMaskedLM",
+    "AutoModelForPreTraining": "heads_vaswani.VaswaniForPreTraining",
+    "AutoModelForSequenceClassification": "heads_vaswani.VaswaniForSequenceClassification",
+    "AutoModelForTokenClassification": "heads_vaswani.VaswaniForTokenClassification",
 }
 CHOICES = {
     "norm_position": ("post", "pre"),
@@ -61,7 +66,7 @@ class PipelineTasks(dict[str, Any]):
 @strict
 class VaswaniConfig(PreTrainedConfig):
     r"""
-    Configuration of a [`VaswaniModel`], [`VaswaniForConditionalGeneration`] or [`VaswaniEncoderModel`].
+    Configuration of a [`VaswaniModel`] and of the models with a head, such as [`VaswaniForConditionalGeneration`].
 
     Args:
         vocab_size (`int`, defaults to 37000):
@@ -118,14 +123,25 @@ class VaswaniConfig(PreTrainedConfig):
             `tie_word_embeddings` is false, because transformers then ties no weights.
         tie_word_embeddings (`bool`, defaults to `True`):
             Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
+        type_vocab_size (`int`, defaults to 0):
+            Segments that the encoder tells apart, each with an embedding that is added to those of its tokens (Devlin
+            et al., 2018); not in the paper.
+        embedding_norm (`bool`, defaults to `False`):
+            Whether a LayerNorm follows the sum of embedding and position (Devlin et al., 2018); not in the paper.
+        lm_head_transform (`bool`, defaults to `False`):
+            Whether [`VaswaniForMaskedLM`] and [`VaswaniForPreTraining`] have a linear layer, the activation function
+            and a LayerNorm in front of the pre-softmax linear transformation (Devlin et al., 2018).
+        classifier_dropout (`float`, *optional*):
+            Dropout in front of the linear layer of a classifier; `None` means `dropout`.
         language_pairs (`list[list[str]]`, *optional*):
             Directions that the model was trained for, as `[["en", "de"], ["en", "fr"]]`; pipelines refuse others.
             `None` if they are not known.
         use_cache (`bool`, defaults to `True`):
             Whether the decoder returns its keys and values, which generation then computes only once.
         is_encoder_decoder (`bool`, defaults to `True`):
-            Field of transformers; a [`VaswaniEncoderModel`] sets it to `False`.
-        is_decoder (`bool`, defaults to `False`): Field of transformers.
+            Whether the model has both stacks. Models that need one stack alone set it to `False`.
+        is_decoder (`bool`, defaults to `False`):
+            Whether a model of one stack is a decoder, which has no attention to a source, instead of an encoder.
         pad_token_id (`int`, defaults to 0): Id of `<pad>`, whose embedding is zero and stays zero.
         bos_token_id (`int`, defaults to 1): Id of `<s>`.
         eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.
@@ -142,7 +158,6 @@ class VaswaniConfig(PreTrainedConfig):
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
         "num_attention_heads": "num_heads",
-        "num_hidden_layers": "encoder_layers",
     }
 
     vocab_size: int = 37000
@@ -168,6 +183,10 @@ class VaswaniConfig(PreTrainedConfig):
     scale_embedding: bool = True
     share_embeddings: bool = True
     tie_word_embeddings: bool = True
+    type_vocab_size: int = 0
+    embedding_norm: bool = False
+    lm_head_transform: bool = False
+    classifier_dropout: float | int | None = None
     language_pairs: list[list[str]] | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
@@ -187,6 +206,22 @@ class VaswaniConfig(PreTrainedConfig):
         # `@strict` calls it as well, also when a config is saved, but wraps the ValueError in another one.
         self.validate_architecture()
 
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Names of the stacks that the model has: `encoder`, `decoder` or both."""
+        if self.is_encoder_decoder:
+            return "encoder", "decoder"
+        return ("decoder",) if self.is_decoder else ("encoder",)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Layers of the first stack that the model has; transformers sizes the cache of a decoder by them."""
+        return getattr(self, f"{self.stacks[0]}_layers")
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, layers: int) -> None:
+        setattr(self, f"{self.stacks[0]}_layers", layers)
+
     def validate_architecture(self) -> None:
         """Raises a `ValueError` for sizes and names that do not describe a model."""
         sizes = "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings"
@@ -202,6 +237,8 @@ class VaswaniConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
             )
+        if self.type_vocab_size < 0:
+            raise ValueError(f"type_vocab_size must be at least 0, but it is {self.type_vocab_size}.")
         if self.position_offset < 0:
             raise ValueError(f"position_offset must be at least 0, but it is {self.position_offset}.")
         if self.position_encoding == "learned" and self.position_offset:
@@ -224,9 +261,10 @@ class VaswaniConfig(PreTrainedConfig):
                 raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, but it is {getattr(self, name)}.")
+        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but it is {rate}.")
         if self.activation_function not in ACT2FN:
             raise ValueError(
                 f"activation_function {self.activation_function!r} is not known to transformers: use one of "

@@ -3,7 +3,8 @@
 First the paper, bottom-up through Section 3 and Figure 1: attention (3.2), feed-forward networks (3.3), embeddings
 and positions (3.4, 3.5), the layers and stacks made of them (3.1), and the regularization of 5.4. Then the models that
 users of transformers know: [`VaswaniModel`], [`VaswaniForConditionalGeneration`], [`VaswaniEncoderModel`]. Last, the
-adaptations that transformers and PEFT need, and the checks of the inputs.
+adaptations that transformers and PEFT need, and the checks of the inputs. The models of one stack and another head are
+in `heads_vaswani.py`.
 """
 
 import copy
@@ -45,6 +46,11 @@ from .kernels_vaswani import (
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
+
+# Fields of a config that tell which stacks a model has, and where its embedding is stored.
+STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
+# Weights of the models with a head, which others leave out when they load.
+HEADS = [r"^(lm_head|lm_transform|pooler|next_sentence|classifier)\."]
 
 # ---- 3.2 Attention -----------------------------------------------------------------------------------------------
 
@@ -276,6 +282,7 @@ class VaswaniPositions(nn.Module):
         self.max_position_embeddings = config.max_position_embeddings
         learned = config.position_encoding == "learned"
         self.table = nn.Embedding(config.max_position_embeddings, config.d_model) if learned else None
+        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.embedding_norm else None
         self.dropout = VaswaniDropout(config.dropout)
 
     def forward(
@@ -283,6 +290,8 @@ class VaswaniPositions(nn.Module):
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_length: torch.Tensor | int = 0,
+        positions: torch.LongTensor | None = None,
+        segments: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
         Scales embeddings and adds their positions.
@@ -292,6 +301,9 @@ class VaswaniPositions(nn.Module):
             attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for
                 padding. A mask of four dimensions does not tell tokens from padding: every column then counts.
             past_length (`int`, or a tensor of one number): number of columns that are already in the cache.
+            positions (`torch.LongTensor` of shape `(batch, length)`, *optional*): positions of the tokens, counted
+                from 0; by default they count the tokens of each sentence.
+            segments (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): embeddings of the segments.
 
         Returns:
             `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
@@ -301,12 +313,16 @@ class VaswaniPositions(nn.Module):
         """
         if attention_mask is not None and attention_mask.dim() != 2:
             attention_mask = None
-        positions = position_ids(inputs_embeds, attention_mask, past_length)
-        if self.table is not None or attention_mask is None:
-            return self.add(inputs_embeds, self.encode(positions))
-        # The sentences share their positions: each is computed once.
-        columns = torch.arange(attention_mask.shape[1], device=positions.device)
-        return self.add(inputs_embeds, nn.functional.embedding(positions, self.encode(columns)))
+        is_given = positions is not None
+        if positions is None:
+            positions = position_ids(inputs_embeds, attention_mask, past_length)
+        if self.table is not None or attention_mask is None or is_given:
+            encoding = self.encode(positions)
+        else:
+            # The sentences share their positions: each is computed once.
+            columns = torch.arange(attention_mask.shape[1], device=positions.device)
+            encoding = nn.functional.embedding(positions, self.encode(columns))
+        return self.add(inputs_embeds, encoding if segments is None else encoding + segments)
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
         """Positions of shape `(...)`, counted from 0 -> their encodings, `(..., d_model)`. Raises as `forward`."""
@@ -319,8 +335,8 @@ class VaswaniPositions(nn.Module):
         """Rows of the embedding matrix, `(..., d_model)`, and their encodings -> the shape of the first."""
         # In float32, and rounded once: bfloat16 sums hardly distinguish neighbouring positions.
         embeddings = inputs_embeds.to(torch.promote_types(inputs_embeds.dtype, torch.float32))
-        hidden_states = embeddings * self.scale + encoding
-        return self.dropout(hidden_states.to(inputs_embeds.dtype))
+        hidden_states = (embeddings * self.scale + encoding).to(inputs_embeds.dtype)
+        return self.dropout(hidden_states if self.norm is None else self.norm(hidden_states))
 
 
 # ---- 3.1 Encoder and Decoder Stacks ------------------------------------------------------------------------------
@@ -379,14 +395,19 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
-    """One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward."""
+    """
+    One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward. Without
+    an encoder there is no attention to the source.
+    """
 
     def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
         super().__init__()
         self.self_attn = VaswaniAttention(config, is_causal=True, layer_idx=layer_idx)
         self.self_attn_norm = VaswaniAddAndNorm(config)
-        self.cross_attn = VaswaniAttention(config, layer_idx=layer_idx)
-        self.cross_attn_norm = VaswaniAddAndNorm(config)
+        self.has_source = "encoder" in config.stacks
+        if self.has_source:
+            self.cross_attn = VaswaniAttention(config, layer_idx=layer_idx)
+            self.cross_attn_norm = VaswaniAddAndNorm(config)
         self.feed_forward = VaswaniFeedForward(config)
         self.feed_forward_norm = VaswaniAddAndNorm(config)
 
@@ -406,12 +427,13 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
             lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
         )
         # Multi-Head Attention from the target to the source, Add & Norm
-        hidden_states = self.cross_attn_norm(
-            hidden_states,
-            lambda x: self.cross_attn(
-                x, encoder_attention_mask, encoder_hidden_states, past_key_values=past_key_values, **kwargs
-            )[0],
-        )
+        if self.has_source:
+            hidden_states = self.cross_attn_norm(
+                hidden_states,
+                lambda x: self.cross_attn(
+                    x, encoder_attention_mask, encoder_hidden_states, past_key_values=past_key_values, **kwargs
+                )[0],
+            )
         # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
 
@@ -429,6 +451,33 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
+    # Stacks of the class; None if the config names them.
+    stacks: tuple[str, ...] | None = None
+
+    @classmethod
+    def stacks_from(cls, saved: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the stacks that the class has when it is loaded from the folder of a model with `saved` stacks."""
+        return cls.stacks or saved
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
+    ) -> Any:
+        """
+        Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of any other class of this
+        package the stacks and heads that both have; transformers reports the weights that are new.
+
+        Raises:
+            ValueError: if the folder's model has none of the stacks of this class.
+        """
+        names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
+        if not names:
+            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        # transformers would save the matrix under the name that it was loaded from.
+        vars(loaded[0] if isinstance(loaded, tuple) else loaded).pop("_weight_conversions", None)
+        return loaded
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -508,6 +557,8 @@ class VaswaniEncoder(VaswaniStack):
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config, VaswaniEncoderLayer, config.encoder_layers)
+        self.embed_segments = nn.Embedding(config.type_vocab_size, config.d_model) if config.type_vocab_size else None
+        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -516,6 +567,7 @@ class VaswaniEncoder(VaswaniStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """
@@ -525,23 +577,40 @@ class VaswaniEncoder(VaswaniStack):
             input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
             attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
             inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
+            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the tokens; all 0
+                by default.
 
         Returns:
             [`BaseModelOutput`] with `last_hidden_state` of shape `(batch, source, d_model)`.
 
         Raises:
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, the mask has another shape, an
-                id is not in the vocabulary, or a position is beyond the table of learned ones.
+                id is not in the vocabulary, a segment has no embedding, or a position is beyond the table of learned
+                ones.
         """
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
+        segments = self.segments(inputs_embeds, token_type_ids)
         padding_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
         )
-        hidden_states = self.positions(inputs_embeds, attention_mask)
+        hidden_states = self.positions(inputs_embeds, attention_mask, segments=segments)
         for layer in self.layers:
             hidden_states = layer(hidden_states, padding_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+
+    def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None) -> torch.Tensor | None:
+        """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
+        if self.embed_segments is None:
+            # transformers' tokenizers give segments to models that tell none apart: all 0.
+            if token_type_ids is not None:
+                check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
+            return None
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+        check_shape("token_type_ids", token_type_ids, *inputs_embeds.shape[:2])
+        check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
+        return self.embed_segments(token_type_ids)
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -556,6 +625,9 @@ class VaswaniDecoder(VaswaniStack):
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config, VaswaniDecoderLayer, config.decoder_layers)
+        self.has_source = "encoder" in config.stacks
+        if not self.has_source:
+            self.argument_prefix = ""
 
     @merge_with_config_defaults
     @capture_outputs
@@ -568,6 +640,7 @@ class VaswaniDecoder(VaswaniStack):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        position_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
@@ -576,49 +649,65 @@ class VaswaniDecoder(VaswaniStack):
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right by one.
             attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for padding.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output; none for
+                a decoder on its own.
             encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): padding of the source.
-            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far.
+            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`]
+                for a decoder on its own.
             inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of `input_ids`.
             use_cache (`bool`, *optional*): whether to create and return a cache.
+            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of the tokens, counted
+                from 0; by default they count the tokens of each sentence. Without mask and cache, a text begins
+                wherever they do not go on by 1, and no position attends to another text than its own.
 
         Returns:
             [`BaseModelOutputWithPastAndCrossAttentions`] with `last_hidden_state` of shape
             `(batch, target, d_model)`.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`], and if the encoder's states are missing or have another batch size,
-                or if two layers share an entry of the cache.
+            ValueError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another batch size or
+                have no attention that reads them, or if two layers share an entry of the cache.
         """
         inputs_embeds = self.embed(input_ids, inputs_embeds)
-        if encoder_hidden_states is None:
+        if self.has_source and encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is missing: pass the encoder's output to the decoder.")
+        if not self.has_source and encoder_hidden_states is not None:
+            raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
+        # A new cache is not in the mask, which tells the texts of a row apart where there is none.
+        read_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = DynamicCache(config=self.config)
+            if self.has_source:
+                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         if past_key_values is not None:
             check_layer_indices(self.layers)
         past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
         batch, target = inputs_embeds.shape[:2]
-        check_shape("the encoder's output", encoder_hidden_states, batch)
-        check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
+        if encoder_hidden_states is not None:
+            check_shape("the encoder's output", encoder_hidden_states, batch)
+            check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
         # transformers accepts masks of any width, and would silently misread one of the new tokens alone. A static
         # cache counts on the device and takes wider masks: they are not checked.
         length = past_length + target if isinstance(past_length, int) and past_length else None
-        check_shape("decoder_attention_mask", attention_mask, batch, length)
+        check_shape(f"{self.argument_prefix}attention_mask", attention_mask, batch, length)
+        if position_ids is not None:
+            check_shape("position_ids", position_ids.expand(batch, -1), batch, target)
         # 3.2.3: a target position attends to itself, to those before it, and to every position of the source.
         causal_mask = create_causal_mask(
             config=self.config,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=getattr(past_key_values, "self_attention_cache", past_key_values),
+            past_key_values=read_cache,
+            position_ids=position_ids,
         )
-        encoder_attention_mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
-        )
-        hidden_states = self.positions(inputs_embeds, attention_mask, past_length)
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        hidden_states = self.positions(inputs_embeds, attention_mask, past_length, position_ids)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
@@ -715,25 +804,28 @@ def consistent_cross_entropy(
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
-    """Encoder and decoder without the final linear transformation (Figure 1 up to "Linear")."""
+    """
+    Encoder and decoder without the final linear transformation (Figure 1 up to "Linear"), or one of them alone, as the
+    config says.
+    """
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_is_encoder_decoder(config, True))
+        super().__init__(config)
         # 3.4: one matrix for source and target. Tied names map to the name that is stored.
-        if config.share_embeddings:
+        if config.share_embeddings and config.is_encoder_decoder:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-        self.encoder = VaswaniEncoder(self.config)
-        self.decoder = VaswaniDecoder(self.config)
+        self.encoder = VaswaniEncoder(self.config) if "encoder" in config.stacks else None
+        self.decoder = VaswaniDecoder(self.config) if "decoder" in config.stacks else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Returns the source embedding, which is also the target's if they are shared."""
-        return self.encoder.embed_tokens
+        return (self.encoder or self.decoder).embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replaces the source embedding, and the target's if they are shared."""
-        self.encoder.embed_tokens = value
-        if self.config.share_embeddings and self.config.tie_word_embeddings:
+        (self.encoder or self.decoder).embed_tokens = value
+        if self.config.is_encoder_decoder and self.config.share_embeddings and self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
 
     @can_return_tuple
@@ -748,10 +840,12 @@ class VaswaniModel(VaswaniPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:
+    ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target.
+        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack.
 
         Args:
             input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
@@ -767,15 +861,31 @@ class VaswaniModel(VaswaniPreTrainedModel):
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of
                 `decoder_input_ids`.
             use_cache (`bool`, *optional*): whether to return `past_key_values`.
+            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the source.
+            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
+                own.
 
         Returns:
-            [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`.
+            [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`; of a model of one
+            stack, the stack's output.
 
         Raises:
             ValueError: as in [`VaswaniEncoder`] and [`VaswaniDecoder`], and if `encoder_outputs` is a tensor.
         """
+        if self.decoder is None:
+            return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        if self.encoder is None:
+            return self.decoder(
+                input_ids,
+                attention_mask,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                position_ids=position_ids,
+                **kwargs,
+            )
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         elif isinstance(encoder_outputs, torch.Tensor):
             raise ValueError("encoder_outputs is a tensor: pass the encoder's whole output, or a tuple of tensors.")
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -802,13 +912,64 @@ class VaswaniModel(VaswaniPreTrainedModel):
         )
 
 
-class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedModel, GenerationMixin):
+class VaswaniLanguageModel(VaswaniPreTrainedModel):
+    """Base class of the models that predict tokens: the linear transformation of Figure 1, and its loss."""
+
+    lm_head: nn.Linear
+
+    def logits_and_loss(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.LongTensor | None,
+        epsilon_ls: float,
+        num_items_in_batch: torch.Tensor | int | None,
+        loss_only: bool,
+        consistency: Consistency | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """
+        Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in
+        [`VaswaniForConditionalGeneration.forward`].
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of the last layer.
+
+        Returns:
+            Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
+            labels.
+        """
+        # The padding row of the embedding is zero and stays zero: as a row of the tied output matrix it gets no
+        # gradient either.
+        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
+        if labels is not None:
+            batch, target = hidden_states.shape[:2]
+            check_shape("labels", labels, batch if consistency is None else batch // 2, target)
+            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
+            if loss_only and is_plain_linear(self.lm_head, hidden_states):
+                weight, settings = self.lm_head.weight, (epsilon_ls, num_items_in_batch, frozen)
+                if consistency is None:
+                    return None, smoothed_linear_cross_entropy(hidden_states, weight, labels, *settings)
+                return None, consistent_linear_cross_entropy(hidden_states, weight, labels, consistency, *settings)
+        logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
+        if frozen is not None:
+            # In place: autograd then cuts this column's gradient, and the logits are not copied.
+            logits[..., frozen] = logits[..., frozen].detach()
+        if labels is None:
+            loss = None
+        elif consistency is None:
+            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        else:
+            loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
+        return None if loss_only else logits, loss
+
+
+class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageModel, GenerationMixin):
     """The translation model: all of Figure 1, a [`VaswaniModel`] and the linear transformation on top."""
 
     as_written: AsWritten
+    stacks = ("encoder", "decoder")
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_is_encoder_decoder(config, True))
+        super().__init__(with_stacks(config, ("encoder", "decoder")))
         source = "model.encoder.embed_tokens.weight"
         target = "model.decoder.embed_tokens.weight"
         # 3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax transformation".
@@ -914,49 +1075,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    def logits_and_loss(
-        self,
-        hidden_states: torch.Tensor,
-        labels: torch.LongTensor | None,
-        epsilon_ls: float,
-        num_items_in_batch: torch.Tensor | int | None,
-        loss_only: bool,
-        consistency: Consistency | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """
-        Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in `forward`.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output.
-
-        Returns:
-            Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
-            labels.
-        """
-        # The padding row of the embedding is zero and stays zero: as a row of the tied output matrix it gets no
-        # gradient either.
-        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
-        if labels is not None:
-            batch, target = hidden_states.shape[:2]
-            check_shape("labels", labels, batch if consistency is None else batch // 2, target)
-            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
-            if loss_only and is_plain_linear(self.lm_head, hidden_states):
-                weight, settings = self.lm_head.weight, (epsilon_ls, num_items_in_batch, frozen)
-                if consistency is None:
-                    return None, smoothed_linear_cross_entropy(hidden_states, weight, labels, *settings)
-                return None, consistent_linear_cross_entropy(hidden_states, weight, labels, consistency, *settings)
-        logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
-        if frozen is not None:
-            # In place: autograd then cuts this column's gradient, and the logits are not copied.
-            logits[..., frozen] = logits[..., frozen].detach()
-        if labels is None:
-            loss = None
-        elif consistency is None:
-            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
-        else:
-            loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
-        return None if loss_only else logits, loss
-
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves the model as [`PreTrainedModel.save_pretrained`] does."""
         record_tied_output(self)
@@ -966,10 +1084,11 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniPreTrainedM
 class VaswaniEncoderModel(VaswaniPreTrainedModel):
     """The left half of Figure 1 alone, for features of the source. Loads from the folder of any Vaswani model."""
 
-    _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", r"^lm_head\."]
+    stacks = ("encoder",)
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", *HEADS]
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_is_encoder_decoder(config, False))
+        super().__init__(with_stacks(config, ("encoder",)))
         self.encoder = VaswaniEncoder(self.config)
         self.post_init()
 
@@ -987,20 +1106,59 @@ class VaswaniEncoderModel(VaswaniPreTrainedModel):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encodes the source: arguments, result and errors of [`VaswaniEncoder.forward`]."""
-        return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+        return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
 
 
 # ---- What transformers and PEFT ask of the models ----------------------------------------------------------------
 
 
-def with_is_encoder_decoder(config: VaswaniConfig, is_encoder_decoder: bool) -> VaswaniConfig:
-    """Returns the config with this value of `is_encoder_decoder`: itself, or a copy if it has the other one."""
-    if config.is_encoder_decoder != is_encoder_decoder:
+def stored_embedding(
+    kind: type[VaswaniPreTrainedModel], path: str | os.PathLike[str] | None, options: dict[str, Any]
+) -> dict[str, str]:
+    """
+    Finds the name that the shared embedding has in the folder of a model with other stacks.
+
+    Args:
+        kind (`type`): class to load.
+        path (`str`, *optional*): folder or model on the Hub.
+        options (`dict[str, Any]`): other arguments of `from_pretrained`.
+
+    Returns:
+        `dict[str, str]`: name in the folder to name in the class, or empty if it is the same.
+
+    Raises:
+        ValueError: if the folder's model has none of the stacks of the class.
+    """
+    try:
+        fields = kind.config_class.get_config_dict(path, **options)[0] if path else {}
+    except OSError:  # There is no config: transformers says so, or finds it where an adapter says.
+        return {}
+    if fields.get("model_type") != kind.config_class.model_type:
+        return {}
+    saved = kind.config_class(**{name: fields[name] for name in STACK_FIELDS if name in fields})
+    wanted = kind.stacks_from(saved.stacks)
+    if not set(wanted) & set(saved.stacks):
+        raise ValueError(
+            f"{path} has a model with {saved.stacks[0]} alone, and {kind.__name__} has nothing but {wanted[0]}: "
+            "load another class, or another model."
+        )
+    shared = saved.share_embeddings and saved.tie_word_embeddings
+    # A shared embedding is stored once, with the first stack of a model.
+    if shared and saved.stacks[0] != wanted[0]:
+        return {f"{saved.stacks[0]}.embed_tokens": f"{wanted[0]}.embed_tokens"}
+    return {}
+
+
+def with_stacks(config: VaswaniConfig, stacks: tuple[str, ...]) -> VaswaniConfig:
+    """Returns the config of a model with these stacks: itself, or a copy if it has others."""
+    if config.stacks != stacks:
         config = copy.deepcopy(config)
-        config.is_encoder_decoder = is_encoder_decoder
+        config.is_encoder_decoder = len(stacks) == 2
+        config.is_decoder = stacks == ("decoder",)
     return config
 
 

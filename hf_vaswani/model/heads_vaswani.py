@@ -1,0 +1,522 @@
+"""The family of the Transformer: the stacks of the paper with another head.
+
+The encoder alone became BERT (Devlin et al., 2018): [`VaswaniForMaskedLM`], [`VaswaniForPreTraining`] and the
+classifiers. The decoder alone, without its attention to a source, became GPT (Radford et al., 2018):
+[`VaswaniForCausalLM`]. The layers are those of `modeling_vaswani.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
+
+from .configuration_vaswani import VaswaniConfig
+from .modeling_vaswani import (
+    HEADS,
+    VaswaniDropout,
+    VaswaniLanguageModel,
+    VaswaniModel,
+    VaswaniPreTrainedModel,
+    check_ids,
+    check_shape,
+    smoothed_cross_entropy,
+    with_stacks,
+)
+
+# ---- Heads -------------------------------------------------------------------------------------------------------
+
+
+class VaswaniLMTransform(nn.Module):
+    """The layer between BERT's encoder and its vocabulary: LayerNorm(activation(x W + b)) (Devlin et al., 2018)."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.activation = ACT2FN[config.activation_function]
+        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`(batch, length, d_model)` -> the same shape."""
+        return self.layer_norm(self.activation(self.dense(hidden_states)))
+
+
+class VaswaniPooler(nn.Module):
+    """A text as one vector: tanh(x W + b) of its first token (Devlin et al., 2018)."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """`(batch, length, d_model)` and the padding mask -> `(batch, d_model)`."""
+        return torch.tanh(self.dense(pick(hidden_states, first_tokens(hidden_states, attention_mask))))
+
+
+def pick(hidden_states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """`(batch, length, d_model)` and one column of each text, `(batch,)` -> the states there, `(batch, d_model)`."""
+    return hidden_states[torch.arange(len(columns), device=columns.device), columns]
+
+
+def first_tokens(hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Returns the column of each text's first token, `(batch,)`, on whichever side the padding is."""
+    if attention_mask is None or attention_mask.dim() != 2:
+        return torch.zeros(hidden_states.shape[0], dtype=torch.long, device=hidden_states.device)
+    return (attention_mask != 0).int().argmax(dim=1)
+
+
+def last_tokens(
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    input_ids: torch.Tensor | None,
+    pad_token_id: int | None,
+) -> torch.Tensor:
+    """
+    Returns the column of each text's last token, `(batch,)`, on whichever side the padding is. Without a mask, padding
+    is known by its id.
+    """
+    length = hidden_states.shape[1]
+    if attention_mask is not None and attention_mask.dim() == 2:
+        is_token = attention_mask != 0
+    elif input_ids is not None and pad_token_id is not None:
+        is_token = input_ids != pad_token_id
+    else:
+        is_token = torch.ones(hidden_states.shape[:2], dtype=torch.bool, device=hidden_states.device)
+    return length - 1 - is_token.flip(1).int().argmax(dim=1)
+
+
+# ---- Language models ---------------------------------------------------------------------------------------------
+
+
+class VaswaniForMaskedLM(VaswaniLanguageModel):
+    """BERT's encoder with the linear transformation on top: predicts tokens that were masked (Devlin et al., 2018)."""
+
+    stacks = ("encoder",)
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", *HEADS]
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(with_stacks(config, self.stacks))
+        self.model = VaswaniModel(self.config)
+        self.lm_transform = VaswaniLMTransform(config) if config.lm_head_transform else nn.Identity()
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        epsilon_ls: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniEncoder.forward`], and:
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the tokens to predict, or -100 where
+                nothing was masked.
+            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in
+                [`VaswaniForConditionalGeneration.forward`].
+            loss_only (`bool`): whether to return `loss` without `logits`, which are then computed for the labels
+                alone.
+
+        Returns:
+            [`MaskedLMOutput`] with `logits` of shape `(batch, source, vocab_size)`, or `None` with `loss_only`, and,
+            with labels, `loss` in nats per label.
+
+        Raises:
+            ValueError: as in [`VaswaniEncoder`] and [`VaswaniForConditionalGeneration`].
+        """
+        outputs = self.model(
+            input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
+        logits, loss = self.predict(outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def predict(
+        self,
+        hidden_states: torch.Tensor,
+        labels: torch.LongTensor | None,
+        epsilon_ls: float,
+        num_items_in_batch: torch.Tensor | int | None,
+        loss_only: bool,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Computes logits and loss from the encoder's output; arguments and results as in `forward`."""
+        if loss_only and labels is None:
+            raise ValueError("loss_only needs labels, but labels is None.")
+        if labels is not None:
+            check_shape("labels", labels, *hidden_states.shape[:2])
+        if loss_only:
+            is_label = labels != -100
+            hidden_states, labels = hidden_states[is_label][None], labels[is_label][None]  # [1, labels, ...]
+        return self.logits_and_loss(
+            self.lm_transform(hidden_states), labels, epsilon_ls, num_items_in_batch, loss_only
+        )
+
+
+@dataclass
+class VaswaniForPreTrainingOutput(ModelOutput):
+    """
+    Output of [`VaswaniForPreTraining`], with the names of BERT's.
+
+    Args:
+        loss (`torch.Tensor`, *optional*): sum of both losses, in nats.
+        prediction_logits (`torch.Tensor` of shape `(batch, source, vocab_size)`): scores of the tokens.
+        seq_relationship_logits (`torch.Tensor` of shape `(batch, 2)`): scores of "the second segment continues the
+            first" and "it does not".
+        hidden_states, attentions (`tuple` of `torch.Tensor`, *optional*): as in [`BaseModelOutput`].
+    """
+
+    loss: torch.Tensor | None = None
+    prediction_logits: torch.Tensor | None = None
+    seq_relationship_logits: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+class VaswaniForPreTraining(VaswaniForMaskedLM):
+    """BERT as it is pre-trained: predicts masked tokens, and whether one segment continues another."""
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        self.pooler = VaswaniPooler(config)
+        self.next_sentence = nn.Linear(config.d_model, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        next_sentence_label: torch.LongTensor | None = None,
+        epsilon_ls: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        num_texts_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> VaswaniForPreTrainingOutput:
+        """
+        Computes the logits of both heads, and with labels the loss. Takes the arguments of
+        [`VaswaniForMaskedLM.forward`], and:
+
+        Args:
+            next_sentence_label (`torch.LongTensor` of shape `(batch,)`, *optional*): 0 where the second segment
+                continues the first, 1 where it does not, -100 where there is no label.
+            num_texts_in_batch (`int`, *optional*): divisor of the summed loss of these labels; their number by
+                default.
+
+        Returns:
+            [`VaswaniForPreTrainingOutput`], whose loss is the sum of the losses whose labels are given.
+
+        Raises:
+            ValueError: as in [`VaswaniForMaskedLM`], and if a `next_sentence_label` is neither 0, 1 nor -100.
+        """
+        outputs = self.model(
+            input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
+        logits, loss = self.predict(outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only)
+        relation = self.next_sentence(self.pooler(outputs.last_hidden_state, attention_mask))  # [batch, 2]
+        if next_sentence_label is not None:
+            check_class_labels("next_sentence_label", next_sentence_label, len(relation), 2)
+            next_loss = smoothed_cross_entropy(
+                relation[:, None], next_sentence_label[:, None], num_items_in_batch=num_texts_in_batch
+            )
+            loss = next_loss if loss is None else loss + next_loss
+        return VaswaniForPreTrainingOutput(
+            loss=loss,
+            prediction_logits=logits,
+            seq_relationship_logits=relation,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VaswaniForCausalLM(VaswaniLanguageModel, GenerationMixin):
+    """The decoder alone with the linear transformation on top: predicts the next token (Radford et al., 2018)."""
+
+    stacks = ("decoder",)
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)encoder\.", r"\.cross_attn(_norm)?\.", *HEADS]
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(with_stacks(config, self.stacks))
+        self.model = VaswaniModel(self.config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        epsilon_ls: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        """
+        Computes logits, and with labels the loss.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
+            position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): as in
+                [`VaswaniDecoder.forward`]; they tell the texts of a row apart.
+            past_key_values ([`Cache`], *optional*): keys and values of the tokens so far.
+            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): instead of `input_ids`.
+            labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): the tokens themselves, or -100 for
+                those that are not to be predicted. As in every causal model of transformers, each is predicted at the
+                position before it.
+            use_cache (`bool`, *optional*): whether to return `past_key_values`.
+            logits_to_keep (`int` or `torch.LongTensor`): number of last positions, or indices of positions, whose
+                logits to return; 0 means all. Without effect if there are labels.
+            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*), loss_only (`bool`): as in
+                [`VaswaniForConditionalGeneration.forward`].
+
+        Returns:
+            [`CausalLMOutputWithPast`] with `logits` of shape `(batch, length, vocab_size)`, or `None` with
+            `loss_only`, and, with labels, `loss` in nats per token.
+
+        Raises:
+            ValueError: as in [`VaswaniDecoder`] and [`VaswaniForConditionalGeneration`].
+        """
+        if loss_only and labels is None:
+            raise ValueError("loss_only needs labels, but labels is None.")
+        if labels is not None:
+            use_cache = False
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            position_ids=position_ids,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        if labels is not None:
+            check_shape("labels", labels, *hidden_states.shape[:2])
+            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            hidden_states = hidden_states[:, kept]
+        logits, loss = self.logits_and_loss(hidden_states, labels, epsilon_ls, num_items_in_batch, loss_only)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+# ---- Classifiers -------------------------------------------------------------------------------------------------
+
+
+class VaswaniClassifier(VaswaniPreTrainedModel):
+    """Base class of the classifiers: one stack, dropout, and a linear layer with a row for each label."""
+
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)(encoder|decoder)\.", r"\.cross_attn(_norm)?\.", *HEADS]
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        # A model with both stacks gives its encoder.
+        super().__init__(with_stacks(config, self.stacks_from(config.stacks)))
+        self.model = VaswaniModel(self.config)
+        self.dropout = VaswaniDropout(
+            config.dropout if config.classifier_dropout is None else config.classifier_dropout
+        )
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @classmethod
+    def stacks_from(cls, saved: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns the only stack of a saved model, or the encoder if it has both."""
+        return cls.stacks or saved[:1]
+
+
+class VaswaniForSequenceClassification(VaswaniClassifier):
+    """
+    A label for a text or a pair of texts. An encoder reads it from the first token through BERT's pooler (Devlin et
+    al., 2018); a decoder alone reads it from the last token (Radford et al., 2018).
+    """
+
+    def __init__(self, config: VaswaniConfig) -> None:
+        super().__init__(config)
+        self.pooler = VaswaniPooler(config) if self.config.stacks == ("encoder",) else None
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        labels: torch.Tensor | None = None,
+        epsilon_ls: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """
+        Computes the scores of the labels, and with labels the loss. Takes the arguments of its stack, and:
+
+        Args:
+            labels (`torch.Tensor` of shape `(batch,)` or `(batch, num_labels)`, *optional*): the true label of each
+                text; one 0 or 1 for each label with the config's `problem_type` `"multi_label_classification"`, and
+                numbers with `"regression"`.
+            epsilon_ls (`float`): label smoothing of single labels, as in [`smoothed_cross_entropy`].
+            num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of texts by default.
+
+        Returns:
+            [`SequenceClassifierOutput`] with `logits` of shape `(batch, num_labels)`, and, with labels, `loss`.
+
+        Raises:
+            ValueError: as in the stack, and if labels have another shape or are not below `num_labels`.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            token_type_ids=token_type_ids,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        if self.pooler is not None:
+            text = self.pooler(hidden_states, attention_mask)
+        else:
+            text = pick(hidden_states, last_tokens(hidden_states, attention_mask, input_ids, self.config.pad_token_id))
+        logits = self.classifier(self.dropout(text))  # [batch, num_labels]
+        loss = (
+            None
+            if labels is None
+            else classification_loss(logits, labels, self.config, epsilon_ls, num_items_in_batch)
+        )
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class VaswaniForTokenClassification(VaswaniClassifier):
+    """A label for each token, such as the first piece of each word (Devlin et al., 2018)."""
+
+    stacks = ("encoder",)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        epsilon_ls: float = 0.0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """
+        Computes the scores of the labels, and with labels the loss. Takes the arguments of
+        [`VaswaniEncoder.forward`], and:
+
+        Args:
+            labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the true labels, or -100 where there is
+                none.
+            epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
+
+        Returns:
+            [`TokenClassifierOutput`] with `logits` of shape `(batch, source, num_labels)`, and, with labels, `loss` in
+            nats per label.
+
+        Raises:
+            ValueError: as in [`VaswaniEncoder`], and if labels have another shape or are not below `num_labels`.
+        """
+        outputs = self.model(
+            input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))  # [batch, source, num_labels]
+        loss = None
+        if labels is not None:
+            check_shape("labels", labels, *logits.shape[:2])
+            check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.num_labels, "num_labels")
+            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+def classification_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    config: VaswaniConfig,
+    epsilon_ls: float,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor:
+    """
+    Computes the loss of [`VaswaniForSequenceClassification`], whose arguments it takes; the kind of problem as in
+    transformers' classifiers.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, num_labels)`): scores of the labels.
+
+    Returns:
+        `torch.Tensor`, a scalar in float32.
+
+    Raises:
+        ValueError: if labels have another shape or are not below `num_labels`.
+    """
+    problem = config.problem_type
+    if problem is None and config.num_labels == 1:
+        problem = "regression"
+    elif problem is None:
+        whole = not labels.dtype.is_floating_point
+        problem = "single_label_classification" if whole else "multi_label_classification"
+    if problem == "single_label_classification":
+        check_class_labels("labels", labels, len(logits), config.num_labels)
+        return smoothed_cross_entropy(logits[:, None], labels[:, None], epsilon_ls, num_items_in_batch)
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"labels has the shape {tuple(labels.shape)}, but with the problem_type {problem} it must be "
+            f"{tuple(logits.shape)}."
+        )
+    measures: dict[str, Any] = {
+        "regression": nn.functional.mse_loss,
+        "multi_label_classification": nn.functional.binary_cross_entropy_with_logits,
+    }
+    total = measures[problem](logits.float(), labels.to(logits.device).view_as(logits).float(), reduction="sum")
+    items = len(logits) if num_items_in_batch is None else num_items_in_batch
+    return total / (items * config.num_labels)
+
+
+def check_class_labels(name: str, labels: torch.Tensor, batch: int, num_labels: int) -> None:
+    """Checks that there is one label for each text, known or -100; raises a ValueError with shape or label."""
+    if labels.shape != (batch,):
+        raise ValueError(f"{name} has the shape {tuple(labels.shape)}, but must be ({batch},): one for each text.")
+    check_ids(name, labels.masked_fill(labels == -100, 0), num_labels, "num_labels")
