@@ -660,3 +660,34 @@ def test_segments_are_checked() -> None:
         model(texts(), token_type_ids=torch.zeros(3, 6).long())
     with pytest.raises(ValueError, match="type_vocab_size must be at least 0, but it is -1"):
         VaswaniConfig(type_vocab_size=-1)
+
+
+# ---- The papers' sizes
+
+SIZES = {
+    "BERT base": ({"d_model": 768, "d_ff": 3072, "num_heads": 12, "encoder_layers": 12}, 30522, 512),
+    "BERT large": ({"d_model": 1024, "d_ff": 4096, "num_heads": 16, "encoder_layers": 24}, 30522, 512),
+    "GPT": ({"d_model": 768, "d_ff": 3072, "num_heads": 12, "decoder_layers": 12}, 40478, 512),
+    "GPT-2": ({"d_model": 768, "d_ff": 3072, "num_heads": 12, "decoder_layers": 12}, 50257, 1024),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_papers_models_have_as_many_parameters(name) -> None:
+    sizes, vocab_size, length = SIZES[name]
+    width, layers = sizes["d_model"], sizes.get("encoder_layers") or sizes["decoder_layers"]
+    with torch.device("meta"):
+        if name.startswith("BERT"):
+            config = BertConfig(
+                hidden_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=sizes["num_heads"],
+                intermediate_size=sizes["d_ff"],
+            )
+            theirs, kind, fields = BertForPreTraining(config), VaswaniForPreTraining, BERT
+        else:
+            kind, fields = VaswaniForCausalLM, GPT
+            theirs = OpenAIGPTLMHeadModel(OpenAIGPTConfig()) if name == "GPT" else GPT2LMHeadModel(GPT2Config())
+        fields = fields | {"norm_position": "pre" if name == "GPT-2" else "post", "max_position_embeddings": length}
+        ours = kind(VaswaniConfig(vocab_size=vocab_size, **sizes, **fields))
+    assert ours.num_parameters() == theirs.num_parameters()

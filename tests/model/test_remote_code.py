@@ -11,11 +11,20 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
+from hf_vaswani import (
+    VaswaniEncoderModel,
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
 from hf_vaswani.model import configuration_vaswani
 from hf_vaswani.model.configuration_vaswani import AUTO_MAP
 
 from ..conftest import ROOT
+from ..networks import tiny_config
 
 IDS = torch.arange(4, 12)[None]
 SENTENCE = "one two three"
@@ -173,6 +182,31 @@ def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == encoder(IDS)[0].tolist()
     assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text("utf-8"))
+
+
+def test_the_family_travels_too(tmp_path) -> None:
+    kinds = {
+        "AutoModelForMaskedLM": VaswaniForMaskedLM,
+        "AutoModelForPreTraining": VaswaniForPreTraining,
+        "AutoModelForCausalLM": VaswaniForCausalLM,
+        "AutoModelForSequenceClassification": VaswaniForSequenceClassification,
+        "AutoModelForTokenClassification": VaswaniForTokenClassification,
+    }
+    expected = {}
+    for name, kind in kinds.items():
+        model = kind(tiny_config()).eval()
+        model.save_pretrained(tmp_path / name)
+        assert {path.name for path in (tmp_path / name).glob("*.py")} == TRAVELLING
+        expected[name] = model(IDS)[0].tolist()
+    program = (
+        "import json, sys, torch, transformers; sys.modules['hf_vaswani'] = None\n"
+        "ids = torch.tensor(json.loads(sys.argv[1]))\n"
+        "load = lambda name: getattr(transformers, name).from_pretrained(name, trust_remote_code=True)\n"
+        "print(json.dumps({name: load(name)(ids)[0].tolist() for name in sys.argv[2:]}))"
+    )
+    done = run(program, json.dumps(IDS.tolist()), *kinds, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
