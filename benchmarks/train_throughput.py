@@ -49,7 +49,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, pair_lengths
+from hf_vaswani.data.encoding import EncodedRows, encode_pairs, pair_lengths
 from hf_vaswani.data.pocket_corpus import draw_splits
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.modeling_vaswani import sinusoids
@@ -136,7 +136,7 @@ def loader_rate(encoded: Dataset, tokens: int) -> float:
     """Measures the target tokens per second of our loader alone, over an epoch in this process."""
     lengths = pair_lengths(encoded)
     sampler = TokenBudgetBatchSampler(lengths, BatchOrder(tokens))
-    loader = DataLoader(EncodedPairs(encoded), batch_sampler=sampler, collate_fn=PairCollator(0))
+    loader = DataLoader(EncodedRows(encoded), batch_sampler=sampler, collate_fn=PairCollator(0))
     start = time.perf_counter()
     for _ in loader:
         pass

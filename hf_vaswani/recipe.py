@@ -17,7 +17,11 @@ Files = dict[str, str] | str | None
 Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 Part = Literal["encoder", "decoder", "embeddings"]
 Alteration = Literal["upper", "title", "typos", "no_final_mark"]
-SECTIONS = ("data", "tokenizer", "initialize", "model", "training", "evaluation", "hub")
+Noise = Literal["infilling", "permutation", "fragment"]
+Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"]
+SECTIONS = ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub")
+# Tasks whose text is in one language, and not in pairs.
+TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
 
 
 def number(default: Any, **bounds: float) -> Any:
@@ -75,6 +79,9 @@ class SourceRecipe:
     `null` means the language code."""
     target_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column of the target text, given like `source_column`."""
+    document_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column that names the document of each row, for running text in a table (`task`); `null` takes each row for a
+    document. A text file without columns has blank lines between its documents."""
     weight: float = number(1.0, above=0, at_most=1000)
     """Repetitions of each pair in an epoch: 2 takes each pair twice, 0.5 draws a new random half for each epoch.
     With `data.streaming`, the ratio in which the sources are mixed."""
@@ -244,6 +251,31 @@ class ModelRecipe:
     matrix is shared."""
     tie_word_embeddings: bool = True
     """Use the target embedding matrix as the pre-softmax linear transformation (Section 3.4)."""
+
+
+@dataclass
+class ObjectiveRecipe:
+    """What a model learns from running text (`task`). A key that the task does not name has no effect."""
+
+    unit: Literal["blocks", "lines"] = "blocks"
+    """What a model reads at once: `blocks` are as many lines of a document as fit `block_length`, `lines` single lines
+    of the text."""
+    block_length: int = number(512, at_least=8, at_most=1_000_000)
+    """Most tokens of a block, special tokens included; a longer line makes several blocks. At most
+    `training.tokens_per_batch`."""
+    noise_rate: float | None = number(None, above=0, below=1)
+    """Share of the tokens that are masked or corrupted; `null` is that of the task's paper: 0.15 for `masked_lm` and
+    `span_corruption`, and for `denoise` 0.3 with `infilling` and 0.5 with `fragment`."""
+    whole_words: bool = False
+    """`masked_lm`: mask all tokens of a word, or none."""
+    next_sentence: bool = False
+    """`masked_lm`: also predict whether the second half of a block continues the first (Devlin et al., 2018). In half
+    of the blocks it does, in the others it is taken from another document."""
+    span_length: float = number(3.0, at_least=1, at_most=1000)
+    """`span_corruption`, and `denoise` with `infilling`: mean length of the spans, in tokens."""
+    noise: list[Noise] = field(default_factory=lambda: ["infilling"])
+    """`denoise`: `infilling` replaces each span by one mask and `permutation` reorders the lines of a block (BART,
+    Lewis et al., 2019); `fragment` masks the tokens of one fragment (MASS, Song et al., 2019)."""
 
 
 @dataclass
@@ -458,6 +490,10 @@ class Recipe:
     """Folder of the run; if empty, `runs/NAME`, where NAME is the recipe's file name without its extension."""
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the dropout, the order of the data and the built-in corpus."""
+    task: Task = "translation"
+    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017), or pre-training on
+    running text in one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT:
+    Radford et al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS)."""
     data: DataRecipe = field(default_factory=DataRecipe)
     more_data: list[SourceRecipe] = field(default_factory=list)
     """More sources of sentence pairs, each with the keys of `data` from `source_language` to `license`. On the command
@@ -469,6 +505,7 @@ class Recipe:
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     initialize: InitializeRecipe = field(default_factory=InitializeRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
+    objective: ObjectiveRecipe = field(default_factory=ObjectiveRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     hub: HubRecipe = field(default_factory=HubRecipe)

@@ -273,17 +273,29 @@ class PairCollator:
         """
         Args:
             pairs (`Sequence[Mapping[str, Any]]`): each with `source_ids` and `target_ids` (arrays or lists of ids) and
-                its `number` in the text. An empty sequence gives one row of padding, for a process without a batch
-                in an update.
+                its `number` in the text; those of an objective may have `positions`, `segments` and `next_sentence`
+                as well. An empty sequence gives one row of padding, for a process without a batch in an update.
 
         Returns:
             `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
-            `numbers` of shape `(pairs,)`.
+            `numbers` of shape `(pairs,)`. With `positions`, which tell the texts of a row apart, `position_ids` takes
+            the place of the mask; `segments` are `token_type_ids`, both of the shape of `input_ids`; `next_sentence`
+            is `next_sentence_label` of shape `(batch,)`.
         """
         input_ids, attention_mask = self._padded([pair["source_ids"] for pair in pairs], self.pad_token_id)
         labels, _ = self._padded([pair["target_ids"] for pair in pairs], -100)
         numbers = torch.tensor([int(pair["number"]) for pair in pairs], dtype=torch.long)
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "numbers": numbers}
+        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "numbers": numbers}
+        first = pairs[0] if pairs else {}
+        if "positions" in first:
+            # Padding behind a row is a text of its own at each position, because positions do not go on there.
+            batch["position_ids"], _ = self._padded([pair["positions"] for pair in pairs], 0)
+            del batch["attention_mask"]
+        if "segments" in first:
+            batch["token_type_ids"], _ = self._padded([pair["segments"] for pair in pairs], 0)
+        if "next_sentence" in first:
+            batch["next_sentence_label"] = torch.tensor([int(pair["next_sentence"]) for pair in pairs])
+        return batch
 
     @staticmethod
     def _padded(rows: Sequence[Any], filling: int) -> tuple[torch.Tensor, torch.Tensor]:

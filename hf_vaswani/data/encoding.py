@@ -121,22 +121,39 @@ def encode_rows(
     return pa.table(
         {
             "number": pa.array([numbers[i] for i in filled], pa.int64()),
-            "source_ids": _ids([front + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
-            "target_ids": _ids([target for _, target in kept], backend(tokenizer, True), dropout, draws),
+            "source_ids": id_lists([front + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
+            "target_ids": id_lists([target for _, target in kept], backend(tokenizer, True), dropout, draws),
         }
     )
 
 
-def _ids(
+def id_lists(
     sentences: list[str],
     tokenizer: Tokenizer,
     dropout: BpeDropout | None = None,
     draws: Sequence[random.Random] = (),
+    add_special_tokens: bool = True,
 ) -> pa.ListArray:
-    """Encodes sentences without a Python list for each."""
+    """
+    Encodes sentences without a Python list for each.
+
+    Args:
+        sentences (`list[str]`): the text.
+        tokenizer (`tokenizers.Tokenizer`): encodes it.
+        dropout ([`BpeDropout`], *optional*), draws (`Sequence[random.Random]`): skips merges, and the chance of each
+            sentence.
+        add_special_tokens (`bool`): whether to add the special tokens of a sentence, such as `</s>`.
+
+    Returns:
+        `pa.ListArray`: ids of each sentence.
+
+    Raises:
+        ValueError: a sentence has an unpaired UTF-16 surrogate.
+    """
     # `encode_batch_fast` does not compute the words and offsets of the tokens.
+    encode = tokenizer.encode_batch_fast if dropout is None else tokenizer.encode_batch
     try:
-        encodings = (tokenizer.encode_batch_fast if dropout is None else tokenizer.encode_batch)(sentences)
+        encodings = encode(sentences, add_special_tokens=add_special_tokens)
     except TypeError as error:
         # The error of tokenizers does not name the sentence.
         broken = [sentence for sentence in sentences if re.search("[\ud800-\udfff]", sentence)]
@@ -147,18 +164,24 @@ def _ids(
         ids = [encoding.ids for encoding in encodings]
     else:
         ids = [dropout(encoding, draw) for encoding, draw in zip(encodings, draws, strict=True)]
-    offsets = np.zeros(len(ids) + 1, dtype=np.int32)
-    np.cumsum(list(map(len, ids)), out=offsets[1:])
-    values = np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=int(offsets[-1]))
+    return as_lists(ids)
+
+
+def as_lists(rows: Sequence[Sequence[int]]) -> pa.ListArray:
+    """Returns lists of ids as an Arrow array."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(list(map(len, rows)), out=offsets[1:])
+    values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
+class EncodedRows(torch.utils.data.Dataset[dict[str, Any]]):
     """
-    The rows that [`encode_pairs`] returned, without copies: the ids are views of the memory-mapped Arrow buffers.
+    Encoded text, such as the pairs of [`encode_pairs`], without copies: the ids are views of the memory-mapped Arrow
+    buffers.
 
     Args:
-        encoded (`Dataset`): columns `number`, `source_ids` and `target_ids`.
+        encoded (`Dataset`): columns of numbers and of lists of numbers.
     """
 
     def __init__(self, encoded: Dataset) -> None:
@@ -168,11 +191,13 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
     def _open(self) -> None:
         batches = [batch for batch in self.encoded.data.to_batches() if batch.num_rows]
         self.starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
-        self.numbers = [batch.column("number").to_numpy() for batch in batches]
-        self.sides = {}
-        for name in ("source_ids", "target_ids"):
-            columns = [batch.column(name) for batch in batches]
-            self.sides[name] = [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
+        self.numbers, self.lists = {}, {}
+        for field in self.encoded.data.schema:
+            columns = [batch.column(field.name) for batch in batches]
+            if pa.types.is_list(field.type):
+                self.lists[field.name] = [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
+            else:
+                self.numbers[field.name] = [column.to_numpy() for column in columns]
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -184,14 +209,14 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
         """Returns several rows; a `DataLoader` asks for a batch in this way."""
         batches = np.searchsorted(self.starts, rows, side="right") - 1
         places = np.asarray(rows, dtype=np.int64) - self.starts[batches]
-        return [self._pair(batch, place) for batch, place in zip(batches.tolist(), places.tolist(), strict=True)]
+        return [self._row(batch, place) for batch, place in zip(batches.tolist(), places.tolist(), strict=True)]
 
-    def _pair(self, batch: int, place: int) -> dict[str, Any]:
-        pair = {"number": self.numbers[batch][place]}
-        for name, batches in self.sides.items():
+    def _row(self, batch: int, place: int) -> dict[str, Any]:
+        row = {name: batches[batch][place] for name, batches in self.numbers.items()}
+        for name, batches in self.lists.items():
             offsets, values = batches[batch]
-            pair[name] = values[offsets[place] : offsets[place + 1]]
-        return pair
+            row[name] = values[offsets[place] : offsets[place + 1]]
+        return row
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that is not forked maps the file itself; pickled views would be copies.
@@ -212,11 +237,10 @@ def pair_lengths(encoded: Dataset) -> np.ndarray:
     Returns:
         `np.ndarray` of shape `(pairs, 2)`: source and target tokens, `</s>` included.
     """
-    batches = encoded.data.to_batches()
-    lengths = np.empty((len(encoded), 2), dtype=np.int32)
-    for side, name in enumerate(("source_ids", "target_ids")):
-        start = 0
-        for batch in batches:
-            lengths[start : start + batch.num_rows, side] = np.diff(batch.column(name).offsets.to_numpy())
-            start += batch.num_rows
-    return lengths
+    return np.stack([list_lengths(encoded, name) for name in ("source_ids", "target_ids")], axis=1)
+
+
+def list_lengths(encoded: Dataset, column: str) -> np.ndarray:
+    """Returns the lengths of the lists in a column, of shape `(rows,)`."""
+    parts = [np.diff(batch.column(column).offsets.to_numpy()) for batch in encoded.data.to_batches()]
+    return np.concatenate([np.empty(0, dtype=np.int32), *parts])

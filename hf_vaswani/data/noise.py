@@ -7,6 +7,7 @@ noise.
 import math
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 # Of the tokens that BERT predicts, this share is masked, and half of the rest is replaced by a random token.
 MASKED, REPLACED = 0.8, 0.1
@@ -71,8 +72,8 @@ def corrupted_spans(
     ids: Sequence[int], rate: float, mean_length: float, sentinels: Sequence[int], chance: random.Random
 ) -> tuple[list[int], list[int]]:
     """
-    Replaces spans of a text by sentinels, and asks for the spans (Raffel et al., 2019, Section 3.1.4). As in T5's code,
-    the number of tokens and spans follows from the length of the text, and a text never begins with a span.
+    Replaces spans of a text by sentinels, and asks for the spans (Raffel et al., 2019, Section 3.1.4). As in the code
+    of T5, the number of tokens and spans follows from the length of the text, and a text never begins with a span.
 
     Args:
         ids (`Sequence[int]`): the text.
@@ -102,7 +103,7 @@ def corrupted_spans(
 def _parts(total: int, count: int, chance: random.Random) -> list[int]:
     """Cuts a length into `count` parts of at least 1, each way with the same probability."""
     cuts = [0, *sorted(chance.sample(range(1, total), count - 1)), total]
-    return [end - start for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [end - start for start, end in pairwise(cuts)]
 
 
 def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, chance: random.Random) -> list[int]:
@@ -180,6 +181,6 @@ def reordered(ids: Sequence[int], ends: Sequence[int], chance: random.Random) ->
     Returns:
         `list[int]`: the same tokens.
     """
-    sentences = [list(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    sentences = [list(ids[start:end]) for start, end in pairwise([0, *ends])]
     chance.shuffle(sentences)
     return [token for sentence in sentences for token in sentence]

@@ -1,7 +1,8 @@
-"""Reading of sentence pairs from files and datasets, cached on disk or streamed by `datasets`."""
+"""Reading of sentence pairs and of running text from files and datasets, cached on disk or streamed by `datasets`."""
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -34,8 +35,17 @@ LONGEST_FIELD = 10_000_000
 BYTE_ORDER_MARK = "\ufeff"
 
 SIDES = ("source", "target")
-ADVICE = "Name the two sides with data.source_column and data.target_column, or with --columns."
-TEXT = datasets.Features({side: datasets.Value("string") for side in SIDES})
+# Of running text: a line, and the name of its document.
+LINE = ("text", "document")
+ADVICE = {
+    SIDES: "Name the two sides with data.source_column and data.target_column, or with --columns.",
+    LINE: "Name the column of the text with data.source_column, and that of its document with data.document_column.",
+    LINE[:1]: "Name the column of the text with data.source_column.",
+}
+CALLED = {"source": "source text", "target": "target text", "text": "text", "document": "document"}
+
+# A column of a table: its name or, in a table without a header line, its number; by what it holds.
+Columns = dict[str, int | str]
 
 T = TypeVar("T")
 
@@ -83,10 +93,10 @@ def load_pairs(
     if source_language == target_language:
         raise ValueError(f"Source and target must be different languages, but both are {source_language!r}.")
     languages = (source_language, target_language)
-    columns = (
-        source_language if source_column is None else source_column,
-        target_language if target_column is None else target_column,
-    )
+    columns: Columns = {
+        "source": source_language if source_column is None else source_column,
+        "target": target_language if target_column is None else target_column,
+    }
     names = {"train": train_split, "validation": validation_split, "test": test_split}
     files = {"train": train_files, "validation": validation_files, "test": test_files}
     pocket = _pocket_splits(languages, seed) if dataset == "pocket" else {}
@@ -105,6 +115,97 @@ def load_pairs(
             rows = _dataset_split(dataset, dataset_config, name, as_stream)
             pairs[split] = _text_columns(rows, languages, columns, f"{dataset}, split {name}")
     return pairs
+
+
+def load_texts(
+    language: str,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    train_split: str | None = "train",
+    validation_split: str | None = "validation",
+    test_split: str | None = "test",
+    train_files: Files = None,
+    validation_files: Files = None,
+    test_files: Files = None,
+    text_column: int | str | None = None,
+    document_column: int | str | None = None,
+    seed: int = 1,
+    streaming: bool = False,
+) -> dict[str, Dataset | IterableDataset]:
+    """
+    Reads running text in one language: the splits that the data section of a recipe names.
+
+    Args:
+        language (`str`): language code, also the default name of the column.
+        dataset, dataset_config, train_split, validation_split, test_split, seed, streaming: as in [`load_pairs`].
+        train_files, validation_files, test_files (`str`, *optional*): a file with columns, or any other file with a
+            sentence or paragraph on each line and blank lines between documents.
+        text_column (`int` or `str`, *optional*): column of the text. The lines of a field are lines of the text.
+        document_column (`int` or `str`, *optional*): column that names the document of each row; by default each row
+            is a document.
+
+    Returns:
+        `dict[str, Dataset]`: "train", "validation" and "test", where they exist, each with the columns `text`, a line,
+        and `document`, a name. Lines of one document follow each other; blank ones are left out.
+
+    Raises:
+        ValueError, FileNotFoundError: as in [`load_pairs`].
+    """
+    columns: Columns = {"text": language if text_column is None else text_column}
+    if document_column is not None:
+        columns["document"] = document_column
+    names = {"train": train_split, "validation": validation_split, "test": test_split}
+    files = {"train": train_files, "validation": validation_files, "test": test_files}
+    texts: dict[str, Dataset | IterableDataset] = {}
+    for split, name in names.items():
+        file, as_stream = files[split], streaming and split == "train"
+        if isinstance(file, dict):
+            raise ValueError(
+                f"data.{split}_files is {shown(file)}, but running text is in one language: name one file."
+            )
+        if file is not None and _suffix(Path(file)) not in KINDS:
+            path = _existing(Path(file))
+            arguments = {"path": str(path.resolve()), "stamp": _stamp(path)}
+            texts[split] = _generated(_lines, arguments, as_stream, LINE)
+        elif file is not None:
+            texts[split] = _as_lines(_column_file(Path(file), None, columns, as_stream))
+        elif dataset == "pocket" and name is not None:
+            languages = (language, "en" if language == "de" else "de")
+            side = _pocket_splits(languages, seed)[name].select_columns("source").rename_column("source", "text")
+            texts[split] = _as_lines(side.to_iterable_dataset() if as_stream else side)
+        elif dataset is not None and name is not None:
+            rows = _dataset_split(dataset, dataset_config, name, as_stream)
+            texts[split] = _as_lines(_text_columns(rows, None, columns, f"{dataset}, split {name}"))
+    return texts
+
+
+def _lines(path: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
+    """Reads the lines of a file; a blank line ends a document. `stamp` is as in [`_table_rows`]."""
+    document, is_open = 0, False
+    for line in read_lines(Path(path)):
+        text = _text(line.rstrip("\r\n"))
+        if text.strip():
+            is_open = True
+            yield {"text": text, "document": str(document)}
+        elif is_open:
+            document, is_open = document + 1, False
+
+
+def _as_lines(rows: Dataset | IterableDataset) -> Dataset | IterableDataset:
+    """Splits the fields of a table into their lines; without a column for it, each row is a document."""
+
+    def split(batch: dict[str, list[str]], indices: list[int]) -> dict[str, list[str]]:
+        documents = batch.get("document") or [str(index) for index in indices]
+        lines = [
+            (line, document)
+            for text, document in zip(batch["text"], documents, strict=True)
+            for line in re.split(r"[\r\n]+", text)
+            if line.strip()
+        ]
+        return {"text": [line for line, _ in lines], "document": [document for _, document in lines]}
+
+    known = rows.column_names or list(LINE)
+    return rows.map(split, batched=True, with_indices=True, remove_columns=known, features=_features(LINE))
 
 
 def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
@@ -189,27 +290,40 @@ def _stamp(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
+def _features(names: Iterable[str]) -> datasets.Features:
+    return datasets.Features({name: datasets.Value("string") for name in names})
+
+
 def _generated(
-    generator: Callable[..., Iterator[dict[str, str]]], arguments: dict[str, Any], streaming: bool
+    generator: Callable[..., Iterator[dict[str, str]]],
+    arguments: dict[str, Any],
+    streaming: bool,
+    names: Iterable[str] = SIDES,
 ) -> Dataset | IterableDataset:
     """Makes a dataset of the rows of a generator, cached on disk or streamed."""
+    features = _features(names)
     if streaming:
-        return IterableDataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
+        return IterableDataset.from_generator(generator, features=features, gen_kwargs=arguments)
     if next(generator(**arguments), None) is None:
         # The error of `datasets` about a generator without rows names no file.
-        return Dataset.from_dict({"source": [], "target": []}, features=TEXT)
+        return Dataset.from_dict({name: [] for name in features}, features=features)
     try:
-        return Dataset.from_generator(generator, features=TEXT, gen_kwargs=arguments)
+        return Dataset.from_generator(generator, features=features, gen_kwargs=arguments)
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, (ValueError, OSError)):
             raise error.__cause__ from None
         raise
 
 
+def _suffix(path: Path) -> str:
+    """Returns the extension that tells the format of a file, before `.gz`."""
+    return (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+
+
 def _column_file(
-    path: Path, languages: tuple[str, str], columns: tuple[int | str, int | str], streaming: bool
+    path: Path, languages: tuple[str, str] | None, columns: Columns, streaming: bool
 ) -> Dataset | IterableDataset:
-    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+    suffix = _suffix(path)
     if suffix not in KINDS:
         raise ValueError(
             f"{path} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
@@ -220,9 +334,9 @@ def _column_file(
     arguments = {"path": str(path.resolve()), "columns": columns, "stamp": _stamp(path)}
     if suffix in DELIMITERS:
         _check_different(columns, str(path))
-        return _generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming)
+        return _generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming, columns)
     if suffix in JSON:
-        return _generated(_json_rows, arguments | {"languages": languages}, streaming)
+        return _generated(_json_rows, arguments | {"languages": languages}, streaming, columns)
     if path.suffix == ".gz":
         raise ValueError(f"{path} is compressed twice, because Parquet is compressed already: unpack it.")
     try:
@@ -236,15 +350,15 @@ def _column_file(
 
 
 def _json_rows(
-    path: str, columns: tuple[int | str, int | str], languages: tuple[str, str], stamp: tuple[int, int]
+    path: str, columns: Columns, languages: tuple[str, str] | None, stamp: tuple[int, int]
 ) -> Iterator[dict[str, str]]:
-    """Reads two keys of JSON objects. `stamp` is as in [`_table_rows`]."""
-    names: list[str] = []
+    """Reads keys of JSON objects. `stamp` is as in [`_table_rows`]."""
+    names: dict[str, str] = {}
     for where, row in _json_objects(path):
         if not isinstance(row, dict):
             raise ValueError(f"{path}, {where}, is not a JSON object like {{...}}.")
         names = names or _names(list(row), languages, columns, path)
-        pair = _text_pair(row, names, f"{path}, {where}")
+        pair = _text_fields(row, names, f"{path}, {where}")
         try:
             "".join(pair.values()).encode()
         except UnicodeEncodeError as error:
@@ -302,11 +416,9 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
         csv.field_size_limit(before)
 
 
-def _table_rows(
-    path: str, columns: tuple[int | str, int | str], delimiter: str, stamp: tuple[int, int]
-) -> Iterator[dict[str, str]]:
-    """Reads two columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
-    places: list[int] = []
+def _table_rows(path: str, columns: Columns, delimiter: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
+    """Reads columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
+    places: dict[str, int] = {}
     width = blank = 0
     for number, row in _table(path, delimiter):
         if not row:
@@ -316,17 +428,17 @@ def _table_rows(
         if blank:
             raise ValueError(f"{path}, line {blank}, is empty, but a row of the table is expected.")
         if not places:
-            width, named = len(row), all(isinstance(column, str) for column in columns)
+            width, named = len(row), all(isinstance(column, str) for column in columns.values())
             names = row if named else [str(place) for place in range(width)]
-            _check_columns(names, [str(column) for column in columns], path, ADVICE)
-            places = [names.index(str(column)) for column in columns]
+            _check_columns(names, [str(column) for column in columns.values()], path, ADVICE[tuple(columns)])
+            places = {name: names.index(str(column)) for name, column in columns.items()}
             if named:
                 continue
         if len(row) != width:
             raise ValueError(
                 f"{path}, line {number}, has another number of columns ({len(row)}) than the first line ({width})."
             )
-        yield {"source": _text(row[places[0]]), "target": _text(row[places[1]])}
+        yield {name: _text(row[place]) for name, place in places.items()}
 
 
 def _dataset_split(dataset: str, config: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
@@ -356,64 +468,70 @@ def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: 
             raise ValueError(f"{where} has no column {column!r}; it has {shown(names)}. {advice}")
 
 
-def _check_different(columns: Sequence[int | str], where: str) -> None:
-    if columns[0] == columns[1]:
-        raise ValueError(f"Source and target must be different columns of {where}, but both are {columns[0]!r}.")
+def _check_different(columns: Columns, where: str) -> None:
+    """Refuses one column for both sides; the lines of a text may be documents of their own."""
+    if tuple(columns) == SIDES and columns["source"] == columns["target"]:
+        raise ValueError(
+            f"Source and target must be different columns of {where}, but both are {columns['source']!r}."
+        )
 
 
-def _names(
-    known: list[str], languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
-) -> list[str]:
-    """Returns the keys of the two sides in a row, or in its `translation`."""
-    names = [str(column) for column in columns]
-    if "translation" in known and "translation" not in names:
-        return list(languages)
-    _check_different(names, where)
-    _check_columns(known, names, where, ADVICE)
+def _names(known: list[str], languages: tuple[str, str] | None, columns: Columns, where: str) -> dict[str, str]:
+    """Returns the keys of a row, or of its `translation`, by what they hold."""
+    names = {name: str(column) for name, column in columns.items()}
+    if languages is not None and "translation" in known and "translation" not in names.values():
+        return dict(zip(SIDES, languages, strict=True))
+    _check_different(columns, where)
+    _check_columns(known, list(names.values()), where, ADVICE[tuple(columns)])
     return names
 
 
 def _text_columns(
-    rows: Dataset | IterableDataset, languages: tuple[str, str], columns: tuple[int | str, int | str], where: str
+    rows: Dataset | IterableDataset, languages: tuple[str, str] | None, columns: Columns, where: str
 ) -> Dataset | IterableDataset:
-    """Renames two columns of a dataset, or the values of its `translation`, to `source` and `target`."""
+    """Renames columns of a dataset, or the values of its `translation`, to what they hold."""
     known = rows.column_names or list(next(iter(rows), {}))
     names = _names(known, languages, columns, where)
     if isinstance(rows, IterableDataset):
         return rows.map(
-            lambda row, index: _text_pair(row, names, f"{where}: row {index + 1}"),
+            lambda row, index: _text_fields(row, names, f"{where}: row {index + 1}"),
             with_indices=True,
             remove_columns=known,
-            features=TEXT,
+            features=_features(names),
         )
-    if "translation" in known and "translation" not in names:
+    if _is_nested(known, names):
         rows = rows.select_columns("translation").flatten()
-        names = [f"translation.{language}" for language in languages]
+        names = {side: f"translation.{language}" for side, language in names.items()}
         advice = "The keys of `translation` are language codes."
-        _check_columns(rows.column_names, names, where, advice)
-    rows = rows.select_columns(names).rename_columns(dict(zip(names, SIDES, strict=True)))
-    for side in SIDES:
-        kind = getattr(rows.features[side], "dtype", rows.features[side])
+        _check_columns(rows.column_names, list(names.values()), where, advice)
+    rows = rows.select_columns(list(names.values())).rename_columns({column: name for name, column in names.items()})
+    for name in names:
+        kind = getattr(rows.features[name], "dtype", rows.features[name])
         if kind not in ("string", "large_string"):
-            raise ValueError(f"{where}: the {side} column must be text, but it is {kind}.")
-        if rows.data.column(side).null_count:
-            missing = rows.with_format("arrow")[:][side].is_null().index(True).as_py()
-            raise ValueError(f"{where}: row {missing + 1} has no {side} text.")
-    if any(pa.compute.any(pa.compute.starts_with(rows.data.column(side), BYTE_ORDER_MARK)).as_py() for side in SIDES):
-        rows = rows.map(lambda row: {side: _text(row[side]) for side in SIDES})
+            raise ValueError(f"{where}: the {name} column must be text, but it is {kind}.")
+        if rows.data.column(name).null_count:
+            missing = rows.with_format("arrow")[:][name].is_null().index(True).as_py()
+            raise ValueError(f"{where}: row {missing + 1} has no {CALLED[name]}.")
+    if any(pa.compute.any(pa.compute.starts_with(rows.data.column(name), BYTE_ORDER_MARK)).as_py() for name in names):
+        rows = rows.map(lambda row: {name: _text(row[name]) for name in names})
     return rows
 
 
-def _text_pair(row: dict[str, Any], names: list[str], where: str) -> dict[str, str]:
-    """Checks and renames the two sides of a row."""
-    inside = "translation" in row and "translation" not in names
-    texts, pair = row["translation"] if inside else row, {}
+def _is_nested(known: Iterable[str], names: dict[str, str]) -> bool:
+    """Returns whether the text of a row is in its `translation`."""
+    return "translation" in known and tuple(names) == SIDES and "translation" not in names.values()
+
+
+def _text_fields(row: dict[str, Any], names: dict[str, str], where: str) -> dict[str, str]:
+    """Checks and renames the text of a row."""
+    texts, found = row["translation"] if _is_nested(row, names) else row, {}
     if not isinstance(texts, dict):
         texts = {}
-    for side, name in zip(SIDES, names, strict=True):
-        text = texts.get(name)
+    for name, column in names.items():
+        text = texts.get(column)
         if not isinstance(text, str):
-            what = f"no {side} text ({name!r})" if text is None else f"{shown(text)} for its {side} text"
+            called = CALLED[name]
+            what = f"no {called} ({column!r})" if text is None else f"{shown(text)} for its {called}"
             raise ValueError(f"{where} has {what}.")
-        pair[side] = _text(text)
-    return pair
+        found[name] = _text(text)
+    return found

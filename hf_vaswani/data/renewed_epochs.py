@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batching import PairCollator, TokenBudgetBatchSampler, lengths_fingerprint
@@ -25,7 +27,7 @@ class RenewedUpdates(WindowUpdates):
     ids are too long is skipped in that epoch.
 
     Args:
-        encoder ([`RowEncoder`]): encodes the text.
+        encoder ([`RowEncoder`] or [`BlockEncoder`]): encodes the text.
         numbers (`np.ndarray` of shape `(pairs,)`): number of each pair of the sampler in the text.
         sampler ([`TokenBudgetBatchSampler`]): the pairs with the lengths that they have unaltered, and their weights.
         size (`int`): pairs of a window.
@@ -36,7 +38,7 @@ class RenewedUpdates(WindowUpdates):
 
     def __init__(
         self,
-        encoder: "RowEncoder",
+        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
         numbers: np.ndarray,
         sampler: TokenBudgetBatchSampler,
         size: int,

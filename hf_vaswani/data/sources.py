@@ -13,7 +13,7 @@ from ..recipe import Alteration, Recipe, SourceRecipe
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .duplicates import HeldOut
-from .encoding import EncodedPairs, encode_pairs, pair_lengths
+from .encoding import EncodedRows, encode_pairs, pair_lengths
 from .reading import load_pairs, named_errors
 from .renewal import renewal_of
 from .renewed_epochs import RenewedUpdates, RowEncoder
@@ -287,7 +287,7 @@ def encode_evaluation_sets(
         ValueError: a sentence is longer than the model accepts.
     """
     sets: dict[str, list[EvaluationSet]] = {}
-    limit = _positions(recipe)
+    limit = longest_input(recipe)
     for source in sources:
         if source.tag is not None:
             find_language_tag(tokenizer, source.recipe.target_language)
@@ -372,7 +372,7 @@ def build_updates(
         training.accumulation_steps,
         num_processes,
         process_index,
-        max_length=_positions(recipe),
+        max_length=longest_input(recipe),
     )
     if recipe.data.streaming:
         streams = [
@@ -398,7 +398,7 @@ def build_updates(
     sampler = TokenBudgetBatchSampler(pair_lengths(encoded), order, weights)
     _report(sampler, first - 1 - len(encoded))
     if renewal is None:
-        return EpochUpdates(EncodedPairs(encoded), sampler, collator, training.data_workers)
+        return EpochUpdates(EncodedRows(encoded), sampler, collator, training.data_workers)
     texts = [(source.pairs["train"], source.tag) for source in sources]
     return RenewedUpdates(
         RowEncoder(tokenizer, renewal, texts),
@@ -426,6 +426,6 @@ def _description(source: Source) -> dict[str, Any]:
     return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 
-def _positions(recipe: Recipe) -> int | None:
+def longest_input(recipe: Recipe) -> int | None:
     """Returns the most tokens that the model accepts, which only learned positions limit."""
     return recipe.model.max_position_embeddings if recipe.model.position_encoding == "learned" else None

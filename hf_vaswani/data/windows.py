@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..interruption import ignore_signals
 from .batching import Batch, BatchOrder, PairCollator, TokenBudgetBatchSampler
-from .encoding import EncodedPairs, encode_rows, pair_lengths
+from .encoding import EncodedRows, encode_rows, pair_lengths
 from .renewal import Renewal
 
 try:
@@ -104,7 +104,7 @@ class WindowUpdates:
     [`Updates`] over text that comes in windows, which are batched like an epoch.
 
     Args:
-        encoder ([`WindowEncoder`]): encodes the windows.
+        encoder (`torch.utils.data.Dataset`): encodes the windows by which it is indexed, such as [`WindowEncoder`].
         order ([`BatchOrder`]): token budget, seed and processes.
         collator ([`PairCollator`]): pads the batches.
         num_workers (`int`): processes that encode windows ahead of the training; 0 encodes them in this process.
@@ -114,7 +114,11 @@ class WindowUpdates:
     fingerprint: dict[str, Any]
 
     def __init__(
-        self, encoder: WindowEncoder, order: BatchOrder, collator: PairCollator, num_workers: int = 0
+        self,
+        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
+        order: BatchOrder,
+        collator: PairCollator,
+        num_workers: int = 0,
     ) -> None:
         self.encoder = encoder
         self.order = order
@@ -155,7 +159,7 @@ class WindowUpdates:
                 continue
             passes = window.passes[1]
             sampler.set_position(window.index)
-            rows, updates = EncodedPairs(pairs), sampler.updates()
+            rows, updates = EncodedRows(pairs), sampler.updates()
             for number, batches in enumerate(updates[update:], start=update + 1):
                 reached = window.before | {"update": number}
                 if number == len(updates):

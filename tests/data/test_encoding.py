@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, concatenate_datasets
 
-from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, encode_rows, pair_lengths
+from hf_vaswani.data.encoding import EncodedRows, encode_pairs, encode_rows, pair_lengths
 from hf_vaswani.data.tokenizer import train_tokenizer
 
 WORDS = "a b c d e f".split()
@@ -84,7 +84,7 @@ def test_views_are_the_rows(tokenizer, on_disk) -> None:
     )
     assert len(encoded.data.to_batches()) > 3
     rows = [2506, 0, 999, 1000, 2499, 2500, 1000]
-    for pairs in (EncodedPairs(encoded), pickle.loads(pickle.dumps(EncodedPairs(encoded)))):
+    for pairs in (EncodedRows(encoded), pickle.loads(pickle.dumps(EncodedRows(encoded)))):
         assert len(pairs) == 2507
         for pair, row in zip(pairs.__getitems__(rows), rows, strict=True):
             assert {name: np.asarray(value).tolist() for name, value in pair.items()} == encoded[row]
@@ -103,7 +103,7 @@ def test_memory_does_not_grow_with_the_text(tokenizer, on_disk) -> None:
         pairs = on_disk(count)
         tracemalloc.start()
         encoded = encode_pairs(pairs, tokenizer)
-        views = EncodedPairs(encoded)
+        views = EncodedRows(encoded)
         for start in range(0, count, 100):
             views.__getitems__(list(range(start, start + 100)))
         assert pair_lengths(encoded).shape == (count, 2)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_bart_replaces_spans_by_single_masks() -> None:
         kept = [token for token in noisy if token != MASK]
         assert len(kept) == 70 and kept == sorted(kept)
         # No two masks are neighbours, so each mask is one span.
-        assert all(MASK not in pair or pair[0] != pair[1] for pair in zip(noisy, noisy[1:], strict=False))
+        assert all(MASK not in pair or pair[0] != pair[1] for pair in pairwise(noisy))
         bounded = [9, *noisy, 110]
         for i, token in enumerate(bounded):
             if token == MASK:

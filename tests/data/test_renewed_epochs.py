@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 
 from hf_vaswani.data.batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.data.encoding import EncodedPairs, encode_pairs, pair_lengths
+from hf_vaswani.data.encoding import EncodedRows, encode_pairs, pair_lengths
 from hf_vaswani.data.renewal import Renewal
 from hf_vaswani.data.renewed_epochs import RenewedUpdates, RowEncoder
 from hf_vaswani.data.tokenizer import train_tokenizer
@@ -157,5 +157,5 @@ def test_processes_share_the_updates_of_one(tokenizer, processes) -> None:
 
 def test_the_fingerprint_is_that_of_the_unaltered_text(tokenizer) -> None:
     updates = build(tokenizer)
-    plain = EpochUpdates(EncodedPairs(Dataset.from_dict({})), updates.sampler, PairCollator(0))
+    plain = EpochUpdates(EncodedRows(Dataset.from_dict({})), updates.sampler, PairCollator(0))
     assert updates.fingerprint == plain.fingerprint != build(tokenizer, count=89).fingerprint

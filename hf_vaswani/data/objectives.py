@@ -1,0 +1,337 @@
+"""The objectives of pre-training: what a model reads, and what it is to predict, for each block of a text."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from ..recipe import ObjectiveRecipe, Recipe
+from .encoding import as_lists
+from .noise import corrupted_spans, infilled, masked_fragment, masked_tokens, reordered
+
+MASK = "<mask>"
+# A first piece of a word begins with a space, which byte-level vocabularies write as Ġ and SentencePiece as ▁.
+SPACES = ("Ġ", "▁", " ", "<0x20>")
+NOISE_RATES = {"masked_lm": 0.15, "span_corruption": 0.15, "infilling": 0.3, "fragment": 0.5}
+
+
+@dataclass
+class BlockText:
+    """
+    The text of a block.
+
+    Attributes:
+        ids (`list[int]`): its tokens, without special tokens.
+        ends (`list[int]`): places behind the last token of each line.
+        documents (`list[int]`): places behind the last token of each document.
+        is_complete (`bool`): whether the last document ends with the block.
+        document (`tuple[int, int]`): source and number of the first document.
+        tag (`int`, *optional*): id of the language tag of its source.
+    """
+
+    ids: list[int]
+    ends: list[int]
+    documents: list[int]
+    is_complete: bool = True
+    document: tuple[int, int] = (0, 0)
+    tag: int | None = None
+
+
+class Objective(Protocol):
+    """What a model of running text learns."""
+
+    extra: int
+    """Tokens that a document in a block costs besides its text."""
+    is_packed: bool
+    """Whether a block may have several documents."""
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """
+        Makes the rows of blocks.
+
+        Args:
+            texts (`Sequence[BlockText]`): the blocks.
+            chances (`Sequence[random.Random]`): source of the choices for each.
+
+        Returns:
+            `dict[str, Sequence]`: columns for [`PairCollator`], at least `source_ids` and `target_ids`.
+        """
+
+
+def objective_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Objective:
+    """Returns the objective of a recipe; raises a `ValueError` if the vocabulary lacks a token that its task needs."""
+    settings, bos, eos = recipe.objective, tokenizer.bos_token_id, tokenizer.eos_token_id
+    if recipe.task == "causal_lm":
+        return CausalLM(_needed(tokenizer, "<s>", bos, recipe.task), eos)
+    if recipe.task == "span_corruption":
+        return SpanCorruption(settings, sentinels_of(tokenizer), eos)
+    mask = _needed(tokenizer, MASK, token_id(tokenizer, MASK), recipe.task)
+    if recipe.task == "denoise":
+        return Denoise(settings, mask, eos)
+    replacements = [i for i in range(len(tokenizer)) if i not in special_ids(tokenizer)]
+    masking = Masking(settings, mask, replacements, word_beginnings(tokenizer) if settings.whole_words else None)
+    kind = NextSentence if settings.next_sentence else MaskedLM
+    return kind(masking, _needed(tokenizer, "<s>", bos, recipe.task), eos, settings.block_length)
+
+
+# ---- The vocabulary ----------------------------------------------------------------------------------------------
+
+
+def extra_tokens(recipe: Recipe) -> list[str]:
+    """Returns the entries that the task of a recipe needs in the vocabulary."""
+    if recipe.task in ("masked_lm", "denoise"):
+        return [MASK]
+    if recipe.task == "span_corruption":
+        objective = recipe.objective
+        spans = objective.block_length * noise_rate(objective, recipe.task) / objective.span_length
+        # As many as a block can need, and one for the end.
+        return [f"<extra_{i}>" for i in range(round(spans) + 2)]
+    return []
+
+
+def noise_rate(objective: ObjectiveRecipe, name: str) -> float:
+    """Returns the share of the tokens to mask, by the name of a task or a noise."""
+    return NOISE_RATES[name] if objective.noise_rate is None else objective.noise_rate
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    """Returns the id of an entry, if the vocabulary has it."""
+    return tokenizer.get_vocab().get(token)
+
+
+def _needed(tokenizer: PreTrainedTokenizerBase, token: str, id_: int | None, task: str) -> int:
+    if id_ is None:
+        raise ValueError(
+            f"task {task!r} needs {token} in the vocabulary, which this tokenizer does not have: add it with "
+            "initialize.add_tokens, or let the recipe train a tokenizer."
+        )
+    return id_
+
+
+def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the ids of `<extra_0>`, `<extra_1>`, ...; raises a `ValueError` if there are fewer than two."""
+    vocabulary, found = tokenizer.get_vocab(), []
+    while (token := f"<extra_{len(found)}>") in vocabulary:
+        found.append(vocabulary[token])
+    if len(found) < 2:
+        _needed(tokenizer, f"<extra_{len(found)}>", None, "span_corruption")
+    return found
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Returns the ids that are no text: special tokens, masks, sentinels and tags."""
+    return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+
+
+def word_beginnings(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Returns whether a word begins at each entry of the vocabulary, of shape `(vocab_size,)`."""
+    begins = np.zeros(len(tokenizer), dtype=bool)
+    for piece, i in tokenizer.get_vocab().items():
+        begins[i] = piece.startswith(SPACES)
+    begins[list(special_ids(tokenizer))] = True
+    return begins
+
+
+# ---- One class for each objective --------------------------------------------------------------------------------
+
+
+class CausalLM:
+    """
+    The next token (Radford et al., 2018). Documents share a block, each with `<s>` in front and positions of its own;
+    `</s>` stands at its end, also if the document began in an earlier block.
+
+    Args:
+        bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
+    """
+
+    extra, is_packed = 2, True
+
+    def __init__(self, bos: int, eos: int) -> None:
+        self.bos, self.eos = bos, eos
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """See [`Objective`]; needs no chance."""
+        columns: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
+        for text in texts:
+            source, target, positions = [], [], []
+            for start, end in pairwise([0, *text.documents]):
+                ids = [self.bos, *text.ids[start:end]]
+                if end < len(text.ids) or text.is_complete:
+                    ids.append(self.eos)
+                source += ids
+                target += [-100, *ids[1:]]
+                positions += range(len(ids))
+            for name, values in zip(columns, (source, target, positions), strict=True):
+                columns[name].append(values)
+        return columns
+
+
+@dataclass
+class Masking:
+    """
+    Chooses the tokens that a masked language model predicts.
+
+    Attributes:
+        settings ([`ObjectiveRecipe`]): share of the tokens.
+        mask (`int`): id of `<mask>`.
+        replacements (`list[int]`): ids that may replace a token.
+        begins (`np.ndarray` of shape `(vocab_size,)`, *optional*): whether a word begins at an entry, for whole words.
+    """
+
+    settings: ObjectiveRecipe
+    mask: int
+    replacements: list[int]
+    begins: np.ndarray | None = None
+
+    def __call__(self, ids: list[int], chance: random.Random) -> tuple[list[int], list[int]]:
+        """Returns input and labels, as [`masked_tokens`] does."""
+        words = None if self.begins is None else self.begins[ids].tolist()
+        rate = noise_rate(self.settings, "masked_lm")
+        return masked_tokens(ids, rate, self.mask, self.replacements, chance, words)
+
+
+class MaskedLM:
+    """
+    Masked tokens (Devlin et al., 2018), in `<s> text </s>`.
+
+    Args:
+        masking ([`Masking`]): chooses the tokens.
+        bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
+        longest (`int`): most tokens of a block.
+    """
+
+    extra, is_packed = 2, False
+
+    def __init__(self, masking: Masking, bos: int, eos: int, longest: int) -> None:
+        self.masking, self.bos, self.eos, self.longest = masking, bos, eos, longest
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """See [`Objective`]."""
+        source_ids, target_ids = [], []
+        for text, chance in zip(texts, chances, strict=True):
+            inputs, labels = self.masking(text.ids, chance)
+            source_ids.append([self.bos, *inputs, self.eos])
+            target_ids.append([-100, *labels, -100])
+        return {"source_ids": source_ids, "target_ids": target_ids}
+
+
+class NextSentence(MaskedLM):
+    """
+    Masked tokens, and whether the second segment continues the first (Devlin et al., 2018), in `<s> a </s> b </s>`. A
+    block is cut at the end of a line. In half of the blocks, the second segment is replaced by that of another
+    document among the blocks that are read with it.
+    """
+
+    extra = 3
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """See [`Objective`]."""
+        columns: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
+        for text, chance in zip(texts, chances, strict=True):
+            first, second = _halves(text, chance)
+            # The same draws whatever they are used for.
+            is_other, start = chance.random() < 0.5, chance.randrange(len(texts))
+            other = _another_document(texts, text.document, start) if is_other or not second else None
+            if other is not None:
+                second = _halves(other, chance)[1] or other.ids
+                second = second[: self.longest - self.extra - len(first)]
+            inputs, labels = self.masking(first + second, chance)
+            cut = len(first)
+            columns["source_ids"].append([self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos])
+            columns["target_ids"].append([-100, *labels[:cut], -100, *labels[cut:], -100])
+            columns["segments"].append([0] * (cut + 2) + [1] * (len(second) + 1))
+            columns["next_sentence"].append(int(other is not None))
+        return columns
+
+
+def _halves(text: BlockText, chance: random.Random) -> tuple[list[int], list[int]]:
+    """Cuts a block at the end of one of its lines; a single line in its middle."""
+    place = chance.choice(text.ends[:-1]) if len(text.ends) > 1 else (len(text.ids) + 1) // 2
+    return text.ids[:place], text.ids[place:]
+
+
+def _another_document(texts: Sequence[BlockText], document: tuple[int, int], start: int) -> BlockText | None:
+    """Returns the first block of another document from a place on, or `None` if there is none."""
+    for i in range(len(texts)):
+        text = texts[(start + i) % len(texts)]
+        if text.document != document:
+            return text
+    return None
+
+
+class SpanCorruption:
+    """
+    The spans that sentinels stand for (Raffel et al., 2019).
+
+    Args:
+        settings ([`ObjectiveRecipe`]): share of the tokens and length of the spans.
+        sentinels (`list[int]`): ids of `<extra_0>`, `<extra_1>`, ...
+        eos (`int`): id of `</s>`, at the end of both sides.
+    """
+
+    extra, is_packed = 1, False
+
+    def __init__(self, settings: ObjectiveRecipe, sentinels: list[int], eos: int) -> None:
+        self.settings, self.sentinels, self.eos = settings, sentinels, eos
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """See [`Objective`]."""
+        rate, length = noise_rate(self.settings, "span_corruption"), self.settings.span_length
+        source_ids, target_ids = [], []
+        for text, chance in zip(texts, chances, strict=True):
+            source, target = corrupted_spans(text.ids, rate, length, self.sentinels, chance)
+            source_ids.append([*_front(text), *source, self.eos])
+            target_ids.append([*target, self.eos])
+        return {"source_ids": source_ids, "target_ids": target_ids}
+
+
+class Denoise:
+    """
+    The text itself, from a noisy one (BART, MASS).
+
+    Args:
+        settings ([`ObjectiveRecipe`]): kinds of noise, share of the tokens, length of the spans.
+        mask (`int`), eos (`int`): ids of `<mask>` and `</s>`.
+    """
+
+    # A language tag, and the mask that a span of length 0 inserts.
+    extra, is_packed = 3, False
+
+    def __init__(self, settings: ObjectiveRecipe, mask: int, eos: int) -> None:
+        self.settings, self.mask, self.eos = settings, mask, eos
+
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+        """See [`Objective`]."""
+        source_ids, target_ids = [], []
+        for text, chance in zip(texts, chances, strict=True):
+            source_ids.append([*_front(text), *self.noisy(text, chance), self.eos])
+            target_ids.append([*text.ids, self.eos])
+        return {"source_ids": source_ids, "target_ids": target_ids}
+
+    def noisy(self, text: BlockText, chance: random.Random) -> list[int]:
+        """Returns a text with all kinds of noise, reordered first."""
+        settings, ids = self.settings, text.ids
+        if "permutation" in settings.noise:
+            ids = reordered(ids, text.ends, chance)
+        if "infilling" in settings.noise:
+            ids = infilled(ids, noise_rate(settings, "infilling"), settings.span_length, self.mask, chance)
+        if "fragment" in settings.noise:
+            ids = masked_fragment(ids, noise_rate(settings, "fragment"), self.mask, chance)
+        return ids
+
+
+def _front(text: BlockText) -> list[int]:
+    return [] if text.tag is None else [text.tag]
+
+
+def as_table(columns: dict[str, Sequence[Any]], numbers: Sequence[int]) -> pa.Table:
+    """Returns columns of rows, and the number of each block, as an Arrow table."""
+    found = {"number": pa.array(numbers, pa.int64())}
+    for name, values in columns.items():
+        found[name] = pa.array(values, pa.int64()) if name == "next_sentence" else as_lists(values)
+    return pa.table(found)
