@@ -244,6 +244,11 @@ class ModelRecipe:
     """Add biases to the projections of the attention; the paper's have none."""
     lm_head_bias: bool = False
     """Add a bias to the pre-softmax linear transformation; the paper's has none."""
+    embedding_norm: bool = False
+    """Add a LayerNorm behind the sum of embedding and position, as in BERT; the paper has none."""
+    lm_head_transform: bool = False
+    """Add a linear layer, the activation and a LayerNorm in front of the pre-softmax linear transformation, as in
+    BERT; for the task `masked_lm` only."""
     scale_embedding: bool = True
     """Multiply the embeddings by `sqrt(d_model)` (Section 3.4)."""
     share_embeddings: bool = True

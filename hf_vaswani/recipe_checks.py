@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from .recipe import (
     SECTIONS,
+    TEXT_TASKS,
     HubRecipe,
     InitializeRecipe,
     Part,
@@ -56,6 +57,7 @@ def check_ranges(recipe: Recipe) -> None:
                 raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
             _check_value(name, value, part.metadata)
     _check_agreement(recipe.training)
+    _check_task(recipe)
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
@@ -70,6 +72,61 @@ def check_ranges(recipe: Recipe) -> None:
         )
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
+
+
+def settle_task(recipe: Recipe) -> None:
+    """Fills the keys whose default depends on the task, unless they are given: changes the recipe."""
+    if recipe.task in TEXT_TASKS:
+        if "training.best_by" not in recipe.given:
+            recipe.training.best_by = "loss"
+        # The papers of these objectives have none.
+        if "training.label_smoothing" not in recipe.given:
+            recipe.training.label_smoothing = 0.0
+
+
+def _check_task(recipe: Recipe) -> None:
+    """Refuses keys that the task of a recipe does not have, and blocks that do not fit."""
+    training, model, objective = recipe.training, recipe.model, recipe.objective
+    if recipe.task not in TEXT_TASKS:
+        if objective != type(objective)():
+            raise ValueError(f"objective has no effect with task {recipe.task!r}, which is not about running text.")
+        if recipe.data.document_column is not None:
+            raise ValueError("data.document_column is for running text, but task is 'translation'.")
+        return
+    excluded = [
+        ("training.simcut", training.simcut is not None),
+        ("training.r_drop", training.r_drop is not None),
+        ("training.adapter", training.adapter is not None),
+        ("tokenizer.bpe_dropout", recipe.tokenizer.bpe_dropout > 0),
+        ("data.augment", recipe.data.augment is not None),
+        ("data.streaming", recipe.data.streaming),
+        ("evaluation.altered", bool(recipe.evaluation.altered)),
+        ("initialize.from", recipe.initialize.from_ is not None),
+        ("hub.repo_id", recipe.hub.repo_id is not None),
+        ("hub.not_worse_than", recipe.hub.not_worse_than is not None),
+    ]
+    for key, is_set in excluded:
+        if is_set:
+            raise ValueError(f"{key} is for the task 'translation', but task is {recipe.task!r}: leave the key out.")
+    if training.best_by == "bleu":
+        raise ValueError(f"training.best_by is 'bleu', but task {recipe.task!r} has no BLEU: set it to 'loss'.")
+    if objective.next_sentence and (recipe.task != "masked_lm" or objective.unit == "lines"):
+        raise ValueError(
+            "objective.next_sentence needs task 'masked_lm' and objective.unit 'blocks', because it cuts blocks at an "
+            f"end of line, but they are {recipe.task!r} and {objective.unit!r}."
+        )
+    if objective.whole_words and recipe.task != "masked_lm":
+        raise ValueError(f"objective.whole_words is for the task 'masked_lm', but task is {recipe.task!r}.")
+    if model.lm_head_transform and recipe.task != "masked_lm":
+        raise ValueError(f"model.lm_head_transform is for the task 'masked_lm', but task is {recipe.task!r}.")
+    if not objective.noise or len(set(objective.noise)) < len(objective.noise):
+        raise ValueError(f"objective.noise must name one or more kinds, each once, but it is {objective.noise}.")
+    limits = {"training.tokens_per_batch": training.tokens_per_batch}
+    if model.position_encoding == "learned":
+        limits["model.max_position_embeddings"] = model.max_position_embeddings
+    for key, limit in limits.items():
+        if objective.block_length > limit:
+            raise ValueError(f"objective.block_length ({objective.block_length}) must not be above {key} ({limit}).")
 
 
 def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:

@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .recipe import SECTIONS, EvaluationSetRecipe, Recipe, SourceRecipe, flat, options_of, shortened, shown, spelled
-from .recipe_checks import check_ranges, check_set_name
+from .recipe_checks import check_ranges, check_set_name, settle_task
 
 try:
     import yaml
@@ -380,6 +380,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
     values = parser.instantiate(namespace).as_dict()
     recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
     recipe.given = frozenset(map(spelled, given.keys()))
+    settle_task(recipe)
     check_ranges(recipe)
     if not recipe.run_dir:
         if path is None:

@@ -19,6 +19,8 @@ class Validation:
         step (`int`): updates so far.
         loss (`float`, *optional*): nats per target token; `None` if it is not finite.
         bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
+            `None` if the task is no translation.
+        measures (`dict[str, float]`, *optional*): those of another task, by name, such as `perplexity`.
         signatures (`dict[str, str]`): sacreBLEU's, by metric.
         sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
             also its `loss`, in nats per target token, `None` if it is not finite.
@@ -29,9 +31,10 @@ class Validation:
 
     step: int
     loss: float | None
-    bleu: float
+    bleu: float | None = None
     chrf: float | None = None
     ter: float | None = None
+    measures: dict[str, float | None] | None = None
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
     best: bool = False
@@ -81,8 +84,8 @@ class Result:
         averaged (`list[str]`): names of the checkpoints whose mean the model is.
         seconds (`float`): duration of the training, validations included.
         model (`str`): folder that `from_pretrained` loads.
-        bleu (`float`), chrf (`float`), ter (`float`), signatures (`dict[str, str]`), sets: scores of the test set as
-            in [`Validation`]; `None` without a test set.
+        bleu (`float`), chrf (`float`), ter (`float`), measures (`dict[str, float]`), signatures (`dict[str, str]`),
+            sets: scores of the test set as in [`Validation`]; `None` without a test set.
         altered (`dict[str, dict[str, dict[str, float]]]`, *optional*): scores of each test set with its sentences
             altered, by set and alteration.
         samples (`list[dict[str, str]]`): `source`, `translation` and `reference` of some sentences of the test set.
@@ -99,6 +102,7 @@ class Result:
     bleu: float | None = None
     chrf: float | None = None
     ter: float | None = None
+    measures: dict[str, float | None] | None = None
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
     altered: dict[str, dict[str, dict[str, float]]] | None = None

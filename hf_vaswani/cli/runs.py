@@ -98,6 +98,9 @@ def _print_result(result: "Result") -> None:
     if result.signatures is not None:
         sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
         sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
+    if result.measures is not None:
+        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in _rounded(result.measures).items())
+        sys.stdout.write(f"Test {shown}\n")
     for name, each in (result.before or {}).items():
         before, after = each.before["bleu"], each.after["bleu"]
         sys.stdout.write(f"     BLEU {before:.2f} before, {after:.2f} after  ({name}, p = {each.p:.3f})\n")
@@ -105,6 +108,10 @@ def _print_result(result: "Result") -> None:
         for name, scores in altered.items():
             sys.stdout.write(f"     BLEU {scores['bleu']:.2f}  ({direction}, {name})\n")
     sys.stdout.write(f"Model     {result.model}\n")
+
+
+def _rounded(measures: "dict[str, float | None]") -> dict[str, str]:
+    return {name: "not finite" if value is None else f"{value:.4g}" for name, value in measures.items()}
 
 
 # ---- average -----------------------------------------------------------------------------------------------------

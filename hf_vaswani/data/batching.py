@@ -264,17 +264,19 @@ class PairCollator:
 
     Args:
         pad_token_id (`int`): padding of the source. The target is padded with -100, which the loss ignores.
+        columns (`Sequence[str]`): what the rows have besides both sides: `positions`, `segments`, `next_sentence`.
     """
 
-    def __init__(self, pad_token_id: int) -> None:
+    def __init__(self, pad_token_id: int, columns: Sequence[str] = ()) -> None:
         self.pad_token_id = pad_token_id
+        self.columns = columns
 
     def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> Batch:
         """
         Args:
             pairs (`Sequence[Mapping[str, Any]]`): each with `source_ids` and `target_ids` (arrays or lists of ids) and
-                its `number` in the text; those of an objective may have `positions`, `segments` and `next_sentence`
-                as well. An empty sequence gives one row of padding, for a process without a batch in an update.
+                its `number` in the text, and the other columns. An empty sequence gives one row of padding, for a
+                process without a batch in an update.
 
         Returns:
             `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
@@ -286,15 +288,14 @@ class PairCollator:
         labels, _ = self._padded([pair["target_ids"] for pair in pairs], -100)
         numbers = torch.tensor([int(pair["number"]) for pair in pairs], dtype=torch.long)
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "numbers": numbers}
-        first = pairs[0] if pairs else {}
-        if "positions" in first:
+        if "positions" in self.columns:
             # Padding behind a row is a text of its own at each position, because positions do not go on there.
             batch["position_ids"], _ = self._padded([pair["positions"] for pair in pairs], 0)
             del batch["attention_mask"]
-        if "segments" in first:
+        if "segments" in self.columns:
             batch["token_type_ids"], _ = self._padded([pair["segments"] for pair in pairs], 0)
-        if "next_sentence" in first:
-            batch["next_sentence_label"] = torch.tensor([int(pair["next_sentence"]) for pair in pairs])
+        if "next_sentence" in self.columns:
+            batch["next_sentence_label"] = torch.tensor([int(pair["next_sentence"]) for pair in pairs] or [-100])
         return batch
 
     @staticmethod

@@ -49,6 +49,8 @@ class Objective(Protocol):
     """Tokens that a document in a block costs besides its text."""
     is_packed: bool
     """Whether a block may have several documents."""
+    columns: tuple[str, ...]
+    """Columns of its rows besides `source_ids` and `target_ids`, for [`PairCollator`]."""
 
     def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
         """
@@ -59,7 +61,7 @@ class Objective(Protocol):
             chances (`Sequence[random.Random]`): source of the choices for each.
 
         Returns:
-            `dict[str, Sequence]`: columns for [`PairCollator`], at least `source_ids` and `target_ids`.
+            `dict[str, Sequence]`: `source_ids`, `target_ids` and the other columns.
         """
 
 
@@ -149,14 +151,14 @@ class CausalLM:
         bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
     """
 
-    extra, is_packed = 2, True
+    extra, is_packed, columns = 2, True, ("positions",)
 
     def __init__(self, bos: int, eos: int) -> None:
         self.bos, self.eos = bos, eos
 
     def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
         """See [`Objective`]; needs no chance."""
-        columns: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
+        found: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
         for text in texts:
             source, target, positions = [], [], []
             for start, end in pairwise([0, *text.documents]):
@@ -166,9 +168,9 @@ class CausalLM:
                 source += ids
                 target += [-100, *ids[1:]]
                 positions += range(len(ids))
-            for name, values in zip(columns, (source, target, positions), strict=True):
-                columns[name].append(values)
-        return columns
+            for name, values in zip(found, (source, target, positions), strict=True):
+                found[name].append(values)
+        return found
 
 
 @dataclass
@@ -206,6 +208,7 @@ class MaskedLM:
     """
 
     extra, is_packed = 2, False
+    columns: tuple[str, ...] = ()
 
     def __init__(self, masking: Masking, bos: int, eos: int, longest: int) -> None:
         self.masking, self.bos, self.eos, self.longest = masking, bos, eos, longest
@@ -227,11 +230,11 @@ class NextSentence(MaskedLM):
     document among the blocks that are read with it.
     """
 
-    extra = 3
+    extra, columns = 3, ("segments", "next_sentence")
 
     def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
         """See [`Objective`]."""
-        columns: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
+        found: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
         for text, chance in zip(texts, chances, strict=True):
             first, second = _halves(text, chance)
             # The same draws whatever they are used for.
@@ -242,11 +245,11 @@ class NextSentence(MaskedLM):
                 second = second[: self.longest - self.extra - len(first)]
             inputs, labels = self.masking(first + second, chance)
             cut = len(first)
-            columns["source_ids"].append([self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos])
-            columns["target_ids"].append([-100, *labels[:cut], -100, *labels[cut:], -100])
-            columns["segments"].append([0] * (cut + 2) + [1] * (len(second) + 1))
-            columns["next_sentence"].append(int(other is not None))
-        return columns
+            found["source_ids"].append([self.bos, *inputs[:cut], self.eos, *inputs[cut:], self.eos])
+            found["target_ids"].append([-100, *labels[:cut], -100, *labels[cut:], -100])
+            found["segments"].append([0] * (cut + 2) + [1] * (len(second) + 1))
+            found["next_sentence"].append(int(other is not None))
+        return found
 
 
 def _halves(text: BlockText, chance: random.Random) -> tuple[list[int], list[int]]:
@@ -274,7 +277,8 @@ class SpanCorruption:
         eos (`int`): id of `</s>`, at the end of both sides.
     """
 
-    extra, is_packed = 1, False
+    # A language tag, and `</s>`.
+    extra, is_packed, columns = 2, False, ()
 
     def __init__(self, settings: ObjectiveRecipe, sentinels: list[int], eos: int) -> None:
         self.settings, self.sentinels, self.eos = settings, sentinels, eos
@@ -299,8 +303,8 @@ class Denoise:
         mask (`int`), eos (`int`): ids of `<mask>` and `</s>`.
     """
 
-    # A language tag, and the mask that a span of length 0 inserts.
-    extra, is_packed = 3, False
+    # A language tag, `</s>`, and the mask that a span of length 0 inserts.
+    extra, is_packed, columns = 3, False, ()
 
     def __init__(self, settings: ObjectiveRecipe, mask: int, eos: int) -> None:
         self.settings, self.mask, self.eos = settings, mask, eos

@@ -324,16 +324,23 @@ def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
         `list[EvaluationText]`: the sets of the sources that have this split, in their order. A further set of the
         direction en-de is called en-de.2.
     """
-    texts: list[EvaluationText] = []
-    for source in sources:
-        if split not in source.pairs:
-            continue
+    texts = []
+    with_text = [source for source in sources if split in source.pairs]
+    for source, name in zip(with_text, set_names(sources, split), strict=True):
         pairs, front = source.pairs[split], "" if source.tag is None else f"{source.tag} "
         sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
-        same = sum(other.name.split(".")[0] == source.name for other in texts)
-        name = f"{source.name}.{same + 1}" if same else source.name
         texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.tag, source.recipe.target_language))
     return texts
+
+
+def set_names(sources: list[Source], split: str) -> list[str]:
+    """Returns the names of the sets of a split, in the order of the sources that have it: en-de, en-de.2, ..."""
+    names: list[str] = []
+    for source in sources:
+        if split in source.pairs:
+            same = sum(name.split(".")[0] == source.name for name in names)
+            names.append(f"{source.name}.{same + 1}" if same else source.name)
+    return names
 
 
 def _altered(pairs: Dataset, alteration: Alteration) -> Dataset:

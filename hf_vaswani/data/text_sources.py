@@ -14,7 +14,7 @@ from .blocks import BlockEncoder, EncodedText, fixed_rows
 from .objectives import MASK, extra_tokens, objective_of
 from .reading import load_texts, named_errors
 from .renewed_epochs import RenewedUpdates
-from .sources import EvaluationSet, Source, longest_input
+from .sources import EvaluationSet, Source, longest_input, set_names
 from .texts import encode_lines
 from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
 
@@ -189,7 +189,7 @@ def build_text_updates(
         np.arange(1, len(lengths) + 1),
         sampler,
         recipe.data.stream_window,
-        PairCollator(tokenizer.pad_token_id),
+        PairCollator(tokenizer.pad_token_id, objective.columns),
         training.data_workers,
     )
 
@@ -222,24 +222,18 @@ def encode_text_sets(
             [`build_text_updates`].
 
     Returns:
-        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"); their `source` has
-        the lines.
+        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their `source`
+        has the lines, and their `target` is empty.
     """
     sets: dict[str, list[EvaluationSet]] = {}
+    objective = objective_of(recipe, tokenizer)
     for split in ("validation", "test"):
-        for source in sources:
-            if split in source.pairs:
-                texts = source.pairs[split]
-                text = _encoded_text(recipe, source, texts, tokenizer)
-                same = sum(other.name.split(".")[0] == source.name for other in sets.get(split, []))
-                sets.setdefault(split, []).append(
-                    EvaluationSet(
-                        name=f"{source.name}.{same + 1}" if same else source.name,
-                        source=list(texts["text"]),
-                        target=[],
-                        tag=source.tag,
-                        target_language=source.recipe.source_language,
-                        encoded=fixed_rows(text, objective_of(recipe, tokenizer)),
-                    )
-                )
+        with_text = [source for source in sources if split in source.pairs]
+        for source, name in zip(with_text, set_names(sources, split), strict=True):
+            texts = source.pairs[split]
+            encoded = fixed_rows(_encoded_text(recipe, source, texts, tokenizer), objective)
+            language = source.recipe.source_language
+            sets.setdefault(split, []).append(
+                EvaluationSet(name, list(texts["text"]), [], source.tag, language, encoded)
+            )
     return sets

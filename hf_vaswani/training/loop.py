@@ -8,10 +8,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -23,10 +23,9 @@ from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
-from ..model.configuration_vaswani import VaswaniConfig
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
 from ..processes import build_accelerator, on_main_process
-from ..recipe import Recipe, TrainingRecipe
+from ..recipe import TEXT_TASKS, Recipe, TrainingRecipe
 from ..records import Result
 from ..run_folder import (
     CURVE,
@@ -60,7 +59,8 @@ from .consistency import TwoPasses
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
-from .validation import score_altered, translate_and_score, validate
+from .tasks import check_model
+from .validation import measure, score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -95,7 +95,8 @@ def train(recipe: Recipe) -> Result:
     recipe = resumed_recipe(recipe)
     if recipe.initialize.from_ is None:
         check_model(recipe)
-    check_metric(recipe)
+    if recipe.task not in TEXT_TASKS:
+        check_metric(recipe)
     if recipe.training.adapter is not None:
         check_peft()
     check_run_folder(recipe)
@@ -108,11 +109,6 @@ def train(recipe: Recipe) -> Result:
             logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train again")
             return result
         return _train_to_the_end(recipe, accelerator, text)
-
-
-def check_model(recipe: Recipe) -> None:
-    """Raises a `ValueError` if the settings of the model contradict each other."""
-    VaswaniConfig(**asdict(recipe.model))
 
 
 def check_metric(recipe: Recipe) -> None:
@@ -308,15 +304,18 @@ def _update(
     batches = send_to_device(batches, accelerator.device)
     # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would weigh
     # more than one of a large batch.
-    tokens = torch.stack([(batch["labels"] != -100).sum() for batch in batches]).sum()
-    tokens = accelerator.reduce(tokens, "sum")
+    # The same holds for the texts of a second objective.
+    names = ("labels", "next_sentence_label")
+    counts = torch.stack([_count_labels([batch[name] for batch in batches if name in batch]) for name in names])
+    tokens, texts = accelerator.reduce(counts.to(accelerator.device), "sum")
     epsilon = training.label_smoothing
     if training.label_smoothing_over == "all":
         epsilon = _epsilon_without_target(epsilon, accelerator.unwrap_model(model).config.vocab_size)
     loss = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else nullcontext():
-            share = model(**batch, epsilon_ls=epsilon, num_items_in_batch=tokens, loss_only=True).loss
+            more = {"num_texts_in_batch": texts} if "next_sentence_label" in batch else {}
+            share = model(**batch, **more, epsilon_ls=epsilon, num_items_in_batch=tokens, loss_only=True).loss
             # Gradients are averaged over the processes, but each process has its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
@@ -334,6 +333,13 @@ def _update(
         accelerator.scaler.update()
     optimizer.zero_grad()
     return _Update(loss, int(tokens), norm, finite, stop > 0)
+
+
+def _count_labels(labels: list[torch.Tensor]) -> torch.Tensor:
+    """Counts the labels of several batches."""
+    return (
+        torch.stack([(each != -100).sum() for each in labels]).sum() if labels else torch.zeros((), dtype=torch.long)
+    )
 
 
 def _epsilon_without_target(epsilon: float, vocab_size: int) -> float:
@@ -418,7 +424,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 # ---- The end -----------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds: float) -> Result:
+def _finish(run: Run, model: VaswaniLanguageModel, step: int, seconds: float) -> Result:
     """Averages checkpoints, scores the mean on the test set, and then writes the model folder."""
     chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
     on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
@@ -428,8 +434,12 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
     result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}
     earlier: dict[str, list[str]] = {}
-    if "test" in run.sets:
-        translations, scored = translate_and_score(run, model, "test", run.recipe.evaluation.num_beams)
+    if "test" in run.sets and run.recipe.task in TEXT_TASKS:
+        measures, sets = measure(run, model, "test")
+        result = replace(result, measures=cast(Any, measures), sets=cast(Any, sets))
+    elif "test" in run.sets:
+        translator = cast(VaswaniForConditionalGeneration, model)
+        translations, scored = translate_and_score(run, translator, "test", run.recipe.evaluation.num_beams)
         samples = [
             {"source": source, "translation": translation, "reference": reference}
             for pairs in run.sets["test"]
@@ -437,7 +447,7 @@ def _finish(run: Run, model: VaswaniForConditionalGeneration, step: int, seconds
                 zip(pairs.source, translations[pairs.name], pairs.target, strict=True), 5
             )
         ]
-        altered = score_altered(run, model, run.recipe.evaluation.num_beams)
+        altered = score_altered(run, translator, run.recipe.evaluation.num_beams)
         result = replace(result, **scored, altered=altered, samples=samples)
         if run.start is not None:
             earlier = translate_tests(run, run.folder / START)
@@ -465,7 +475,7 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
 
 
 def _write_result(
-    run: Run, model: VaswaniForConditionalGeneration, result: Result, texts: dict[str, dict[str, list[str]]]
+    run: Run, model: VaswaniLanguageModel, result: Result, texts: dict[str, dict[str, list[str]]]
 ) -> Result:
     """Writes model, translations, `test.json` and card, in this order: a result implies a complete model."""
     # The old result belongs to the model that is replaced now.
@@ -486,6 +496,8 @@ def _write_result(
 
 
 def _write_card(recipe: Recipe, result: Result) -> None:
+    if recipe.task in TEXT_TASKS:
+        return
     run_dir = Path(recipe.run_dir)
     # The picture comes first: a card implies its picture.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
@@ -551,7 +563,9 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
         read_environment(run_dir)
     except ValueError:
         tasks[run_dir / ENVIRONMENT] = lambda: write_environment(run_dir, describe_environment(recipe, accelerator))
-    if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
+    if recipe.task not in TEXT_TASKS and (
+        not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file())
+    ):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
         with exclusive_run(run_dir):

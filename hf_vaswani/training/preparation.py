@@ -23,15 +23,22 @@ from ..data.sources import (
     build_updates,
     count_held_out,
     encode_evaluation_sets,
-    evaluation_texts,
     make_tokenizer,
     read_sources,
     read_validation_sets,
+    set_names,
+)
+from ..data.text_sources import (
+    build_text_updates,
+    encode_text_sets,
+    make_text_tokenizer,
+    read_text_sets,
+    read_texts,
 )
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
-from ..recipe import Recipe
+from ..recipe import TEXT_TASKS, Recipe
 from ..records import Environment, Text
 from ..run_folder import RECIPE, START, digests, read_environment, write_environment
 from .adapters import target_modules
@@ -101,7 +108,11 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             from cannot be used.
         OSError: a file cannot be read or written.
     """
-    sources, named = read_sources(recipe), read_validation_sets(recipe)
+    is_text = recipe.task in TEXT_TASKS
+    if is_text:
+        sources, named = read_texts(recipe), read_text_sets(recipe)
+    else:
+        sources, named = read_sources(recipe), read_validation_sets(recipe)
     evaluated = [*sources, *named]
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
@@ -120,8 +131,9 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     # One process fills the cache; the others read it.
     with accelerator.local_main_process_first():
-        updates = build_updates(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
-        sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
+        build, encode = (build_text_updates, encode_text_sets) if is_text else (build_updates, encode_evaluation_sets)
+        updates = build(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
+        sets = encode(recipe, evaluated, tokenizer)
     start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
     return Run(recipe, accelerator, tokenizer, updates, sets, start)
 
@@ -149,7 +161,7 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
         ("training.best_set", training.best_set is not None),
         ("hub.every_n_checkpoints", recipe.hub.every_n_checkpoints is not None),
     ]
-    sets = [text.name for text in evaluation_texts(sources, "validation")]
+    sets = set_names(sources, "validation")
     for key, is_on in needs_validation:
         if is_on and not sets:
             raise ValueError(f"{key} needs a validation set, but the recipe has none: add one to its data section.")
@@ -170,7 +182,8 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
 
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
-    _save_tokenizer(make_tokenizer(recipe, sources), folder)
+    make = make_text_tokenizer if recipe.task in TEXT_TASKS else make_tokenizer
+    _save_tokenizer(make(recipe, sources), folder)
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -241,9 +254,14 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
                 pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
                 held_out=held_out,
             )
-            for source, held_out in zip(sources, count_held_out(list(sources)), strict=True)
+            for source, held_out in zip(sources, _held_out(recipe, sources), strict=True)
         ],
     )
+
+
+def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:
+    """Counts the held-out pairs that are in the training text; in running text, nobody has."""
+    return [None] * len(sources) if recipe.task in TEXT_TASKS else count_held_out(list(sources))
 
 
 def _cpu() -> str | None:

@@ -18,7 +18,7 @@ from ..adapters import base_folder
 from ..averaging import load_weights
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
 from ..processes import on_main_process
 from ..records import Progress
 from ..run_folder import (
@@ -40,6 +40,7 @@ from .optimization import build_optimizer, build_schedule
 from .preparation import Run
 from .sharding import full_weights, shard_tied_weights
 from .start import FREE, part_of
+from .tasks import config_of_task, model_class
 
 try:
     from accelerate.utils import load, set_seed
@@ -55,9 +56,9 @@ class TrainState:
     Everything that changes while a run is trained.
 
     Attributes:
-        model ([`VaswaniForConditionalGeneration`]): the model.
+        model ([`VaswaniLanguageModel`]): the model.
         wrapped (`torch.nn.Module`): the model as Accelerate wraps it.
-        unsharded ([`VaswaniForConditionalGeneration`], *optional*): a copy of the model with full weights, if FSDP
+        unsharded ([`VaswaniLanguageModel`], *optional*): a copy of the model with full weights, if FSDP
             shards those of the model.
         ema (`AveragedModel`, *optional*): moving average of the weights.
         optimizer (`torch.optim.Optimizer`), schedule (`LRScheduler`): as Accelerate wraps them.
@@ -69,9 +70,9 @@ class TrainState:
         adapters (`peft.PeftModel`, *optional*): the model with the adapters that are trained in place of its weights.
     """
 
-    model: VaswaniForConditionalGeneration
+    model: VaswaniLanguageModel
     wrapped: torch.nn.Module
-    unsharded: VaswaniForConditionalGeneration | None
+    unsharded: VaswaniLanguageModel | None
     ema: AveragedModel | None
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler
@@ -87,31 +88,31 @@ class TrainState:
         """Duration of the training so far, validations included, without updates that were lost in a crash."""
         return self.seconds_before + time.monotonic() - self.began
 
-    def eval_model(self) -> VaswaniForConditionalGeneration:
+    def eval_model(self) -> VaswaniLanguageModel:
         """Returns the model to validate: the moving average, if there is one. All processes call it together."""
         if self.ema is not None:
-            return cast(VaswaniForConditionalGeneration, self.ema.module)
+            return cast(VaswaniLanguageModel, self.ema.module)
         if self.unsharded is not None:
             self.unsharded.load_state_dict(full_weights(self.wrapped), strict=False)
         return self.unsharded or self.model
 
-    def plain_model(self) -> VaswaniForConditionalGeneration:
+    def plain_model(self) -> VaswaniLanguageModel:
         """Returns the model to load an average into, after the last update: without adapters, and not sharded."""
         if self.adapters is not None:
-            return cast(VaswaniForConditionalGeneration, self.adapters.unload())
+            return cast(VaswaniLanguageModel, self.adapters.unload())
         return self.unsharded or self.model
 
 
 # ---- Building ----------------------------------------------------------------------------------------------------
 
 
-def build_model(run: Run) -> VaswaniForConditionalGeneration:
+def build_model(run: Run) -> VaswaniLanguageModel:
     """
     Builds the network of a recipe before its first update, with the search settings of its evaluation section, and
     freezes parts of it.
     """
     evaluation = run.recipe.evaluation
-    model = VaswaniForConditionalGeneration(_config(run))
+    model = model_class(run.recipe)(_config(run))
     if run.start is not None:
         model.load_state_dict(load_weights(run.folder / START), strict=False)
         model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
@@ -126,6 +127,8 @@ def build_model(run: Run) -> VaswaniForConditionalGeneration:
                 "training.mixed_precision is bf16, but this CPU has no instructions for bfloat16 and is many times "
                 "slower with it than with float32: use training.mixed_precision no."
             )
+    if not isinstance(model, VaswaniForConditionalGeneration):
+        return model
     model.generation_config.update(
         num_beams=evaluation.num_beams,
         # transformers does not save settings that a single beam has no use for.
@@ -153,7 +156,7 @@ def _config(run: Run) -> VaswaniConfig:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
-        language_pairs=run.recipe.language_pairs,
+        **config_of_task(run.recipe),
         **settings,
     )
 
@@ -184,7 +187,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
         f"{total:,} parameters{f' ({trained:,} of them trained)' if trained < total else ''}, "
         f"{count} process{'es' if count > 1 else ''} on {accelerator.device}"
     )
-    if training.simcut is not None:
+    if training.simcut is not None and isinstance(model, VaswaniForConditionalGeneration):
         check_padding(model)
     if training.gradient_checkpointing:
         # Renamed in transformers 5.23.
@@ -232,9 +235,10 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     return state
 
 
-def _matrices_of_layers(model: VaswaniForConditionalGeneration) -> Iterator[torch.nn.Parameter]:
-    for stack in (model.model.encoder.layers, model.model.decoder.layers):
-        yield from (parameter for parameter in stack.parameters() if parameter.dim() == 2 and parameter.requires_grad)
+def _matrices_of_layers(model: VaswaniLanguageModel) -> Iterator[torch.nn.Parameter]:
+    for stack in (model.model.encoder, model.model.decoder):
+        layers = () if stack is None else stack.layers.parameters()
+        yield from (parameter for parameter in layers if parameter.dim() == 2 and parameter.requires_grad)
 
 
 # ---- Saving and loading ------------------------------------------------------------------------------------------
@@ -265,7 +269,8 @@ def save_checkpoint(run: Run, state: TrainState) -> None:
             if state.ema is not None:
                 save_file(full_weights(state.ema.module), temporary / EMA_WEIGHTS, metadata={"format": "pt"})
             state.model.config.save_pretrained(temporary)
-            state.model.generation_config.save_pretrained(temporary)
+            if state.model.can_generate():
+                state.model.generation_config.save_pretrained(temporary)
             run.tokenizer.save_pretrained(temporary)
         # The record has the digests of the files of all processes.
         accelerator.wait_for_everyone()

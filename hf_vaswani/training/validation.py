@@ -2,9 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,12 +12,15 @@ from torch.utils.data import DataLoader
 from ..data.alterations import altered_set
 from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
+from ..data.sources import EvaluationSet
 from ..metrics import METRICS, score
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
+from ..recipe import TEXT_TASKS
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
 from .preparation import Run
+from .tasks import batch_measures, perplexities
 
 try:
     from accelerate.utils import gather_object, send_to_device
@@ -145,23 +148,23 @@ def score_altered(
 
 
 @torch.no_grad()
-def validation_losses(run: Run, model: torch.nn.Module) -> tuple[float, dict[str, float]]:
+def totals(run: Run, model: VaswaniLanguageModel, split: str) -> dict[str, dict[str, tuple[float, float]]]:
     """
-    Computes the cross-entropy over the validation sets, without label smoothing. All processes call it together.
+    Measures the predictions for the sets of a split, with the true text before each token. All processes call it
+    together.
 
     Args:
         run ([`Run`]): as in [`translate`].
-        model (`torch.nn.Module`): the model, plain or wrapped.
+        model ([`VaswaniLanguageModel`]): the model.
+        split (`str`): `"validation"` or `"test"`.
 
     Returns:
-        `float` and `dict[str, float]`: nats per target token over the text of all sets, and over that of each set by
-        its name. They are the same in every process.
+        `dict[str, dict[str, tuple[float, float]]]`: by the name of the set, sum and divisor of the `loss`, which is in
+        nats per label and without label smoothing, and of the measures of the task, the same in every process.
     """
-    accelerator, collator = run.accelerator, PairCollator(run.tokenizer.pad_token_id)
-    sets = run.sets["validation"]
-    totals = torch.zeros(len(sets), 2, device=accelerator.device)
+    accelerator, found = run.accelerator, {}
     model.eval()
-    for number, pairs in enumerate(sets):
+    for pairs in run.sets[split]:
         lengths = pair_lengths(pairs.encoded)
         order = BatchOrder(
             # No pair is skipped here: the budget grows to the longest one.
@@ -169,48 +172,106 @@ def validation_losses(run: Run, model: torch.nn.Module) -> tuple[float, dict[str
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
         )
-        sampler = TokenBudgetBatchSampler(lengths, order)
-        for batch in DataLoader(
-            pairs.encoded, batch_sampler=sampler, collate_fn=collator, generator=torch.Generator()
-        ):
+        rows = DataLoader(
+            pairs.encoded,
+            batch_sampler=TokenBudgetBatchSampler(lengths, order),
+            collate_fn=PairCollator(run.tokenizer.pad_token_id, [*pairs.encoded.column_names]),
+            generator=torch.Generator(),
+        )
+        sums: dict[str, torch.Tensor] = {}
+        for batch in rows:
             del batch["numbers"]
             batch = send_to_device(batch, accelerator.device)
-            tokens = (batch["labels"] != -100).sum()
-            totals[number] += torch.stack([model(**batch, num_items_in_batch=1, loss_only=True).loss, tokens])
+            measures = batch_measures(run.recipe, model, batch)
+            batch.pop("next_sentence_label", None)
+            loss = model(**batch, num_items_in_batch=1, loss_only=True).loss
+            measures["loss"] = loss, (batch["labels"] != -100).sum()
+            for name, pair in measures.items():
+                sums[name] = sums.get(name, 0) + torch.stack([torch.as_tensor(each).to(loss) for each in pair])
+        reduced = accelerator.reduce(sums, "sum")
+        found[pairs.name] = {name: tuple(each.tolist()) for name, each in sorted(reduced.items())}
     model.train()
-    sums: list[list[float]] = accelerator.reduce(totals, "sum").tolist()
-    losses = {pairs.name: loss / tokens for pairs, (loss, tokens) in zip(sets, sums, strict=True)}
-    loss, tokens = (sum(column) for column in zip(*sums, strict=True))
-    return loss / tokens, losses
+    return found
 
 
-def validate(run: Run, model: VaswaniForConditionalGeneration, step: int) -> None:
+def _mean(sums: Iterable[tuple[float, float]]) -> float:
+    """Returns the mean over several sets, each with a sum and a divisor."""
+    total, count = map(sum, zip(*sums, strict=True))
+    return total / count if count else math.nan
+
+
+def measure(
+    run: Run, model: VaswaniLanguageModel, split: str
+) -> tuple[dict[str, float], dict[str, dict[str, float]] | None]:
+    """
+    Measures a model of running text. All processes call it together.
+
+    Args:
+        run ([`Run`]), model ([`VaswaniLanguageModel`]), split (`str`): as in [`totals`].
+
+    Returns:
+        `dict[str, float]`: loss, perplexities and other measures, over the text of all sets; and, if there are several
+        sets, those of each by its name.
+    """
+    found, sets = totals(run, model, split), run.sets[split]
+
+    def measures(parts: list[dict[str, tuple[float, float]]], texts: list[EvaluationSet]) -> dict[str, float]:
+        means = {name: _mean(part[name] for part in parts) for name in parts[0]}
+        nats, labels = (sum(part["loss"][i] for part in parts) for i in (0, 1))
+        return means | perplexities(run.recipe, nats, labels, texts)
+
+    each = {text.name: measures([found[text.name]], [text]) for text in sets}
+    return measures(list(found.values()), sets), each if len(sets) > 1 else None
+
+
+def validate(run: Run, model: VaswaniLanguageModel, step: int) -> None:
     """
     Validates a model: logs loss and scores, and adds them to `validations.jsonl`. All processes call it together.
 
     Args:
-        run ([`Run`]), model ([`VaswaniForConditionalGeneration`]): as in [`translate`].
+        run ([`Run`]), model ([`VaswaniLanguageModel`]): as in [`totals`].
         step (`int`): updates so far.
     """
     training = run.recipe.training
-    loss, losses = validation_losses(run, model)
-    _, scored = translate_and_score(run, model, "validation", run.recipe.evaluation.validation_num_beams)
+    make = _validation_of_text if run.recipe.task in TEXT_TASKS else _validation_of_translation
+    values, validation = make(run, model, step)
+    run.accelerator.log({f"validation_{name}": value for name, value in values.items()}, step=step)
+    if run.accelerator.is_main_process:
+        validations = [*read_validations(run.folder), validation]
+        write_validations(run.folder, validations, training.best_by, training.best_set)
+
+
+def _validation_of_translation(
+    run: Run, model: VaswaniLanguageModel, step: int
+) -> tuple[dict[str, float], Validation]:
+    found = {name: part["loss"] for name, part in totals(run, model, "validation").items()}
+    loss = _mean(found.values())
+    beams = run.recipe.evaluation.validation_num_beams
+    _, scored = translate_and_score(run, cast(VaswaniForConditionalGeneration, model), "validation", beams)
     sets = scored.get("sets", {})
     parts = "".join(f", {name} {part['bleu']:.2f}" for name, part in sets.items())
     signature = scored["signatures"]["bleu"]
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
     for name, part in sets.items():
-        part["loss"] = losses[name]
+        part["loss"] = _mean([found[name]])
     metrics = ("loss", *METRICS)
-    values = {f"validation_{metric}": (scored | {"loss": loss})[metric] for metric in metrics}
-    values |= {f"validation_{metric}/{name}": part[metric] for name, part in sets.items() for metric in metrics}
-    run.accelerator.log(values, step=step)
-    if run.accelerator.is_main_process:
-        for part in sets.values():
-            part["loss"] = _finite(part["loss"])
-        validation = Validation(step, _finite(loss), **scored)
-        validations = [*read_validations(run.folder), validation]
-        write_validations(run.folder, validations, training.best_by, training.best_set)
+    values = {metric: (scored | {"loss": loss})[metric] for metric in metrics}
+    values |= {f"{metric}/{name}": part[metric] for name, part in sets.items() for metric in metrics}
+    for part in sets.values():
+        part["loss"] = _finite(part["loss"])
+    return values, Validation(step, _finite(loss), **scored)
+
+
+def _validation_of_text(run: Run, model: VaswaniLanguageModel, step: int) -> tuple[dict[str, float], Validation]:
+    measures, sets = measure(run, model, "validation")
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measures.items())
+    logger.info(f"update {step}: validation {shown}")
+    values = measures | {
+        f"{name}/{part}": value for part, each in (sets or {}).items() for name, value in each.items()
+    }
+    finite = {name: {key: _finite(value) for key, value in each.items()} for name, each in (sets or {}).items()}
+    rest = {name: _finite(value) for name, value in measures.items() if name != "loss"}
+    return values, Validation(step, _finite(measures["loss"]), measures=rest, sets=finite or None)
 
 
 def _finite(loss: float) -> float | None:

@@ -123,15 +123,24 @@ def test_denoise_restores_the_text(noise) -> None:
 
 def test_the_collator_pads_all_columns() -> None:
     causal = rows(CausalLM(BOS, EOS), [block(10, 3, 2, documents=[3, 5]), block(20, 2)])
-    batch = PairCollator(0)([row | {"number": i} for i, row in enumerate(causal)])
+    batch = PairCollator(0, CausalLM.columns)([row | {"number": i} for i, row in enumerate(causal)])
     assert "attention_mask" not in batch
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0, 0, 0, 0]]
     assert batch["labels"][1].tolist() == [-100, 20, 21, EOS, -100, -100, -100, -100, -100]
     pairs = rows(NextSentence(masking(), BOS, EOS, 30), [block(10, 7), block(30, 3)])
-    batch = PairCollator(0)([row | {"number": i} for i, row in enumerate(pairs)])
+    batch = PairCollator(0, NextSentence.columns)([row | {"number": i} for i, row in enumerate(pairs)])
     assert batch["token_type_ids"].shape == batch["input_ids"].shape == batch["attention_mask"].shape
     assert batch["token_type_ids"][1].tolist()[-4:] == [0, 0, 0, 0]
     assert torch.equal(batch["next_sentence_label"], torch.zeros(2, dtype=torch.long))
+    # A process without a batch gets a row of padding, which asks for nothing.
+    empty = PairCollator(0, NextSentence.columns)([])
+    assert {name: values.tolist() for name, values in empty.items() if name != "attention_mask"} == {
+        "input_ids": [[0]],
+        "labels": [[-100]],
+        "numbers": [],
+        "token_type_ids": [[0]],
+        "next_sentence_label": [-100],
+    }
 
 
 # ---- The vocabulary
