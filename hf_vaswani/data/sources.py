@@ -175,7 +175,7 @@ def read_validation_sets(recipe: Recipe) -> list[Source]:
 
 def _settings(part: SourceRecipe) -> dict[str, Any]:
     """Returns the keys of a source that are arguments of [`load_pairs`]."""
-    no_text = ("weight", "license")
+    no_text = ("document_column", "weight", "license")
     return {name: getattr(part, name) for name in SourceRecipe.__dataclass_fields__ if name not in no_text}
 
 

@@ -141,6 +141,8 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
     if recipe.objective.next_sentence:
         tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        # What is saved.
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
 
 
 def _lines(source: Source) -> Iterator[str]:

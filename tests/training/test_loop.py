@@ -211,7 +211,7 @@ def test_patience_ends_a_run_early(tmp_path, monkeypatch, best_by, end) -> None:
         return translations, result | ({"bleu": next(bleu)} if split == "validation" else {})
 
     monkeypatch.setattr(validation, "translate_and_score", scored)
-    monkeypatch.setattr(validation, "validation_losses", lambda *_: (next(loss), {}))
+    monkeypatch.setattr(validation, "totals", lambda *_: {"en-de": {"loss": (next(loss), 1)}})
     switches = {"max_steps": 40, "save_every": 2, "validate_every": 2, "best_by": best_by, "keep_best": 1}
     run = tmp_path / "run"
     assert train(tmp_path, run, patience=2, keep_last=1, average_last=1, **switches) == 0
