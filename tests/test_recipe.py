@@ -3,7 +3,7 @@
 import re
 import runpy
 from dataclasses import asdict, fields
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -48,6 +48,8 @@ def test_the_model_section_is_the_configuration() -> None:
     """Names and defaults are equal, except for settings that follow from the data, the tokenizer or transformers."""
     # Only converted fairseq models have a `position_offset`, and `language_pairs` follow from the data.
     decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset", "language_pairs"}
+    # `type_vocab_size` follows from the objective, and no recipe trains a classifier.
+    decided |= {"type_vocab_size", "classifier_dropout"}
     config = VaswaniConfig()
     own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
     section = {field.name: field.default for field in fields(ModelRecipe)}
@@ -97,16 +99,42 @@ def test_the_defaults_of_training_are_the_papers() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_preset_loads_and_builds_its_model(path) -> None:
+    assert built(load_recipe([str(path)])).num_parameters() > 0
+
+
+def built(recipe: Recipe) -> Any:
+    """Returns the model of a recipe, without memory for its weights."""
     import torch
 
-    from hf_vaswani import VaswaniForConditionalGeneration
+    from hf_vaswani.training.tasks import config_of_task, model_class
 
-    recipe = load_recipe([str(path)])
+    settings = asdict(recipe.model) | config_of_task(recipe)
     with torch.device("meta"):
-        model = VaswaniForConditionalGeneration(
-            VaswaniConfig(vocab_size=recipe.tokenizer.vocab_size, **asdict(recipe.model))
-        )
-    assert model.num_parameters() > 0
+        return model_class(recipe)(VaswaniConfig(vocab_size=recipe.tokenizer.vocab_size, **settings))
+
+
+def test_the_family_has_the_sizes_of_the_papers() -> None:
+    """Those of BERT and GPT are compared with transformers' in tests/model/test_heads.py."""
+    import torch
+    from transformers import BertConfig, BertForPreTraining, OpenAIGPTConfig, OpenAIGPTLMHeadModel, T5Config
+    from transformers import T5ForConditionalGeneration as T5
+
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    with torch.device("meta"):
+        theirs = {
+            "bert_base": BertForPreTraining(BertConfig()),
+            "bert_large": BertForPreTraining(BertConfig(**sizes)),
+            "gpt": OpenAIGPTLMHeadModel(OpenAIGPTConfig()),
+            "t5_small": T5(T5Config()),
+        }
+    ours = {name: built(load_recipe([str(ROOT / "configs" / "family" / f"{name}.yaml")])) for name in theirs}
+    counts = {name: (ours[name].num_parameters(), theirs[name].num_parameters()) for name in theirs}
+    for name in ("bert_base", "bert_large", "gpt"):
+        assert counts[name][0] == counts[name][1], name
+    # T5 has 8 x 32 relative positions in each stack, and no biases: none in 32 LayerNorms of 512, and none in 12
+    # feed-forward networks of 2048 and 512.
+    mine, its = counts["t5_small"]
+    assert mine - its == 32 * 512 + 12 * (2048 + 512) - 2 * 8 * 32
 
 
 def test_transformer_tiny_has_the_published_size() -> None:
