@@ -124,6 +124,7 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "configs", folder / "configs")
     small_recipe(blocks("README.md", "yaml")[0], folder / "configs" / "my.yaml", hub={"repo_id": "me/my-model"})
     small_recipe(blocks("docs/data.md", "yaml")[0], folder / "configs" / "multilingual.yaml")
+    small_recipe(blocks("docs/family.md", "yaml")[0], folder / "configs" / "bert.yaml")
     (folder / "runs").mkdir()
     (folder / "runs" / "quickstart").symlink_to(tiny_run)
     for name in ("a", "b"):
@@ -134,6 +135,8 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("train", "dev", "more"):
         for language, text in (("en", source), ("de", target), ("fr", target)):
             (corpus / f"{name}.{language}").write_text(text, encoding="utf-8")
+    for name in ("documents", "held-out"):
+        (corpus / f"{name}.txt").write_text(source.replace("\n", "\n\n", 60), encoding="utf-8")
     pairs = list(zip(source.splitlines(), target.splitlines(), strict=True))[:20]
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in pairs]
     (corpus / "test.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")

@@ -116,8 +116,14 @@ def built(recipe: Recipe) -> Any:
 def test_the_family_has_the_sizes_of_the_papers() -> None:
     """Those of BERT and GPT are compared with transformers' in tests/model/test_heads.py."""
     import torch
-    from transformers import BertConfig, BertForPreTraining, OpenAIGPTConfig, OpenAIGPTLMHeadModel, T5Config
-    from transformers import T5ForConditionalGeneration as T5
+    from transformers import (
+        BertConfig,
+        BertForPreTraining,
+        OpenAIGPTConfig,
+        OpenAIGPTLMHeadModel,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     with torch.device("meta"):
@@ -125,7 +131,7 @@ def test_the_family_has_the_sizes_of_the_papers() -> None:
             "bert_base": BertForPreTraining(BertConfig()),
             "bert_large": BertForPreTraining(BertConfig(**sizes)),
             "gpt": OpenAIGPTLMHeadModel(OpenAIGPTConfig()),
-            "t5_small": T5(T5Config()),
+            "t5_small": T5ForConditionalGeneration(T5Config()),
         }
     ours = {name: built(load_recipe([str(ROOT / "configs" / "family" / f"{name}.yaml")])) for name in theirs}
     counts = {name: (ours[name].num_parameters(), theirs[name].num_parameters()) for name in theirs}

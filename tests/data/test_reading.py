@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from hf_vaswani.data.reading import load_pairs
+from hf_vaswani.data.reading import load_pairs, load_texts
 
 # Hard for readers of tables: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
 PAIRS = [
@@ -410,3 +410,52 @@ def test_line_aligned_files_may_be_gzipped(tmp_path, streaming) -> None:
     files = {side: str(tmp_path / f"t.{side}.gz") for side in ("en", "de")}
     rows = load_pairs("en", "de", train_files=files, streaming=streaming)["train"]
     assert list(rows) == [{"source": "a", "target": "c"}, {"source": "b", "target": "d"}]
+
+
+# ---- Running text
+
+
+def test_blank_lines_end_documents(tmp_path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("\ufeffone\ntwo \n\n \nthree\r\n\n", encoding="utf-8")
+    for streaming in (False, True):
+        rows = list(load_texts("en", train_files=str(path), streaming=streaming)["train"])
+        assert [row["text"] for row in rows] == ["one", "two ", "three"]
+        assert [row["document"] for row in rows] == ["0", "0", "1"]
+
+
+def test_a_table_has_a_document_in_each_row_or_a_column_for_it(tmp_path) -> None:
+    rows = [("a", "one\ntwo"), ("a", "three"), ("b", "four\n\n")]
+    (tmp_path / "text.jsonl").write_text(
+        "".join(json.dumps({"name": name, "text": text}) + "\n" for name, text in rows), encoding="utf-8"
+    )
+    (tmp_path / "text.csv").write_text(
+        "name,text\n" + "".join(f'{name},"{text}"\n' for name, text in rows), encoding="utf-8"
+    )
+    datasets.Dataset.from_list([{"name": name, "text": text} for name, text in rows]).to_parquet(
+        tmp_path / "text.parquet"
+    )
+    for suffix in ("jsonl", "csv", "parquet"):
+        for streaming in (False, True):
+            options = {"train_files": str(tmp_path / f"text.{suffix}"), "text_column": "text", "streaming": streaming}
+            alone = list(load_texts("en", **options)["train"])
+            assert [row["text"] for row in alone] == ["one", "two", "three", "four"]
+            assert [row["document"] for row in alone] == ["0", "0", "1", "2"]
+            named = list(load_texts("en", **options, document_column="name")["train"])
+            assert [row["document"] for row in named] == ["a", "a", "a", "b"]
+
+
+def test_a_missing_text_column_is_named(tmp_path) -> None:
+    path = tmp_path / "text.tsv"
+    path.write_text("en\tes\none\tuno\n", encoding="utf-8")
+    assert load_texts("es", train_files=str(path))["train"]["text"] == ["uno"]
+    with pytest.raises(ValueError, match=r"has no column 'fr'.*data\.source_column"):
+        load_texts("fr", train_files=str(path))
+    with pytest.raises(ValueError, match=r"has no column 'chapter'.*data\.document_column"):
+        load_texts("en", train_files=str(path), document_column="chapter")
+
+
+def test_the_built_in_corpus_has_two_languages_to_read() -> None:
+    english, german = (load_texts(language, dataset="pocket") for language in ("en", "de"))
+    pairs = load_pairs("en", "de", dataset="pocket")
+    assert english["test"]["text"] == pairs["test"]["source"] and german["test"]["text"] == pairs["test"]["target"]

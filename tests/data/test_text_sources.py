@@ -1,0 +1,127 @@
+"""The running text of a recipe: its sources, vocabulary, blocks and sets, and what it refuses."""
+
+import pytest
+
+from hf_vaswani.data.text_sources import (
+    build_text_updates,
+    encode_text_sets,
+    make_text_tokenizer,
+    read_text_sets,
+    read_texts,
+)
+from hf_vaswani.recipe import (
+    DataRecipe,
+    EvaluationSetRecipe,
+    ObjectiveRecipe,
+    Recipe,
+    SourceRecipe,
+    TokenizerRecipe,
+    TrainingRecipe,
+)
+
+LINES = ["the cat sees a dog", "the dog sees a cat", "", "an old house", "a red tree near the house", "a book"] * 6
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(LINES), encoding="utf-8")
+    return str(path)
+
+
+def recipe(text: str, task: str = "masked_lm", more: list[SourceRecipe] | None = None, **data) -> Recipe:
+    return Recipe(
+        task=task,
+        data=DataRecipe(source_language="en", train_files=text, validation_files=text, **data),
+        more_data=more or [],
+        tokenizer=TokenizerRecipe(vocab_size=300),
+        objective=ObjectiveRecipe(block_length=24),
+        training=TrainingRecipe(tokens_per_batch=64, cpu_threads=1),
+    )
+
+
+def test_a_source_has_its_language_and_documents(text) -> None:
+    (source,) = read_texts(recipe(text))
+    assert source.name == "en" and set(source.pairs) == {"train", "validation"}
+    train = source.pairs["train"]
+    assert train["text"] == [line for line in LINES if line]
+    assert len(set(train["document"])) == 7
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "causal_lm", "span_corruption", "denoise"])
+def test_the_vocabulary_has_what_the_task_needs(text, task) -> None:
+    settings = recipe(text, task, target_tag=True)
+    tokenizer = make_text_tokenizer(settings, read_texts(settings))
+    assert len(tokenizer) <= 300
+    ids = tokenizer("the cat")["input_ids"]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    assert (ids[0] == bos) == (task in ("masked_lm", "causal_lm"))
+    assert (ids[-1] == eos) == (task != "causal_lm")
+    assert "<2en>" in tokenizer.get_vocab()
+    assert ("<mask>" in tokenizer.get_vocab()) == (task in ("masked_lm", "denoise"))
+    assert ("<extra_0>" in tokenizer.get_vocab()) == (task == "span_corruption")
+
+
+def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
+    settings = recipe(text, more=[SourceRecipe(source_language="fr", train_files=text, weight=2)])
+    sources = read_texts(settings)
+    assert [source.name for source in sources] == ["en", "fr"]
+    tokenizer = make_text_tokenizer(settings, sources)
+    updates = build_text_updates(settings, sources, tokenizer)
+    numbers, positions, batches = [], [updates.start], []
+    for found, position in updates.after(updates.start):
+        if position["epoch"] > 0:
+            break
+        numbers += [int(number) for batch in found for number in batch["numbers"]]
+        positions.append(position)
+        batches.append(found)
+    count = max(numbers)
+    first = count // 2
+    # The second source is taken twice in an epoch.
+    assert {number: numbers.count(number) for number in set(numbers)} == {
+        number: 1 if number <= first else 2 for number in range(1, count + 1)
+    }
+    again = [found for found, _ in zip(updates.after(positions[2]), batches[2:], strict=False)]
+    assert [b["input_ids"].tolist() for f, _ in again for b in f] == [
+        b["input_ids"].tolist() for f in batches[2:] for b in f
+    ]
+
+
+def test_a_tag_stands_in_front_of_a_noisy_block(text) -> None:
+    settings = recipe(text, "denoise", target_tag=True)
+    sources = read_texts(settings)
+    tokenizer = make_text_tokenizer(settings, sources)
+    (found,) = encode_text_sets(settings, sources, tokenizer)["validation"]
+    tag = tokenizer.convert_tokens_to_ids("<2en>")
+    assert all(row["source_ids"][0] == tag and tag not in row["target_ids"] for row in found.encoded)
+    # Validation is the same each time.
+    (again,) = encode_text_sets(settings, sources, tokenizer)["validation"]
+    assert again.encoded["source_ids"] == found.encoded["source_ids"]
+
+
+def test_named_sets_are_sets_of_their_own(text, tmp_path) -> None:
+    settings = recipe(text)
+    settings.validation_sets = {"other": EvaluationSetRecipe(validation_files=text)}
+    sources = [*read_texts(settings), *read_text_sets(settings)]
+    tokenizer = make_text_tokenizer(settings, sources[:1])
+    assert [each.name for each in encode_text_sets(settings, sources, tokenizer)["validation"]] == ["en", "other"]
+    settings.validation_sets = {"other": EvaluationSetRecipe()}
+    with pytest.raises(ValueError, match=r"validation_sets\.other has no text"):
+        read_text_sets(settings)
+
+
+def test_text_is_needed(text, tmp_path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"The train text of en is empty: .*empty\.txt"):
+        read_texts(recipe(str(empty)))
+    settings = recipe(text)
+    settings.data.train_files = None
+    with pytest.raises(ValueError, match="There is no training text"):
+        read_texts(settings)
+    settings.data.train_files = {"en": text, "de": text}
+    with pytest.raises(ValueError, match="running text is in one language"):
+        read_texts(settings)
+    settings.data.train_files = str(tmp_path / "absent.txt")
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_texts(settings)
