@@ -293,7 +293,7 @@ def fit(
             new = make_tokenizer(recipe, sources)
             model, tokenizer = transfer_vocabulary(model, tokenizer, new), new
         elif start.add_tokens:
-            parts = (recipe.data, *recipe.more_data, *recipe.validation_sets.values())
+            parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
             prefixes = [part.prefix for part in parts if part.prefix is not None and is_tag(part.prefix)]
             model = add_entries(model, tokenizer, start.add_tokens, prefixes)
         _check_tags(recipe, sources, tokenizer)
