@@ -147,6 +147,11 @@ def append_line(path: Path, line: str) -> None:
         raise OSError(f"{path} could not be written: {error}") from error
 
 
+def tsv_cell(text: str) -> str:
+    """Returns a text that fits in a cell of a TSV file: on one line, without tabs."""
+    return re.sub(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", " ", text)
+
+
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:

@@ -90,20 +90,49 @@ def exclusive_run(folder: Path) -> Iterator[None]:
         OSError: the folder is not writable.
     """
     # Beside the folder, which is created only after the text has been read.
-    path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
+    path = _lock_of(folder)
+    busy = (
+        f"{folder} is being trained by another process: use another --run_dir. If no such process is running, "
+        f"delete {path}."
+    )
+    with _locked(path, busy, f"The folder {folder} cannot be written to", "Use another --run_dir."):
+        yield
+
+
+@contextmanager
+def exclusive_file(file: Path) -> Iterator[None]:
+    """
+    Holds the lock of a file that grows, which keeps a second process from writing it.
+
+    Args:
+        file (`Path`): the file, which need not exist yet.
+
+    Raises:
+        ValueError: another process holds the lock.
+        OSError: the folder of the file is not writable.
+    """
+    path = _lock_of(file)
+    busy = f"{file} is being written by another process. If no such process is running, delete {path}."
+    with _locked(path, busy, f"{file} cannot be written", "Use another folder."):
+        yield
+
+
+def _lock_of(path: Path) -> Path:
+    return path.resolve().with_name(f".{path.resolve().name}.lock")
+
+
+@contextmanager
+def _locked(path: Path, busy: str, denied: str, advice: str) -> Iterator[None]:
     lock = FileLock(path)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # filelock reports a folder that is not writable as a lock that is held.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ValueError(
-            f"{folder} is being trained by another process: use another --run_dir. If no such process is running, "
-            f"delete {path}."
-        ) from error
+        raise ValueError(busy) from error
     except OSError as error:
-        raise OSError(f"The folder {folder} cannot be written to: {error}. Use another --run_dir.") from error
+        raise OSError(f"{denied}: {error}. {advice}") from error
     try:
         yield
     finally:

@@ -19,9 +19,12 @@ Part = Literal["encoder", "decoder", "embeddings"]
 Alteration = Literal["upper", "title", "typos", "no_final_mark"]
 Noise = Literal["infilling", "permutation", "fragment"]
 Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"]
-SECTIONS = ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub")
 # Tasks whose text is in one language, and not in pairs.
 TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
+SECTIONS = (
+    *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
+    "backtranslation",
+)
 
 
 def number(default: Any, **bounds: float) -> Any:
@@ -82,6 +85,10 @@ class SourceRecipe:
     document_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column that names the document of each row, for running text in a table (`task`); `null` takes each row for a
     document. A text file without columns has blank lines between its documents."""
+    prefix: str | None = None
+    """Text in front of each source sentence, in training and in the validation and test sets of this source, with a
+    space between, as in `translate English to German:`. A word in angle brackets, such as `<bt>`, is one entry of the
+    vocabulary. With `data.target_tag`, the language tag comes first. `null` puts nothing there."""
     weight: float = number(1.0, above=0, at_most=1000)
     """Repetitions of each pair in an epoch: 2 takes each pair twice, 0.5 draws a new random half for each epoch.
     With `data.streaming`, the ratio in which the sources are mixed."""
@@ -113,6 +120,8 @@ class EvaluationSetRecipe:
     """Column of the source text, as in `data`."""
     target_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column of the target text, as in `data`."""
+    prefix: str | None = None
+    """Text in front of each source sentence, as in `data`, whose prefix these sets do not get by themselves."""
     license: str | None = None
     """Licence of the text, for the model card."""
 
@@ -163,8 +172,8 @@ class TokenizerRecipe:
     of a unigram language model, as in SentencePiece, `wordpiece` word pieces (the paper's for English-French), `words`
     whole words, `characters` Unicode code points, and `bytes` the bytes of UTF-8."""
     vocab_size: int = number(37000, at_least=1, at_most=1_000_000)
-    """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens and the tags of
-    `data.target_tag` count. `bytes` always has 260 entries, plus the tags."""
+    """Maximum number of entries of the vocabulary, which source and target share. The 4 special tokens, the tags of
+    `data.target_tag` and prefixes such as `<bt>` count. `bytes` always has 260 entries, plus the tags and prefixes."""
     path: str | None = None
     """Folder or Hub id of a tokenizer to use instead of training one. `kind` and `vocab_size` then have no effect."""
     bpe_dropout: float = number(0.0, at_least=0, below=1)
@@ -196,8 +205,8 @@ class InitializeRecipe:
     """`keep` keeps the vocabulary of the model; `transfer` exchanges it for that of the recipe's `tokenizer` section:
     entries that both have keep their embeddings, the others begin as the mean of the old entries that spell them."""
     add_tokens: list[str] = field(default_factory=list)
-    """Entries to add to the vocabulary of the model, for example `["<2fr>"]`, the language tag of a further direction.
-    Each begins as the mean of the embeddings of the pieces that spelled it."""
+    """Entries to add to the vocabulary of the model, for example `["<2fr>"]`, the language tag of a further direction,
+    or `["<bt>"]`, the prefix of a source. Each begins as the mean of the embeddings of the pieces that spelled it."""
 
 
 @dataclass
@@ -488,13 +497,41 @@ class HubRecipe:
 
 
 @dataclass
+class BacktranslationRecipe:
+    """
+    Back-translation (Sennrich et al., 2016): `hf-vaswani backtranslate` translates text in the target language of
+    `data` into synthetic source sentences, which `more_data` reads with the text as their targets. Training ignores
+    this section.
+    """
+
+    model: str | None = None
+    """Model that translates from the target language of `data` into its source language: the folder of a model, a
+    checkpoint or a run, or an id on the Hub."""
+    text: list[str] | str | None = None
+    """Text in the target language, one sentence a line: a file, or a list of files, which may be compressed as `.gz`.
+    Empty lines are skipped."""
+    output: str | None = None
+    """File for the pairs, a `.tsv` with the two language codes as its header. Unfinished work and a record of the
+    settings lie beside it."""
+    method: Literal["sampling", "beam"] = "sampling"
+    """`sampling` draws each word from the probabilities of the model, which gives varied sources (Edunov et al.,
+    2018); `beam` is beam search, for a model trained on little text."""
+    top_k: int | None = number(None, at_least=1, at_most=1_000_000)
+    """With `sampling`, the number of most probable entries to draw from; `null` draws from the whole vocabulary."""
+    temperature: float = number(1.0, above=0, at_most=100)
+    """With `sampling`, divisor of the logits: below 1, probable words become more probable."""
+    num_beams: int = number(4, at_least=1, at_most=1000)
+    """Beam size of `beam`; 1 is greedy search."""
+
+
+@dataclass
 class Recipe:
     """One experiment."""
 
     run_dir: str = ""
     """Folder of the run; if empty, `runs/NAME`, where NAME is the recipe's file name without its extension."""
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
-    """Seed of the initial weights, the dropout, the order of the data and the built-in corpus."""
+    """Seed of the initial weights, the dropout, the order of the data, the built-in corpus and back-translation."""
     task: Task = "translation"
     """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017), or pre-training on
     running text in one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT:
@@ -514,6 +551,7 @@ class Recipe:
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     hub: HubRecipe = field(default_factory=HubRecipe)
+    backtranslation: BacktranslationRecipe = field(default_factory=BacktranslationRecipe)
 
     def __post_init__(self) -> None:
         # Keys that the file or the command line gives, as in "model.d_model"; the others have their defaults.

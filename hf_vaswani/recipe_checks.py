@@ -10,16 +10,23 @@ from typing import Any, get_args
 from .recipe import (
     SECTIONS,
     TEXT_TASKS,
+    BacktranslationRecipe,
+    EvaluationSetRecipe,
     HubRecipe,
     InitializeRecipe,
     Part,
     Recipe,
+    SourceRecipe,
     TrainingRecipe,
     options_of,
     shortened,
     shown,
     spelled,
 )
+
+# Prefixes of this form are language tags, and these are the special tokens of every vocabulary that is trained here.
+LANGUAGE_TAG = re.compile(r"<2[^<>\s]+>")
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
@@ -56,6 +63,8 @@ def check_ranges(recipe: Recipe) -> None:
             if value is None and default is not None and part.name not in OPTIONAL:
                 raise ValueError(f"{name} must have a value, for example its default {default!r}, but it is null.")
             _check_value(name, value, part.metadata)
+            if part.name == "prefix" and value is not None:
+                _check_prefix(name, value)
     _check_agreement(recipe.training)
     _check_task(recipe)
     _check_initialize(recipe.initialize)
@@ -63,6 +72,7 @@ def check_ranges(recipe: Recipe) -> None:
     _check_hub(recipe.hub, recipe.training)
     check_baseline(recipe, "hub.not_worse_than")
     _check_sets(recipe)
+    _check_backtranslation(recipe.backtranslation)
     tokenizer = recipe.tokenizer
     kept = recipe.initialize.from_ is not None and recipe.initialize.vocabulary == "keep"
     if tokenizer.bpe_dropout and tokenizer.kind != "bpe" and tokenizer.path is None and not kept:
@@ -72,6 +82,13 @@ def check_ranges(recipe: Recipe) -> None:
         )
     if recipe.evaluation.max_length_offset is None and recipe.evaluation.max_length is None:
         raise ValueError("evaluation.max_length_offset and evaluation.max_length must not both be null.")
+
+
+def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationSetRecipe]]:
+    """Returns the sources of a recipe, training text or not, by the section that has them."""
+    more = [(f"more_data[{i}]", part) for i, part in enumerate(recipe.more_data)]
+    named = [(f"validation_sets.{name}", part) for name, part in recipe.validation_sets.items()]
+    return [("data", recipe.data), *more, *named]
 
 
 def settle_task(recipe: Recipe) -> None:
@@ -99,6 +116,7 @@ def _check_task(recipe: Recipe) -> None:
         ("training.adapter", training.adapter is not None),
         ("tokenizer.bpe_dropout", recipe.tokenizer.bpe_dropout > 0),
         ("data.augment", recipe.data.augment is not None),
+        *((f"{where}.prefix", part.prefix is not None) for where, part in _named_sources(recipe)),
         ("data.streaming", recipe.data.streaming),
         ("evaluation.altered", bool(recipe.evaluation.altered)),
         ("initialize.from", recipe.initialize.from_ is not None),
@@ -139,6 +157,22 @@ def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:
     texts = [part for part in parts if isinstance(part, str)]
     if any(re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", text) for text in texts):
         raise ValueError(f"{name} must not contain control characters, but it is {shown(value)}.")
+
+
+def _check_prefix(name: str, prefix: str) -> None:
+    """Refuses a prefix that would not be encoded as it is written, or that means something else."""
+    if not prefix or prefix != prefix.strip():
+        raise ValueError(
+            f"{name} must not be blank or have spaces around it, because one space follows it anyway, but it is "
+            f"{shown(prefix)}: null is no prefix."
+        )
+    if prefix in SPECIAL_TOKENS:
+        raise ValueError(f"{name} is {prefix!r}, a special token of the vocabulary: choose another word, as in <bt>.")
+    if LANGUAGE_TAG.fullmatch(prefix):
+        raise ValueError(
+            f"{name} is {prefix!r}, which is a language tag: set data.target_tag instead, or choose another word, as "
+            "in <bt>."
+        )
 
 
 def _check_agreement(training: TrainingRecipe) -> None:
@@ -294,6 +328,25 @@ def _check_sets(recipe: Recipe) -> None:
                 f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "
                 "called: choose another name."
             )
+
+
+def _check_backtranslation(settings: BacktranslationRecipe) -> None:
+    """Refuses settings of the other method, which would have no effect, and an output that no recipe could read."""
+    defaults = BacktranslationRecipe()
+    for name in ("num_beams",) if settings.method == "sampling" else ("top_k", "temperature"):
+        value = getattr(settings, name)
+        if value != getattr(defaults, name):
+            raise ValueError(
+                f"backtranslation.{name} ({value}) has no effect with backtranslation.method {settings.method!r}: "
+                "leave it out, or choose the other method."
+            )
+    if settings.output is not None and not settings.output.endswith(".tsv"):
+        raise ValueError(
+            f"backtranslation.output must end in .tsv, by which a recipe recognizes its format, but it is "
+            f"{shown(settings.output)}."
+        )
+    if settings.text == []:
+        raise ValueError("backtranslation.text must have at least one file, but it is [].")
 
 
 def check_repo_id(repo_id: str, where: str) -> None:

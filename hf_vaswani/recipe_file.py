@@ -290,12 +290,12 @@ def _said(error: yaml.YAMLError) -> str:
     return ", ".join(said)
 
 
-def _parser(program: str) -> ArgumentParser:
+def _parser(program: str, purpose: str) -> ArgumentParser:
     """Makes the parser of a recipe and its overrides."""
     parser = ArgumentParser(
         prog=program,
         usage=f"{program} RECIPE.yaml [--section.key value ...]",
-        description="Trains a translation model. Every key below can be set in the recipe file, or overridden here.",
+        description=f"{purpose} Every key below can be set in the recipe file, or overridden here.",
         exit_on_error=False,
         allow_abbrev=False,
         parser_mode="recipe",
@@ -347,7 +347,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py") -> Recipe:
+def load_recipe(
+    argv: Sequence[str],
+    program: str = "accelerate launch train.py",
+    purpose: str = "Trains a translation model.",
+) -> Recipe:
     """
     Reads a recipe file and the overrides that follow it.
 
@@ -355,6 +359,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
         argv (`Sequence[str]`): the command line without the program's name: `RECIPE.yaml`, then any number of
             `--section.key value`. `--help` prints every key with its type, default and meaning.
         program (`str`): the command that the usage line shows.
+        purpose (`str`): what it does, for `--help`.
 
     Returns:
         [`Recipe`]: complete and checked, with `run_dir` filled in.
@@ -364,7 +369,7 @@ def load_recipe(argv: Sequence[str], program: str = "accelerate launch train.py"
             range, or the file is not valid YAML.
         FileNotFoundError: the recipe file does not exist.
     """
-    parser = _parser(program)
+    parser = _parser(program, purpose)
     arguments = list(argv)
     path = _recipe_file(arguments[0]) if arguments and not arguments[0].startswith("-") else None
     if path is not None:

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -19,7 +19,7 @@ from .files import (
     sealed,
     temporary_name,
 )
-from .recipe import Recipe, TrainingRecipe
+from .recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
 from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, to_json
 
@@ -62,6 +62,9 @@ CHANGEABLE = {
     "hub.every_n_checkpoints",
     "hub.license",
 }
+
+# Settings of another command, which no training reads.
+APART = "backtranslation."
 
 T = TypeVar("T")
 BestBy = Literal["bleu", "loss"]
@@ -472,7 +475,7 @@ def unchangeable(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings of a recipe that its results depend on, by dotted key, as JSON would return them."""
     # A cosine has already come down as far as its end demands.
     changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
-    kept = {key: value for key, value in recipe.flat().items() if key not in changeable}
+    kept = {key: value for key, value in recipe.flat().items() if key not in changeable and not key.startswith(APART)}
     return cast(dict[str, Any], json.loads(json.dumps(kept)))
 
 
@@ -545,7 +548,9 @@ def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
     if different:
         keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different[:5])
         keys += f" and {len(different) - 5} more" if different[5:] else ""
-        changeable = ", ".join(sorted(key for key in recipe.flat() if key not in here and key != "run_dir"))
+        changeable = ", ".join(
+            sorted(key for key in recipe.flat() if not (key in here or key == "run_dir" or key.startswith(APART)))
+        )
         raise ValueError(
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "
             f"over. A resumed run may only change {changeable}."
@@ -554,7 +559,10 @@ def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
 
 def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Adds the keys that an earlier version did not have: it did what their defaults do."""
-    return cast(dict[str, Any], json.loads(json.dumps(Recipe().flat()))) | settings
+    whole = cast(dict[str, Any], json.loads(json.dumps(Recipe().flat()))) | settings
+    whole["more_data"] = [asdict(SourceRecipe()) | source for source in whole["more_data"]]
+    sets = whole["validation_sets"].items()
+    return whole | {"validation_sets": {name: asdict(EvaluationSetRecipe()) | part for name, part in sets}}
 
 
 def _settings_of(path: Path) -> dict[str, Any]:

@@ -141,6 +141,7 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in pairs]
     (corpus / "test.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     (corpus / "domain").mkdir()
+    (corpus / "mono.de").write_text("\n".join(german for _, german in pairs), encoding="utf-8")
     for path in (corpus / "dev.tsv", folder / "test.tsv", *(corpus / "domain" / f"{name}.tsv" for name in DOMAIN)):
         path.write_text("en\tde\n" + "".join(f"{english}\t{german}\n" for english, german in pairs), encoding="utf-8")
     for name, side in (("in.txt", 0), ("test.en", 0), ("test.de", 1), ("mine.txt", 1), ("baseline.txt", 0)):

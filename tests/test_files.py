@@ -22,7 +22,12 @@ from hf_vaswani.files import (
     read_sealed,
     sealed,
     temporary_name,
+    tsv_cell,
 )
+
+
+def test_a_cell_is_on_one_line_without_tabs() -> None:
+    assert tsv_cell("a\t\tb\r\nc\x85d\u2028e f") == "a b c d e f"
 
 
 def test_a_folder_appears_complete_or_not_at_all(tmp_path) -> None:

@@ -119,6 +119,15 @@ def test_schedules_and_averages_that_agree_are_accepted(tmp_path) -> None:
         ("training: {cpu_threads: 100000}\n", ["training.cpu_threads", "at most 1,024", "100000"]),
         ("training: {trackers: null}\n", ["training.trackers", "[]", "null"]),
         ('run_dir: "a\\0b"\n', ["run_dir", "control characters", r"'a\x00b'"]),
+        ("data: {prefix: ''}\n", ["data.prefix must not be blank", "''", "null is no prefix"]),
+        ("more_data: [{prefix: ' <bt>'}]\n", ["more_data[0].prefix", "spaces around it", "' <bt>'"]),
+        ('data: {prefix: "a\\tb"}\n', ["data.prefix must not contain control characters", r"'a\tb'"]),
+        ("data: {prefix: </s>}\n", ["data.prefix is '</s>', a special token", "as in <bt>"]),
+        ("validation_sets: {a: {prefix: <2fr>}}\n", ["validation_sets.a.prefix is '<2fr>'", "data.target_tag"]),
+        ("backtranslation: {num_beams: 2}\n", ["backtranslation.num_beams (2) has no effect", "'sampling'"]),
+        ("backtranslation: {method: beam, temperature: 2}\n", ["backtranslation.temperature (2.0)", "'beam'"]),
+        ("backtranslation: {output: pairs}\n", ["backtranslation.output must end in .tsv", "'pairs'"]),
+        ("backtranslation: {text: []}\n", ["backtranslation.text", "[]"]),
     ],
 )
 def test_a_value_that_cannot_be_is_named(tmp_path, text, words) -> None:

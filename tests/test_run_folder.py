@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from hf_vaswani.averaging import average_checkpoints
 from hf_vaswani.files import sealed, temporary_name
-from hf_vaswani.recipe import Recipe, TrainingRecipe
+from hf_vaswani.recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
 from hf_vaswani.records import Progress, Result, Validation
 from hf_vaswani.run_folder import (
     checkpoint_digests,
@@ -29,6 +29,7 @@ from hf_vaswani.run_folder import (
     read_result,
     read_validations,
     remove_old_checkpoints,
+    unchangeable,
     write_progress,
     write_result,
     write_validations,
@@ -260,3 +261,19 @@ def test_a_changed_record_does_not_match_its_digest(tmp_path) -> None:
     path.write_text(path.read_text().replace("checkpoint-4", "checkpoint-5"))
     with pytest.raises(ValueError, match="test.json was changed or damaged"):
         read_result(tmp_path)
+
+
+def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
+    sources, sets = [SourceRecipe(weight=2)], {"web": EvaluationSetRecipe(test_files="a.tsv")}
+    recipe = Recipe(run_dir=str(tmp_path / "run"), more_data=sources, validation_sets=sets)
+    recorded = unchangeable(recipe)
+    assert not any(key.startswith("backtranslation.") for key in recorded)
+    for part in (recorded["more_data"][0], recorded["validation_sets"]["web"]):
+        del part["prefix"]
+    del recorded["data.prefix"]
+    folder = checkpoint(tmp_path / "run", 5)
+    seal(folder, 5, recipe=recorded)
+    assert checkpoint_to_resume(recipe) == folder
+    recipe.more_data[0].prefix = "<bt>"
+    with pytest.raises(ValueError, match=r"belongs to another recipe: more_data is \["):
+        checkpoint_to_resume(recipe)

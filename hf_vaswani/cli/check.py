@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import atomic_lines, atomic_write_bytes, atomic_write_text
+from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -355,18 +355,13 @@ def _written(options: argparse.Namespace, source: "Source") -> Iterator[Callable
             for i, (sides, is_wrong) in enumerate(zip(zip(*pairs, strict=True), wrong, strict=True)):
                 if is_wrong and rejected:
                     reasons = ",".join(name for name, flags in found.items() if flags[i])
-                    rejected.write("\t".join((f"{before + i + 1}", reasons, *map(_cell, sides))) + "\n")
+                    rejected.write("\t".join((f"{before + i + 1}", reasons, *map(tsv_cell, sides))) + "\n")
                 elif kept and not is_wrong:
                     row = [""] * (1 + max(places))
-                    row[places[0]], row[places[1]] = map(_cell, sides)
+                    row[places[0]], row[places[1]] = map(tsv_cell, sides)
                     kept.write("\t".join(row) + "\n")
 
         yield write
-
-
-def _cell(text: str) -> str:
-    """Returns a text that fits in a cell of a TSV file: on one line, without tabs."""
-    return re.sub(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", " ", text)
 
 
 def _write_reports(

@@ -35,7 +35,7 @@ ENCODED = datasets.Features(
 def encode_pairs(
     pairs: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    tag: str | None = None,
+    front: str | None = None,
     first_number: int = 1,
     num_proc: int | None = None,
 ) -> Dataset:
@@ -45,7 +45,7 @@ def encode_pairs(
     Args:
         pairs (`Dataset`): text columns `source` and `target`.
         tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer that ends each sentence with `</s>`.
-        tag (`str`, *optional*): language tag in front of every source sentence.
+        front (`str`, *optional*): language tag or prefix in front of every source sentence, or both.
         first_number (`int`): number of the first pair; the following pairs count up from it.
         num_proc (`int`, *optional*): number of processes; by default one, with the tokenizer's threads.
 
@@ -59,10 +59,10 @@ def encode_pairs(
 
     def encode(rows: pa.Table, indices: list[int]) -> pa.Table:
         numbers = [first_number + index for index in indices]
-        return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, tag)
+        return encode_rows(rows["source"].to_pylist(), rows["target"].to_pylist(), numbers, tokenizer, front)
 
     backends = [backend(tokenizer, is_target).to_str() for is_target in (False, True)]
-    settings = [*backends, tokenizer.split_special_tokens, tag, first_number]
+    settings = [*backends, tokenizer.split_special_tokens, front, first_number]
     try:
         encoded = pairs.with_format("arrow").map(
             encode,
@@ -90,7 +90,7 @@ def encode_rows(
     targets: list[str],
     numbers: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
-    tag: str | None = None,
+    front: str | None = None,
     renewal: Renewal | None = None,
     turns: Sequence[int] = (),
 ) -> pa.Table:
@@ -100,7 +100,7 @@ def encode_rows(
     Args:
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
-        tokenizer ([`PreTrainedTokenizerBase`]), tag (`str`, *optional*): as in [`encode_pairs`].
+        tokenizer ([`PreTrainedTokenizerBase`]), front (`str`, *optional*): as in [`encode_pairs`].
         renewal ([`Renewal`], *optional*): alters the pairs, and skips merges.
         turns (`Sequence[int]`): how often each pair was taken before; only the renewal needs it.
 
@@ -117,11 +117,11 @@ def encode_rows(
         dropout = renewal.dropout
         draws = [renewal.draws(int(numbers[i]), int(turns[i])) for i in filled]
         kept = [renewal.altered(*pair, draw) for pair, draw in zip(kept, draws, strict=True)]
-    front = "" if tag is None else f"{tag} "
+    before = "" if front is None else f"{front} "
     return pa.table(
         {
             "number": pa.array([numbers[i] for i in filled], pa.int64()),
-            "source_ids": id_lists([front + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
+            "source_ids": id_lists([before + source for source, _ in kept], backend(tokenizer, False), dropout, draws),
             "target_ids": id_lists([target for _, target in kept], backend(tokenizer, True), dropout, draws),
         }
     )

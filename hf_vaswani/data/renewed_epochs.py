@@ -83,8 +83,8 @@ class RowEncoder(WindowEncoder):
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]), renewal ([`Renewal`]): as in [`WindowEncoder`].
-        sources (`Sequence[tuple[Dataset, str | None]]`): text columns `source` and `target` of each source, and its
-            language tag. Pairs are numbered from 1 through all sources.
+        sources (`Sequence[tuple[Dataset, str | None]]`): text columns `source` and `target` of each source, and what
+            is in front of its source sentences. Pairs are numbered from 1 through all sources.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class RowEncoder(WindowEncoder):
         """Reads the pairs of a window."""
         numbers, turns = window.rows
         texts, first = [], 1
-        for pairs, tag in self.sources:
+        for pairs, front in self.sources:
             here = (numbers >= first) & (numbers < first + len(pairs))
             rows = pairs.with_format("arrow")[numbers[here] - first]
             source, target = rows["source"].to_pylist(), rows["target"].to_pylist()
-            texts.append(WindowText(source, target, numbers[here], turns[here], tag))
+            texts.append(WindowText(source, target, numbers[here], turns[here], front))
             first += len(pairs)
         return texts

@@ -1,7 +1,7 @@
 """The text of a recipe: reads and checks its sources, and makes vocabulary, ids and updates of them."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,16 @@ from .reading import load_pairs, named_errors
 from .renewal import renewal_of
 from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
-from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
+from .tokenizer import (
+    add_language_tags,
+    add_tags,
+    find_language_tag,
+    has_tag,
+    is_tag,
+    language_tag,
+    load_tokenizer,
+    train_tokenizer,
+)
 from .windows import WindowEncoder
 
 try:
@@ -36,7 +45,7 @@ NO_TRAINING_TEXT = {"train_files": None, "train_split": None}
 
 @dataclass
 class Source:
-    """A source of text: the pairs of each split, and the language tag in front of its source sentences."""
+    """A source of text: the pairs of each split, and the language tag of its source sentences."""
 
     recipe: SourceRecipe
     pairs: dict[str, Dataset | IterableDataset]
@@ -48,6 +57,11 @@ class Source:
         """Direction, as in en-de, or the name in `validation_sets`."""
         return self.set_name or f"{self.recipe.source_language}-{self.recipe.target_language}"
 
+    @property
+    def front(self) -> str | None:
+        """Text in front of each source sentence: the language tag, then the prefix."""
+        return " ".join(text for text in (self.tag, self.recipe.prefix) if text is not None) or None
+
     def origin(self, split: str) -> list[str]:
         """Returns the files of a split, or the dataset, for error messages."""
         files = getattr(self.recipe, f"{split}_files")
@@ -57,19 +71,24 @@ class Source:
 
 @dataclass
 class EvaluationText:
-    """A validation or test set: its name, as in en-de, its text with the language tag in front, and tag and target
-    language."""
+    """A validation or test set: its name, as in en-de, its text with language tag and prefix in front, both of them
+    together (`front`), the prefix alone, and the target language."""
 
     name: str
     source: list[str]
     target: list[str]
-    tag: str | None
+    front: str | None
+    prefix: str | None
     target_language: str
 
     @property
     def plain(self) -> list[str]:
-        """Source sentences without the tag."""
-        return self.source if self.tag is None else [text.removeprefix(f"{self.tag} ") for text in self.source]
+        """Source sentences without tag and prefix."""
+        return self.source if self.front is None else [text.removeprefix(f"{self.front} ") for text in self.source]
+
+    def with_front(self, sentences: Sequence[str]) -> list[str]:
+        """Puts tag and prefix in front of the sentences that are not blank."""
+        return _with_front(sentences, self.front)
 
 
 @dataclass
@@ -147,11 +166,12 @@ def read_validation_sets(recipe: Recipe) -> list[Source]:
         `list[Source]`: in the order of the recipe, without training text.
 
     Raises:
-        ValueError: a set has no text or cannot be read, or its language has no tag.
+        ValueError: a set has no text or cannot be read, or its language has no tag, or its prefix no entry.
         FileNotFoundError: a file or dataset does not exist.
     """
     sources = []
     trained = {target for _, target in recipe.language_pairs}
+    prefixes = {part.prefix for part in (recipe.data, *recipe.more_data)}
     for name, part in recipe.named_sets.items():
         pairs = load_pairs(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed)
         source = Source(part, pairs, _tag(recipe, part), name)
@@ -169,13 +189,23 @@ def read_validation_sets(recipe: Recipe) -> list[Source]:
                 f"validation_sets.{name} has the target language {part.target_language!r}, for which the model has no "
                 f"tag (data.target_tag): its training text has {', '.join(sorted(trained))}."
             )
+        if own_vocabulary and part.prefix is not None and is_tag(part.prefix) and part.prefix not in prefixes:
+            raise ValueError(
+                f"validation_sets.{name}.prefix is {part.prefix!r}, for which the model has no entry: no training "
+                "text has this prefix."
+            )
         sources.append(source)
     return sources
 
 
+def _with_front(sentences: Sequence[str], front: str | None) -> list[str]:
+    before = "" if front is None else f"{front} "
+    return [before + sentence if sentence.strip() else "" for sentence in sentences]
+
+
 def _settings(part: SourceRecipe) -> dict[str, Any]:
     """Returns the keys of a source that are arguments of [`load_pairs`]."""
-    no_text = ("document_column", "weight", "license")
+    no_text = ("prefix", "document_column", "weight", "license")
     return {name: getattr(part, name) for name in SourceRecipe.__dataclass_fields__ if name not in no_text}
 
 
@@ -234,14 +264,15 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
         sources (`list[Source]`): result of [`read_sources`]. Only the first million pairs of a stream are used.
 
     Returns:
-        [`PreTrainedTokenizerBase`] with a tag for each target language if `data.target_tag` is set. Its
-        `model_max_length` is `max_position_embeddings` of the model.
+        [`PreTrainedTokenizerBase`] with a tag for each target language if `data.target_tag` is set, and an entry for
+        each prefix of the form `<bt>`. Its `model_max_length` is `max_position_embeddings` of the model.
 
     Raises:
-        ValueError: the tokenizer does not end sentences with `</s>`.
+        ValueError: the tokenizer does not end sentences with `</s>`, or has a prefix as a special token.
     """
     # Each once, in the order of the sources.
     languages = list(dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None))
+    prefixes = prefix_tags(sources)
     if recipe.tokenizer.path is not None:
         tokenizer = load_tokenizer(recipe.tokenizer.path)
         if tokenizer("a")["input_ids"][-1:] != [tokenizer.eos_token_id]:
@@ -249,22 +280,37 @@ def make_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizer
                 f"The tokenizer {recipe.tokenizer.path} (tokenizer.path) does not put {tokenizer.eos_token} after a "
                 "sentence, so a model would never learn where to end: give it a post-processor that does."
             )
+        if special := [prefix for prefix in prefixes if prefix in tokenizer.all_special_tokens]:
+            raise ValueError(
+                f"The prefix {special[0]!r} is a special token of the tokenizer {recipe.tokenizer.path} "
+                "(tokenizer.path): choose another word."
+            )
         add_language_tags(tokenizer, languages)
+        add_tags(tokenizer, prefixes)
     else:
         sentences = (sentence for source in sources for sentence in _sentences(source))
-        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind, languages)
+        settings = recipe.tokenizer
+        tokenizer = train_tokenizer(sentences, settings.vocab_size, settings.kind, languages, prefixes)
     # The limit at which `translate` splits a line and `truncation=True` truncates. Training has limits of its own.
     tokenizer.model_max_length = recipe.model.max_position_embeddings
     return tokenizer
 
 
+def prefix_tags(sources: Sequence[Source]) -> list[str]:
+    """Returns the prefixes of sources that are one entry of the vocabulary, such as `"<bt>"`, each once."""
+    prefixes = dict.fromkeys(source.recipe.prefix for source in sources)
+    return [prefix for prefix in prefixes if prefix is not None and is_tag(prefix)]
+
+
 def _sentences(source: Source) -> Iterator[str]:
+    prefix = source.recipe.prefix
     pairs = source.pairs["train"]
     batches = named_errors(pairs.iter(1000), source.origin("train"))
     if isinstance(pairs, IterableDataset):
         batches = islice(batches, VOCABULARY_PAIRS // 1000)
     for batch in batches:
-        yield from batch["source"]
+        # A prefix of plain text is part of the text, as it is encoded; a tag has an entry without being learned.
+        yield from batch["source"] if prefix is None or is_tag(prefix) else _with_front(batch["source"], prefix)
         yield from batch["target"]
 
 
@@ -281,24 +327,30 @@ def encode_evaluation_sets(
 
     Returns:
         `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their source
-        sentences have the language tags in front.
+        sentences have the language tags and prefixes in front.
 
     Raises:
-        ValueError: a sentence is longer than the model accepts.
+        ValueError: a sentence is longer than the model accepts, or the vocabulary lacks a language tag or a prefix.
     """
     sets: dict[str, list[EvaluationSet]] = {}
     limit = longest_input(recipe)
     for source in sources:
         if source.tag is not None:
             find_language_tag(tokenizer, source.recipe.target_language)
+    for prefix in prefix_tags(sources):
+        if not has_tag(tokenizer, prefix):
+            raise ValueError(
+                f"The vocabulary has no entry for the prefix {prefix!r}: give it to a source of training text, or set "
+                "initialize.add_tokens."
+            )
     for split in ("validation", "test"):
         with_text = [source for source in sources if split in source.pairs]
         for source, text in zip(with_text, evaluation_texts(sources, split), strict=True):
             pairs = source.pairs[split]
-            encoded = encode_pairs(pairs, tokenizer, source.tag)
+            encoded = encode_pairs(pairs, tokenizer, source.front)
             altered = recipe.evaluation.altered if limit is not None and split == "test" else []
             parts = {split: encoded} | {
-                f"altered {split} ({name})": encode_pairs(_altered(pairs, name), tokenizer, source.tag)
+                f"altered {split} ({name})": encode_pairs(_altered(pairs, name), tokenizer, source.front)
                 for name in altered
             }
             for kind, part in parts.items():
@@ -314,7 +366,7 @@ def encode_evaluation_sets(
 
 def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
     """
-    Names the sets of a split, and puts the language tags in front of their source sentences.
+    Names the sets of a split, and puts language tags and prefixes in front of their source sentences.
 
     Args:
         sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
@@ -327,9 +379,10 @@ def evaluation_texts(sources: list[Source], split: str) -> list[EvaluationText]:
     texts = []
     with_text = [source for source in sources if split in source.pairs]
     for source, name in zip(with_text, set_names(sources, split), strict=True):
-        pairs, front = source.pairs[split], "" if source.tag is None else f"{source.tag} "
-        sentences = [front + sentence if sentence.strip() else "" for sentence in pairs["source"]]
-        texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.tag, source.recipe.target_language))
+        pairs = source.pairs[split]
+        sentences = _with_front(pairs["source"], source.front)
+        prefix, language = source.recipe.prefix, source.recipe.target_language
+        texts.append(EvaluationText(name, sentences, list(pairs["target"]), source.front, prefix, language))
     return texts
 
 
@@ -371,6 +424,21 @@ def build_updates(
     Raises:
         ValueError: no pair fits the token budget, or the vocabulary has no merges for `tokenizer.bpe_dropout`.
     """
+    updates = _updates(recipe, sources, tokenizer, num_processes, process_index)
+    prefixes = [source.recipe.prefix for source in sources]
+    # Text without prefixes has the fingerprint that earlier versions gave it.
+    if any(prefix is not None for prefix in prefixes):
+        updates.fingerprint = updates.fingerprint | {"prefixes": prefixes}
+    return updates
+
+
+def _updates(
+    recipe: Recipe,
+    sources: list[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    num_processes: int,
+    process_index: int,
+) -> Updates:
     renewal = renewal_of(recipe, tokenizer)
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
     order = BatchOrder(
@@ -387,7 +455,7 @@ def build_updates(
                 source.pairs["train"],
                 source.name,
                 source.recipe.weight,
-                source.tag,
+                source.front,
                 _description(source),
                 source.origin("train"),
             )
@@ -398,7 +466,7 @@ def build_updates(
     parts, first = [], 1
     for source in sources:
         pairs = source.pairs["train"]
-        parts.append(encode_pairs(pairs, tokenizer, source.tag, first, recipe.data.num_proc))
+        parts.append(encode_pairs(pairs, tokenizer, source.front, first, recipe.data.num_proc))
         first += len(pairs)
     encoded = concatenate_datasets(parts)
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
@@ -406,7 +474,7 @@ def build_updates(
     _report(sampler, first - 1 - len(encoded))
     if renewal is None:
         return EpochUpdates(EncodedRows(encoded), sampler, collator, training.data_workers)
-    texts = [(source.pairs["train"], source.tag) for source in sources]
+    texts = [(source.pairs["train"], source.front) for source in sources]
     return RenewedUpdates(
         RowEncoder(tokenizer, renewal, texts),
         encoded.with_format("numpy")["number"][:],

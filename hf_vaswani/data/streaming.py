@@ -31,7 +31,7 @@ class Stream:
         rows (`IterableDataset`): text columns `source` and `target`.
         name (`str`): direction, as in en-de.
         weight (`float`): mixing ratio among the streams.
-        tag (`str`, *optional*): language tag in front of the source sentences.
+        front (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
         description (`dict[str, Any]`): identifies the text when a run is resumed; JSON-serializable.
         origin (`Sequence[str]`): files or dataset, for error messages.
     """
@@ -39,7 +39,7 @@ class Stream:
     rows: IterableDataset
     name: str
     weight: float
-    tag: str | None
+    front: str | None
     description: dict[str, Any]
     origin: Sequence[str] = ()
 
@@ -51,7 +51,7 @@ class _Reader:
         # An iterable dataset holds its own position, so it cannot be shared.
         self.rows = copy.deepcopy(stream.rows)
         self.name = stream.name
-        self.tag = stream.tag
+        self.front = stream.front
         self.first = first
         self.origin = stream.origin or [stream.name]
         self._go_to(place)
@@ -69,7 +69,7 @@ class _Reader:
         rows = list(chain([self.ahead], islice(self.iterator, count - 1)))
         first, pairs = self.first + self.place["pairs"] + 1, self.place["pairs"] + len(rows)
         numbers, turns = range(first, first + len(rows)), [self.place["passes"]] * len(rows)
-        text = WindowText([row["source"] for row in rows], [row["target"] for row in rows], numbers, turns, self.tag)
+        text = WindowText([row["source"] for row in rows], [row["target"] for row in rows], numbers, turns, self.front)
         self.place = self.place | {"pairs": pairs, "state": self.rows.state_dict()}
         # One row is read ahead to recognize the last pair of a pass.
         self.ahead = next(self.iterator, None)

@@ -236,6 +236,6 @@ def encode_text_sets(
             encoded = fixed_rows(_encoded_text(recipe, source, texts, tokenizer), objective)
             language = source.recipe.source_language
             sets.setdefault(split, []).append(
-                EvaluationSet(name, list(texts["text"]), [], source.tag, language, encoded)
+                EvaluationSet(name, list(texts["text"]), [], source.tag, None, language, encoded)
             )
     return sets

@@ -7,6 +7,7 @@ be encoded and decoded without loss. All kinds have the same four special tokens
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,8 @@ SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Beside them in the folders of converted models whose sides are split differently.
 TARGET_FILE = "target_tokenizer.json"
+# One entry of the vocabulary in front of a sentence.
+TAG = re.compile(r"<[^<>\s]+>")
 # Settings of a tokenizer beside its file.
 SETTINGS = (
     *("pad_token", "bos_token", "eos_token", "unk_token", "padding_side", "model_max_length"),
@@ -48,6 +51,7 @@ def train_tokenizer(
     vocab_size: int,
     kind: Literal["bpe", "unigram", "wordpiece", "words", "characters", "bytes"] = "bpe",
     languages: Sequence[str] = (),
+    prefixes: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """
     Learns a joint vocabulary and wraps it as a fast tokenizer.
@@ -69,6 +73,8 @@ def train_tokenizer(
             `train_new_from_iterator` of transformers, pass `continuing_subword_prefix=""`; the default is `##`.
         languages (`Sequence[str]`): target languages that get a tag. The tags are the last entries; with `"bytes"`
             they follow the 260.
+        prefixes (`Sequence[str]`): prefixes of source sentences that get an entry each, such as `"<bt>"`, after the
+            tags.
 
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
@@ -86,7 +92,8 @@ def train_tokenizer(
         "characters": _characters,
         "bytes": _bytes,
     }
-    tokenizer, trainer = build[kind](max(1, vocab_size - len(languages)))
+    tags = [*map(language_tag, languages), *prefixes]
+    tokenizer, trainer = build[kind](max(1, vocab_size - len(tags)))
     too_small = f"tokenizer.vocab_size {vocab_size} is too small for {kind!r} on this text"
     if trainer is not None:
         try:
@@ -99,13 +106,13 @@ def train_tokenizer(
             if "not large enough" in str(error):
                 raise ValueError(f"{too_small}, which has more characters.") from error
             raise
-        least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1) + len(languages)
+        least = max(tokenizer.get_vocab_size(), len(SPECIAL_TOKENS) + 1) + len(tags)
         if vocab_size < least:
             raise ValueError(f"{too_small}, which needs at least {least} entries.")
     if kind == "unigram":
         _settle(tokenizer)
     wrapped = _wrapped(tokenizer)
-    add_language_tags(wrapped, languages)
+    add_tags(wrapped, tags)
     return wrapped
 
 
@@ -131,23 +138,40 @@ def language_tag(language: str) -> str:
     return f"<2{language}>"
 
 
-def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[str]) -> None:
+def is_tag(prefix: str) -> bool:
+    """Returns whether a prefix is a word in angle brackets, such as `"<bt>"`, which is one entry of a vocabulary."""
+    return TAG.fullmatch(prefix) is not None
+
+
+def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
     """
-    Adds the tags of languages to a vocabulary, unless they are there.
+    Adds language tags, and prefixes of the same form, to a vocabulary, unless they are there.
 
     A tag absorbs the spaces around it, so a sentence has the same ids with and without a tag in front.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
-        languages (`Sequence[str]`): language codes.
+        tags (`Sequence[str]`): words in angle brackets, such as `"<2de>"` and `"<bt>"`.
     """
     # Not special: special tokens are not recognized in text, where the tags are written.
-    tokenizer.add_tokens(
-        [
-            AddedToken(language_tag(language), lstrip=True, rstrip=True, normalized=False, special=False)
-            for language in languages
-        ]
-    )
+    tokenizer.add_tokens([AddedToken(tag, lstrip=True, rstrip=True, normalized=False, special=False) for tag in tags])
+
+
+def add_language_tags(tokenizer: PreTrainedTokenizerBase, languages: Sequence[str]) -> None:
+    """
+    Adds the tags of languages to a vocabulary, as [`add_tags`] does.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
+        languages (`Sequence[str]`): language codes.
+    """
+    add_tags(tokenizer, [language_tag(language) for language in languages])
+
+
+def has_tag(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
+    """Returns whether a vocabulary has an entry for a tag, and finds it in text."""
+    id_ = tokenizer.get_vocab().get(tag)
+    return id_ is not None and id_ in tokenizer(tag)["input_ids"]
 
 
 def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:

@@ -37,14 +37,14 @@ class WindowText:
         sources (`list[str]`), targets (`list[str]`): the two sides.
         numbers (`Sequence[int]`): number of each pair in the text.
         turns (`Sequence[int]`): how often each pair was taken before.
-        tag (`str`, *optional*): language tag in front of the source sentences.
+        front (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
     """
 
     sources: list[str]
     targets: list[str]
     numbers: Sequence[int]
     turns: Sequence[int]
-    tag: str | None
+    front: str | None
 
 
 @dataclass
@@ -90,7 +90,7 @@ class WindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
                 part = slice(start, start + AT_ONCE)
                 sources, targets, numbers = text.sources[part], text.targets[part], text.numbers[part]
                 tables.append(
-                    encode_rows(sources, targets, numbers, self.tokenizer, text.tag, self.renewal, text.turns[part])
+                    encode_rows(sources, targets, numbers, self.tokenizer, text.front, self.renewal, text.turns[part])
                 )
         return replace(window, texts=[], rows=window.rows[:, :0]), pa.concat_tables(tables)
 

@@ -1,6 +1,7 @@
 """The model card: rendered from the records of a run. Facts that were not recorded are omitted."""
 
 import html
+import json
 import logging
 import math
 import shlex
@@ -110,7 +111,7 @@ def render_card(
         origin=_origin(recipe, base),
         model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
         pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
-        example=EXAMPLES.get(recipe.data.source_language, "..."),
+        example=_example(recipe),
         tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
         scores=[
             {"text": f"{row.name}: {_cell(row.text)}{how}"}
@@ -129,6 +130,13 @@ def render_card(
         settings=_settings(recipe, on_hub).replace("```", "'''"),
         languages=directions,
     )
+
+
+def _example(recipe: Recipe) -> str:
+    """Returns a sentence to translate, with the prefix that the model was trained with, for a Python string."""
+    sentence = EXAMPLES.get(recipe.data.source_language, "...")
+    text = sentence if recipe.data.prefix is None else f"{recipe.data.prefix} {sentence}"
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _headline(scored: Scored, split: str) -> str:

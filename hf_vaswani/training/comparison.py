@@ -109,7 +109,7 @@ def translate_tests(run: Run, name: str | Path) -> dict[str, list[str]]:
     if baseline is None or failures:
         raise ValueError(failures[0])
     return {
-        pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language), baseline)
+        pairs.name: share(run, baseline.tagged(pairs.plain, pairs.target_language, pairs.prefix), baseline)
         for pairs in run.sets["test"]
     }
 
@@ -227,5 +227,6 @@ def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = Fal
         # A checkpoint has the moving average that is published in a file of its own.
         model.translator.models[0].load_state_dict(load_weights(Path(name)), strict=False)
     return {
-        text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language)) for text in texts
+        text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language, text.prefix))
+        for text in texts
     }

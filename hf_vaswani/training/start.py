@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..averaging import load_weights
-from ..data.sources import Source, make_tokenizer
-from ..data.tokenizer import language_tag
+from ..data.sources import Source, make_tokenizer, prefix_tags
+from ..data.tokenizer import has_tag, is_tag, language_tag
 from ..files import atomic_folder, check_weights, find_damage, read_json
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sentences_vaswani import language_tags
@@ -284,7 +284,8 @@ def fit(
         Model and tokenizer of the run.
 
     Raises:
-        ValueError: the vocabulary lacks a language tag, or has an entry of `initialize.add_tokens` already.
+        ValueError: the vocabulary lacks a language tag or a prefix, or has an entry of `initialize.add_tokens`
+            already.
     """
     start = recipe.initialize
     with _seeded(recipe.seed):
@@ -292,7 +293,9 @@ def fit(
             new = make_tokenizer(recipe, sources)
             model, tokenizer = transfer_vocabulary(model, tokenizer, new), new
         elif start.add_tokens:
-            model = add_entries(model, tokenizer, start.add_tokens)
+            parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
+            prefixes = [part.prefix for part in parts if part.prefix is not None and is_tag(part.prefix)]
+            model = add_entries(model, tokenizer, start.add_tokens, prefixes)
         _check_tags(recipe, sources, tokenizer)
     if start.parts is not None:
         model = _with_random_parts(model, start.parts, recipe.seed)
@@ -301,11 +304,16 @@ def fit(
 
 def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase) -> None:
     targets = dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None)
-    missing = [language_tag(language) for language in targets if language not in language_tags(tokenizer)]
-    if missing:
+    tags = [language_tag(language) for language in targets if language not in language_tags(tokenizer)]
+    prefixes = [prefix for prefix in prefix_tags(sources) if not has_tag(tokenizer, prefix)]
+    reasons = ["data.target_tag is true"] if tags else []
+    for prefix in prefixes:
+        i = [source.recipe.prefix for source in sources].index(prefix)
+        reasons.append(f"{f'more_data[{i - 1}]' if i else 'data'}.prefix is {prefix!r}")
+    if missing := [*tags, *prefixes]:
         tokens = json.dumps([*recipe.initialize.add_tokens, *missing], ensure_ascii=False)
         raise ValueError(
-            f"data.target_tag is true, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: "
+            f"{' and '.join(reasons)}, but the vocabulary of {recipe.initialize.from_} lacks {', '.join(missing)}: "
             f"set initialize.add_tokens: {tokens}"
         )
 

@@ -140,8 +140,8 @@ def score_altered(
     found: dict[str, dict[str, dict[str, float]]] = {}
     for pairs in run.sets["test"]:
         for name in dict.fromkeys(evaluation.altered):
-            sources, references = altered_set(pairs.source, [[line] for line in pairs.target], name)
-            translations = translate(run, model, sources, num_beams)
+            sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
+            translations = translate(run, model, pairs.with_front(sources), num_beams)
             scored = score(translations, references, evaluation.tokenize, evaluation.lowercase)
             found.setdefault(pairs.name, {})[name] = {metric: scored[metric] for metric in METRICS}
     return found or None

@@ -3,7 +3,7 @@
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from tokenizers import AddedToken, Tokenizer
@@ -30,7 +30,10 @@ ID_SETTINGS = (
 
 
 def add_entries(
-    model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]
+    model: VaswaniForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Sequence[str],
+    prefixes: Collection[str] = (),
 ) -> VaswaniForConditionalGeneration:
     """
     Adds entries to the vocabulary of a model. Each begins as the mean of the pieces that spelled it.
@@ -38,7 +41,9 @@ def add_entries(
     Args:
         model ([`VaswaniForConditionalGeneration`]): the model; its old logits stay what they were.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, changed in place.
-        tokens (`Sequence[str]`): new entries: language tags, which absorb the spaces around them, or whole words.
+        tokens (`Sequence[str]`): new entries: language tags and prefixes, which absorb the spaces around them, or
+            whole words.
+        prefixes (`Collection[str]`): those of the text, of which an entry may be one.
 
     Returns:
         [`VaswaniForConditionalGeneration`]: a model with a row for each entry.
@@ -54,7 +59,7 @@ def add_entries(
             )
     sides = [_Side(tokenizer, is_target) for is_target in (False, True)]
     spellings = [[side.pieces(token) for token in tokens] for side in sides]
-    are_tags = [LANGUAGE_TAG.fullmatch(token) is not None for token in tokens]
+    are_tags = [token in prefixes or LANGUAGE_TAG.fullmatch(token) is not None for token in tokens]
     words = [token for token, is_tag in zip(tokens, are_tags, strict=True) if not is_tag]
     decoded = {word: _decoded_between_words(tokenizer, word) for word in words}
     tokenizer.add_tokens(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from ..data.tokenizer import has_tag, is_tag
 from ..model.sentences_vaswani import language_tags
 from .lines import LineTranslator
 from .loading import load_translator
@@ -30,14 +31,21 @@ class Baseline:
             settings.length_penalty = settings.early_stopping = None
         self.translator = LineTranslator([model.to(device)], tokenizer)
 
-    def tagged(self, sentences: Sequence[str], target_language: str) -> list[str]:
-        """Puts the model's tag of a target language, if it has one, in front of the sentences without a tag."""
+    def tagged(self, sentences: Sequence[str], target_language: str, prefix: str | None = None) -> list[str]:
+        """
+        Puts in front of sentences what the model has learned to read there: its tag of the target language, if it has
+        one, unless they have a tag; and their prefix, unless it is a tag that the vocabulary lacks.
+        """
         tags = language_tags(self.translator.tokenizer)
-        tag = tags.get(target_language)
-        if tag is None:
-            return list(sentences)
-        known = tuple(tags.values())
-        return [text if not text.strip() or text.startswith(known) else f"{tag} {text}" for text in sentences]
+        tag, known = tags.get(target_language), tuple(tags.values())
+        if prefix is not None and is_tag(prefix) and not has_tag(self.translator.tokenizer, prefix):
+            prefix = None
+
+        def fronted(text: str) -> str:
+            fronts = (None if text.startswith(known) else tag, prefix)
+            return " ".join(part for part in (*fronts, text) if part is not None)
+
+        return [fronted(text) if text.strip() else text for text in sentences]
 
     def __call__(self, sentences: list[str]) -> list[str]:
         """Translates sentences; those that are longer than the model accepts are translated in pieces."""

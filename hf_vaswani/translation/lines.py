@@ -164,12 +164,14 @@ class OutputFile:
 
     Args:
         path (`Path`): the file.
+        going_on (`str`): how the work goes on after a full disk, for the error message.
 
     Raises:
         OSError: the file cannot be written; the message names it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, going_on: str = "--resume continues after them") -> None:
+        self.going_on = going_on
         self.path, self.is_regular = path, path.is_file() or not path.exists()
         # A pipe cannot be opened for appending. Unbuffered, so closing never has to write.
         self.file = path.open("ab" if self.is_regular else "wb", buffering=0)
@@ -193,7 +195,7 @@ class OutputFile:
             if self.is_regular:
                 whole = text.encode()[:done].rfind(b"\n") + 1
                 self.file.truncate(self.file.seek(0, os.SEEK_END) - (done - whole))
-                kept = " Its lines are complete, and --resume continues after them."
+                kept = f" Its lines are complete, and {self.going_on}."
             raise OSError(f"{self.path} cannot be written: {error.strerror or error}.{kept}") from error
 
     def flush(self) -> None:

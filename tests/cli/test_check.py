@@ -239,3 +239,13 @@ def test_hardly_anything_is_wrong_with_multi30k(multi30k, tmp_path) -> None:
     assert 0 < len(rejected) < 20
     # Its two sentences without a translation.
     assert [row[0] for row in rejected if row[3] == "@@"] == ["16510", "16664"]
+
+
+def test_a_prefix_is_no_text(text, tmp_path, capsys) -> None:
+    reports = []
+    for more in ([], ["--data.prefix", "translate to German:"]):
+        path = tmp_path / f"{len(more)}.json"
+        assert main(["check", *text, *more, "--no-language", "--json", str(path)]) == 0
+        reports.append(json.loads(path.read_text()))
+    assert reports[0] == reports[1] and reports[0]["total"]
+    capsys.readouterr()

@@ -389,3 +389,102 @@ def test_a_tag_that_the_vocabulary_lacks_is_named(tmp_path) -> None:
     recipe.tokenizer.path = "given"
     with pytest.raises(ValueError, match="There is no tag for the target language 'es', only for de, fr"):
         encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
+
+
+# ---- Prefixes ----------------------------------------------------------------------------------------------------
+
+
+def prefixed(folder: Path, first: str | None, second: str | None, tags: bool = True, **keys: object) -> Recipe:
+    recipe = two_directions(folder, **keys)
+    recipe.data.prefix, recipe.more_data[0].prefix, recipe.data.target_tag = first, second, tags
+    # The tags of the second direction are then all that tells the sources apart.
+    recipe.tokenizer.vocab_size = 300
+    return recipe
+
+
+def first_tokens(recipe: Recipe, sources: list[corpus.Source], tokenizer: Any, count: int) -> dict[bool, set[str]]:
+    """Returns the decoded beginnings of the sources in the first updates, by whether they are of the first source."""
+    updates, found = build_updates(recipe, sources, tokenizer), {True: set(), False: set()}
+    for done, (batches, _) in enumerate(updates.after(updates.start)):
+        for batch in batches:
+            for number, ids in zip(batch["numbers"].tolist(), batch["input_ids"].tolist(), strict=True):
+                found[number <= 50].add(tokenizer.decode(ids[:count]))
+        if done == 15:
+            return found
+    raise AssertionError("Updates have no end.")
+
+
+@pytest.mark.parametrize("more", [{}, {"streaming": True, "stream_window": 20}, {"augment": AugmentRecipe(1, 1, 1)}])
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_prefix_in_angle_brackets_is_one_entry_after_the_tag(tmp_path, tags, more) -> None:
+    recipe = prefixed(tmp_path, None, "<bt>", tags, **more)
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    entries = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert entries[-(3 if tags else 1) :] == (["<2de>", "<2fr>", "<bt>"] if tags else ["<bt>"])
+    assert len(tokenizer) <= 300
+    found = first_tokens(recipe, sources, tokenizer, 2 if tags else 1)
+    assert {text.replace(" ", "") for text in found[False]} == {"<2fr><bt>" if tags else "<bt>"}
+    assert not any("<bt>" in text for text in found[True])
+    (_, french), (test,) = encode_evaluation_sets(recipe, sources, tokenizer).values()
+    front = "<2fr> <bt>" if tags else "<bt>"
+    assert french.source[0] == test.source[0] == f"{front} 7 9 1 9" and french.plain[0] == "7 9 1 9"
+    assert tokenizer(french.source)["input_ids"] == french.encoded["source_ids"][:]
+    assert french.with_front(["A b.", " "]) == [f"{front} A b.", ""]
+    # The sentence itself has the ids that it has without anything in front.
+    assert french.encoded["source_ids"][0][2 if tags else 1 :] == tokenizer("7 9 1 9")["input_ids"]
+
+
+def test_another_prefix_is_text_in_front_of_the_sentence(tmp_path) -> None:
+    recipe = prefixed(tmp_path, "translate to German:", None, tags=False)
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    assert not tokenizer.get_added_vocab().keys() - {"<pad>", "<s>", "</s>", "<unk>"}
+    german = encode_evaluation_sets(recipe, sources, tokenizer)["validation"][0]
+    assert german.source[0] == "translate to German: 7 9 1 9"
+    assert tokenizer(german.source)["input_ids"] == german.encoded["source_ids"][:]
+    # The vocabulary is trained on what is encoded, so it can spell the prefix.
+    recipe.tokenizer = TokenizerRecipe(kind="words", vocab_size=60)
+    words = make_tokenizer(recipe, sources)
+    assert words.unk_token_id not in words("translate to German:")["input_ids"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_fingerprint_has_the_prefixes(tmp_path, streaming) -> None:
+    found = []
+    for prefix in (None, "<bt>", "<tb>"):
+        recipe = prefixed(tmp_path, None, prefix, streaming=streaming)
+        sources = read_sources(recipe)
+        found.append(build_updates(recipe, sources, make_tokenizer(recipe, sources)).fingerprint)
+    assert found[0] != found[1] != found[2] and "prefixes" not in found[0]
+    # Their lengths are the same.
+    assert found[1] | {"prefixes": None} == found[2] | {"prefixes": None}
+
+
+def test_a_given_vocabulary_gets_the_prefix_unless_it_is_a_special_token(tmp_path) -> None:
+    recipe = prefixed(tmp_path, None, None)
+    make_tokenizer(recipe, read_sources(recipe)).save_pretrained(tmp_path / "given")
+    recipe.tokenizer.path, recipe.more_data[0].prefix = str(tmp_path / "given"), "<bt>"
+    sources = read_sources(recipe)
+    tokenizer = make_tokenizer(recipe, sources)
+    assert tokenizer.convert_ids_to_tokens(len(tokenizer) - 1) == "<bt>"
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.save_pretrained(tmp_path / "given")
+    recipe.more_data[0].prefix = "<mask>"
+    with pytest.raises(ValueError, match=r"The prefix '<mask>' is a special token of the tokenizer .*given"):
+        make_tokenizer(recipe, read_sources(recipe))
+
+
+def test_a_named_set_has_its_own_prefix_which_the_vocabulary_must_have(tmp_path) -> None:
+    keys = {"test_files": own_text(tmp_path)}
+    recipe = named(tmp_path, web=keys, law=keys | {"prefix": "<bt>"})
+    with pytest.raises(ValueError, match="validation_sets.law.prefix is '<bt>', for which the model has no entry"):
+        read_validation_sets(recipe)
+    recipe.more_data[0].prefix = "<bt>"
+    texts = evaluation_texts(read_validation_sets(recipe), "test")
+    assert [text.source[0] for text in texts] == ["<2de> en: one", "<2de> <bt> en: one"]
+    # Another vocabulary is known only when it is loaded.
+    recipe.more_data[0].prefix, recipe.tokenizer.path = None, "given"
+    tokenizer = make_tokenizer(two_directions(tmp_path), read_sources(recipe))
+    with pytest.raises(ValueError, match="The vocabulary has no entry for the prefix '<bt>'.*initialize.add_tokens"):
+        encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)

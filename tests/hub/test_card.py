@@ -217,6 +217,11 @@ def test_the_examples_of_the_card_run(run, monkeypatch) -> None:
     ]
 
 
+def test_the_example_has_the_prefix_of_the_sources(run) -> None:
+    change_recipe(run, "data", prefix='to "German":')
+    assert card(run).text.count('translator("to \\"German\\": The cat sleeps.")') == 2
+
+
 def test_a_run_leaves_its_card_beside_the_weights(tiny_run) -> None:
     model = tiny_run / "model"
     text = (model / "README.md").read_text("utf-8")

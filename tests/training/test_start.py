@@ -177,6 +177,25 @@ def test_a_direction_is_added_and_a_vocabulary_exchanged(tiny_run, tmp_path, cap
     assert resolved(tmp_path / "exchanged")["tokenizer"]["kind"] == "words"
 
 
+def test_a_prefix_is_an_entry_that_is_added(tiny_run, tmp_path, capsys) -> None:
+    source, target = write_pairs(tmp_path)
+    more = f"--more_data=[{{train_files: {{en: {source}, de: {target}}}, prefix: <bt>}}]"
+    assert adapt(tmp_path, tiny_run, more) == 2
+    said = capsys.readouterr().err
+    assert "more_data[0].prefix is '<bt>', but the vocabulary of" in said
+    assert 'lacks <bt>: set initialize.add_tokens: ["<bt>"]' in said
+    add = '--initialize.add_tokens=["<bt>"]'
+    assert adapt(tmp_path, tiny_run, more, add) == 0
+    tokenizer = load_tokenizer(str(tmp_path / "run" / "model"))
+    # It absorbs the spaces around it, as a language tag does.
+    assert tokenizer("<bt> one")["input_ids"] == [len(tokenizer) - 1, *tokenizer("one")["input_ids"]]
+    assert adapt(tmp_path, tiny_run, more.replace("<bt>", "<tb>"), add) == 2
+    said = capsys.readouterr().err
+    assert "belongs to another recipe: more_data is" in said and "backtranslation" not in said
+    # A model that has the entry needs nothing.
+    assert adapt(tmp_path, tmp_path / "run", more, run="again") == 0
+
+
 def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeypatch) -> None:
     """By the validation set that counts, and not by the mean of all."""
     run = tmp_path / "run"

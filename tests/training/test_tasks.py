@@ -228,7 +228,7 @@ def test_a_translation_starts_from_a_denoiser(runs, tmp_path) -> None:
 
 
 def test_perplexities_count_words_and_bytes() -> None:
-    text = EvaluationSet("en", ["one two", "drei ü"], [], None, "en", None)
+    text = EvaluationSet("en", ["one two", "drei ü"], [], None, None, "en", None)
     recipe = Recipe(task="causal_lm")
     found = perplexities(recipe, 12.0, 6.0, [text])
     assert found == {

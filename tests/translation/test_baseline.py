@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vaswani.data.tokenizer import add_language_tags
+from hf_vaswani.data.tokenizer import add_language_tags, add_tags
 from hf_vaswani.translation.baseline import Baseline
 from hf_vaswani.translation.batches import translate_corpus
 
@@ -28,6 +28,14 @@ def test_a_sentence_gets_the_baselines_own_tag(tiny_run, tmp_path) -> None:
     baseline = Baseline(tmp_path, "cpu")
     assert baseline.tagged(["one", "", "<2fr> two"], "de") == ["<2de> one", "", "<2fr> two"]
     assert baseline.tagged(["one"], "es") == ["one"]
+    # A prefix that is a tag is only read by a vocabulary that has it.
+    assert baseline.tagged(["one", ""], "de", "to German:") == ["<2de> to German: one", ""]
+    assert baseline.tagged(["one"], "de", "<bt>") == ["<2de> one"]
+    add_tags(tokenizer, ["<bt>"])
+    model.resize_token_embeddings(len(tokenizer))
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path)
+    assert Baseline(tmp_path, "cpu").tagged(["one"], "de", "<bt>") == ["<2de> <bt> one"]
 
 
 def test_a_sentence_that_is_too_long_is_translated_in_pieces(tiny_run, monkeypatch) -> None:

@@ -1,0 +1,120 @@
+"""The verb that makes synthetic sources for text in the target language: backtranslate."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .inputs import load_models, require_file, text_lines, warn_split
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
+
+PURPOSE = "Translates text in the target language into synthetic sources, by the backtranslation section of a recipe."
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verb to the command line, with its function under `run`."""
+    # Recipes have a parser of their own, as in train.
+    parser = verbs.add_parser(
+        "backtranslate",
+        help="make source sentences for text in the target language: backtranslate RECIPE.yaml [--section.key value]",
+        add_help=False,
+        prefix_chars="\0",
+    )
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=_backtranslate)
+
+
+def _backtranslate(options: argparse.Namespace) -> None:
+    from ..recipe_file import load_recipe
+
+    recipe = load_recipe(options.arguments, "hf-vaswani backtranslate", PURPOSE)
+    given = recipe.backtranslation
+    for key, value in (("model", given.model), ("text", given.text), ("output", given.output)):
+        if not value:
+            raise ValueError(f"backtranslation.{key} must have a value, but it is {value!r}: --help explains it.")
+    files, output = _files(recipe), Path(str(given.output))
+    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..processes import Processes
+
+    processes = Processes()
+    processes.on_main_process(lambda: _check_files(files, output))
+    with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
+        processes.on_main_process(lambda: stack.enter_context(exclusive_file(output)))
+        _write_pairs(recipe, files, output, processes)
+
+
+def _files(recipe: "Recipe") -> list[Path]:
+    text = recipe.backtranslation.text
+    return [Path(name) for name in (text if isinstance(text, list) else [str(text)])]
+
+
+def _check_files(files: list[Path], output: Path) -> None:
+    for file in files:
+        require_file(file)
+        if output.is_file() and output.samefile(file):
+            raise ValueError(f"backtranslation.output {output} is one of the files of backtranslation.text.")
+    if output.is_dir():
+        raise ValueError(f"backtranslation.output {output} is a folder: name a file.")
+    if not output.parent.is_dir():
+        raise ValueError(f"backtranslation.output {output} is in a folder that does not exist.")
+    if not os.access(output.parent, os.W_OK):
+        raise ValueError(f"backtranslation.output {output} is in a folder that cannot be written to.")
+
+
+def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: Any) -> None:
+    from tqdm.auto import tqdm
+
+    from ..files import digest
+    from ..run_folder import MODEL
+    from ..translation.backtranslation import (
+        Backtranslator,
+        PairsFile,
+        backtranslate,
+        check_direction,
+        model_digest,
+        sentences_of,
+        set_search,
+    )
+
+    given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
+    name = str(given.model)
+    of_run = Path(name) / MODEL
+    loaded = load_models([str(of_run) if of_run.is_dir() else name], None)
+    model, tokenizer = loaded.models[0], loaded.tokenizer
+    tag = check_direction(name, model, tokenizer, *languages)
+    set_search(model, given.method, given.top_k, given.temperature, given.num_beams)
+
+    def begin() -> tuple[PairsFile, int | None]:
+        # Everything that decides about the pairs, in the words of the recipe.
+        settings = {"data.source_language": languages[0], "data.target_language": languages[1], "seed": recipe.seed}
+        settings |= {f"backtranslation.{key}": value for key, value in asdict(given).items() if key != "output"}
+        settings["backtranslation.model"] = f"{name}, SHA-256 {model_digest(model, tokenizer)}"
+        settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
+        pairs = PairsFile(output, languages, settings)
+        return pairs, pairs.begin()
+
+    pairs, done = processes.on_main_process(begin)
+    if done is not None:
+        translate = Backtranslator(model, tokenizer, tag, recipe.seed)
+        with tqdm(initial=done, unit=" pairs", disable=None if processes.is_main_process else True) as bar:
+            for count in backtranslate(processes, translate, sentences_of(_lines(files)), done, pairs):
+                bar.update(count)
+        lines_split = sum(processes.gather(translate.translator.lines_split))
+        if processes.is_main_process:
+            warn_split(lines_split, translate.translator.longest)
+            pairs.finish()
+    if processes.is_main_process:
+        count, empty = pairs.count()
+        without = f", {empty:,} without a source, which a training skips" if empty else ""
+        sys.stdout.write(f"{'Pairs' if done is not None else 'Complete'}  {output} ({count:,}{without})\n")
+
+
+def _lines(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        yield from text_lines(file)
