@@ -121,7 +121,7 @@ def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, cha
     Returns:
         `list[int]`: the text with masks.
     """
-    left, lengths = round(rate * len(ids)), []
+    left, lengths = round(rate * len(ids)), list[int]()
     kept = len(ids) - left
     # No two spans are neighbours, so each needs a place of its own among the tokens that are kept.
     while left and len(lengths) <= kept:

@@ -1,7 +1,7 @@
 """The objectives of pre-training: what a model reads, and what it is to predict, for each block of a text."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -52,7 +52,7 @@ class Objective(Protocol):
     columns: tuple[str, ...]
     """Columns of its rows besides `source_ids` and `target_ids`, for [`PairCollator`]."""
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """
         Makes the rows of blocks.
 
@@ -117,7 +117,7 @@ def _needed(tokenizer: PreTrainedTokenizerBase, token: str, id_: int | None, tas
 
 def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the ids of `<extra_0>`, `<extra_1>`, ...; raises a `ValueError` if there are fewer than two."""
-    vocabulary, found = tokenizer.get_vocab(), []
+    vocabulary, found = tokenizer.get_vocab(), list[int]()
     while (token := f"<extra_{len(found)}>") in vocabulary:
         found.append(vocabulary[token])
     if len(found) < 2:
@@ -151,16 +151,17 @@ class CausalLM:
         bos (`int`), eos (`int`): ids of `<s>` and `</s>`.
     """
 
-    extra, is_packed, columns = 2, True, ("positions",)
+    extra, is_packed = 2, True
+    columns: tuple[str, ...] = ("positions",)
 
     def __init__(self, bos: int, eos: int) -> None:
         self.bos, self.eos = bos, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]; needs no chance."""
         found: dict[str, list[list[int]]] = {"source_ids": [], "target_ids": [], "positions": []}
         for text in texts:
-            source, target, positions = [], [], []
+            source, target, positions = list[int](), list[int](), list[int]()
             for start, end in pairwise([0, *text.documents]):
                 ids = [self.bos, *text.ids[start:end]]
                 if end < len(text.ids) or text.is_complete:
@@ -213,7 +214,7 @@ class MaskedLM:
     def __init__(self, masking: Masking, bos: int, eos: int, longest: int) -> None:
         self.masking, self.bos, self.eos, self.longest = masking, bos, eos, longest
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         source_ids, target_ids = [], []
         for text, chance in zip(texts, chances, strict=True):
@@ -232,7 +233,7 @@ class NextSentence(MaskedLM):
 
     extra, columns = 3, ("segments", "next_sentence")
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         found: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
         for text, chance in zip(texts, chances, strict=True):
@@ -278,12 +279,13 @@ class SpanCorruption:
     """
 
     # A language tag, and `</s>`.
-    extra, is_packed, columns = 2, False, ()
+    extra, is_packed = 2, False
+    columns: tuple[str, ...] = ()
 
     def __init__(self, settings: ObjectiveRecipe, sentinels: list[int], eos: int) -> None:
         self.settings, self.sentinels, self.eos = settings, sentinels, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         rate, length = noise_rate(self.settings, "span_corruption"), self.settings.span_length
         source_ids, target_ids = [], []
@@ -304,12 +306,13 @@ class Denoise:
     """
 
     # A language tag, `</s>`, and the mask that a span of length 0 inserts.
-    extra, is_packed, columns = 3, False, ()
+    extra, is_packed = 3, False
+    columns: tuple[str, ...] = ()
 
     def __init__(self, settings: ObjectiveRecipe, mask: int, eos: int) -> None:
         self.settings, self.mask, self.eos = settings, mask, eos
 
-    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> dict[str, Sequence[Any]]:
+    def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         source_ids, target_ids = [], []
         for text, chance in zip(texts, chances, strict=True):
@@ -333,7 +336,7 @@ def _front(text: BlockText) -> list[int]:
     return [] if text.tag is None else [text.tag]
 
 
-def as_table(columns: dict[str, Sequence[Any]], numbers: Sequence[int]) -> pa.Table:
+def as_table(columns: Mapping[str, Sequence[Any]], numbers: Sequence[int]) -> pa.Table:
     """Returns columns of rows, and the number of each block, as an Arrow table."""
     found = {"number": pa.array(numbers, pa.int64())}
     for name, values in columns.items():

@@ -84,8 +84,8 @@ def _checked(sources: list[Source]) -> list[Source]:
 
 def _settings(part: SourceRecipe) -> dict[str, Any]:
     """Returns the keys of a source that are arguments of [`load_texts`]."""
-    same = ("dataset", "dataset_config", "document_column")
-    same += tuple(f"{split}_{kind}" for split in ("train", "validation", "test") for kind in ("split", "files"))
+    same = ["dataset", "dataset_config", "document_column"]
+    same += [f"{split}_{kind}" for split in ("train", "validation", "test") for kind in ("split", "files")]
     settings = {name: getattr(part, name) for name in same}
     return settings | {"language": part.source_language, "text_column": part.source_column}
 

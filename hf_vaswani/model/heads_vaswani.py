@@ -155,16 +155,16 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
     def predict(
         self,
         hidden_states: torch.Tensor,
-        labels: torch.LongTensor | None,
+        labels: Any,
         epsilon_ls: float,
         num_items_in_batch: torch.Tensor | int | None,
         loss_only: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Computes logits and loss from the encoder's output; arguments and results as in `forward`."""
-        if loss_only and labels is None:
-            raise ValueError("loss_only needs labels, but labels is None.")
         if labels is not None:
             check_shape("labels", labels, *hidden_states.shape[:2])
+        elif loss_only:
+            raise ValueError("loss_only needs labels, but labels is None.")
         if loss_only:
             is_label = labels != -100
             hidden_states, labels = hidden_states[is_label][None], labels[is_label][None]  # [1, labels, ...]
@@ -241,7 +241,9 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
         if next_sentence_label is not None:
             check_class_labels("next_sentence_label", next_sentence_label, len(relation), 2)
             next_loss = smoothed_cross_entropy(
-                relation[:, None], next_sentence_label[:, None], num_items_in_batch=num_texts_in_batch
+                relation[:, None],
+                next_sentence_label[:, None],  # type: ignore[arg-type]
+                num_items_in_batch=num_texts_in_batch,
             )
             loss = next_loss if loss is None else loss + next_loss
         return VaswaniForPreTrainingOutput(
@@ -324,7 +326,7 @@ class VaswaniForCausalLM(VaswaniLanguageModel, GenerationMixin):
         hidden_states = outputs.last_hidden_state
         if labels is not None:
             check_shape("labels", labels, *hidden_states.shape[:2])
-            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            labels = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)  # type: ignore[assignment]
         else:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states = hidden_states[:, kept]
@@ -500,7 +502,12 @@ def classification_loss(
         problem = "single_label_classification" if whole else "multi_label_classification"
     if problem == "single_label_classification":
         check_class_labels("labels", labels, len(logits), config.num_labels)
-        return smoothed_cross_entropy(logits[:, None], labels[:, None], epsilon_ls, num_items_in_batch)
+        return smoothed_cross_entropy(
+            logits[:, None],
+            labels[:, None],  # type: ignore[arg-type]
+            epsilon_ls,
+            num_items_in_batch,
+        )
     if labels.numel() != logits.numel():
         raise ValueError(
             f"labels has the shape {tuple(labels.shape)}, but with the problem_type {problem} it must be "

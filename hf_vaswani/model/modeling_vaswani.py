@@ -290,7 +290,7 @@ class VaswaniPositions(nn.Module):
         inputs_embeds: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         past_length: torch.Tensor | int = 0,
-        positions: torch.LongTensor | None = None,
+        positions: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
@@ -476,7 +476,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
         loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         # transformers would save the matrix under the name that it was loaded from.
-        vars(loaded[0] if isinstance(loaded, tuple) else loaded).pop("_weight_conversions", None)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.__dict__.pop("_weight_conversions", None)
         return loaded
 
     @torch.no_grad()
@@ -599,7 +600,7 @@ class VaswaniEncoder(VaswaniStack):
             hidden_states = layer(hidden_states, padding_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
-    def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.LongTensor | None) -> torch.Tensor | None:
+    def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor | None:
         """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
         if self.embed_segments is None:
             # transformers' tokenizers give segments to models that tell none apart: all 0.
@@ -806,16 +807,19 @@ def consistent_cross_entropy(
 class VaswaniModel(VaswaniPreTrainedModel):
     """
     Encoder and decoder without the final linear transformation (Figure 1 up to "Linear"), or one of them alone, as the
-    config says.
+    config says: the other one is `None`.
     """
+
+    encoder: VaswaniEncoder
+    decoder: VaswaniDecoder
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
         # 3.4: one matrix for source and target. Tied names map to the name that is stored.
         if config.share_embeddings and config.is_encoder_decoder:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-        self.encoder = VaswaniEncoder(self.config) if "encoder" in config.stacks else None
-        self.decoder = VaswaniDecoder(self.config) if "decoder" in config.stacks else None
+        self.encoder = VaswaniEncoder(self.config) if "encoder" in config.stacks else None  # type: ignore[assignment]
+        self.decoder = VaswaniDecoder(self.config) if "decoder" in config.stacks else None  # type: ignore[assignment]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:

@@ -70,11 +70,12 @@ def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
     updates = build_text_updates(settings, sources, tokenizer)
     numbers, positions, batches = [], [updates.start], []
     for found, position in updates.after(updates.start):
-        if position["epoch"] > 0:
-            break
         numbers += [int(number) for batch in found for number in batch["numbers"]]
         positions.append(position)
         batches.append(found)
+        # The position behind the last update of an epoch is the start of the next one.
+        if position["epoch"] > 0:
+            break
     count = max(numbers)
     first = count // 2
     # The second source is taken twice in an epoch.
