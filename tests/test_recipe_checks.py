@@ -141,3 +141,55 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
     with pytest.raises(ValueError, match=r"^hub\.repo_id must have the form user/name, but it is 'xxx") as error:
         check_repo_id("x" * 9000, "hub.repo_id")
     assert len(str(error.value)) < 400
+
+
+# ---- Running text
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["--training.simcut={alpha: 3}"], "training.simcut is for the task 'translation', but task is 'masked_lm'"),
+        (["--data.prefix=<bt>"], "data.prefix is for the task 'translation'"),
+        (["--more_data+={prefix: <bt>}"], r"more_data\[0\].prefix is for the task 'translation'"),
+        (["--initialize.from=some/model"], "initialize.from is for the task 'translation'"),
+        (["--hub.repo_id=me/model"], "hub.repo_id is for the task 'translation'"),
+        (["--training.best_by=bleu"], "training.best_by is 'bleu', but task 'masked_lm' has no BLEU"),
+        (
+            ["--objective.next_sentence=true", "--objective.unit=lines"],
+            "objective.next_sentence needs task 'masked_lm'",
+        ),
+        (["--objective.next_sentence=true", "--task=causal_lm"], "objective.next_sentence needs task 'masked_lm'"),
+        (["--objective.whole_words=true", "--task=denoise"], "objective.whole_words is for the task 'masked_lm'"),
+        (
+            ["--model.lm_head_transform=true", "--task=causal_lm"],
+            "model.lm_head_transform is for the task 'masked_lm'",
+        ),
+        (["--objective.noise=[]"], "objective.noise must name one or more kinds"),
+        (["--objective.noise=[fragment, fragment]"], "objective.noise must name one or more kinds, each once"),
+        (["--objective.noise_rate=1"], "objective.noise_rate must be above 0 and below 1, but it is 1"),
+        (["--objective.noise_rate=0"], "objective.noise_rate must be above 0 and below 1, but it is 0"),
+        (["--training.tokens_per_batch=256"], r"objective.block_length \(512\) must not be above training.tokens"),
+        (
+            ["--model.position_encoding=learned", "--model.max_position_embeddings=128"],
+            r"objective.block_length \(512\) must not be above model.max_position_embeddings \(128\)",
+        ),
+        (["--task=translation", "--objective.unit=lines"], "objective has no effect with task 'translation'"),
+        (["--task=translation", "--data.document_column=a"], "data.document_column is for running text"),
+    ],
+)
+def test_a_task_has_its_own_keys(tmp_path, keys, message) -> None:
+    path = write_recipe(tmp_path, "task: masked_lm\ndata: {train_files: text.txt}\n")
+    with pytest.raises(ValueError, match=message):
+        load_recipe([path, *keys])
+
+
+def test_a_task_has_its_own_defaults(tmp_path) -> None:
+    path = write_recipe(tmp_path, "task: masked_lm\ndata: {train_files: text.txt}\n")
+    training = load_recipe([path]).training
+    assert (training.best_by, training.label_smoothing) == ("loss", 0.0)
+    assert load_recipe([path, "--training.label_smoothing=0.2"]).training.label_smoothing == 0.2
+    # The resolved recipe of a run says the same.
+    again = tmp_path / "again.yaml"
+    again.write_text(load_recipe([path, "--run_dir=x"]).as_yaml(), encoding="utf-8")
+    assert load_recipe([str(again)]).training == training

@@ -95,7 +95,8 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
     except ValueError as error:
         raise ValueError(f"{error} Repeat the training command to write it again from the checkpoints.") from error
     if result.bleu is None:
-        raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
+        why = "the run has no test set" if result.measures is None else "its task is no translation"
+        raise ValueError(f"{folder} has no BLEU, because {why}: it is not published.")
     if result.files is None:
         raise ValueError(
             f"{path} was written by an older version, which did not record the scored files: {folder} is not "

@@ -449,7 +449,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
-    _no_split_modules = ["VaswaniEncoderLayer", "VaswaniDecoderLayer"]
+    # transformers adds those of the stacks that a model has.
+    _no_split_modules: list[str] = []
     _skip_keys_device_placement = ["past_key_values"]
     # Stacks of the class; None if the config names them.
     stacks: tuple[str, ...] | None = None
@@ -554,6 +555,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
 class VaswaniEncoder(VaswaniStack):
     """The left half of Figure 1."""
 
+    _no_split_modules = ["VaswaniEncoderLayer"]
     _can_record_outputs = {"hidden_states": VaswaniEncoderLayer, "attentions": VaswaniAttention}
 
     def __init__(self, config: VaswaniConfig) -> None:
@@ -618,6 +620,7 @@ class VaswaniDecoder(VaswaniStack):
     """The right half of Figure 1, up to the linear transformation."""
 
     argument_prefix = "decoder_"
+    _no_split_modules = ["VaswaniDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": VaswaniDecoderLayer,
         "attentions": OutputRecorder(VaswaniAttention, index=1, layer_name="self_attn"),

@@ -4,7 +4,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.modeling_vaswani import VaswaniLanguageModel
 
 try:
     from accelerate import Accelerator
@@ -13,7 +13,7 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
-def shard_tied_weights(accelerator: Accelerator, model: VaswaniForConditionalGeneration) -> None:
+def shard_tied_weights(accelerator: Accelerator, model: VaswaniLanguageModel) -> None:
     """
     Shards the embeddings and the output projection, those that share a matrix (Section 3.4) as one group.
 
@@ -21,7 +21,7 @@ def shard_tied_weights(accelerator: Accelerator, model: VaswaniForConditionalGen
 
     Args:
         accelerator (`accelerate.Accelerator`): the processes, with the settings of FSDP.
-        model ([`VaswaniForConditionalGeneration`]): the model, before Accelerate prepares it and before it has an
+        model ([`VaswaniLanguageModel`]): the model, before Accelerate prepares it and before it has an
             optimizer.
     """
     if not accelerator.is_fsdp2:
@@ -30,7 +30,8 @@ def shard_tied_weights(accelerator: Accelerator, model: VaswaniForConditionalGen
     if accelerator.mixed_precision == "bf16":
         # Accelerate's own policy would also round the loss, and the sums of gradients, to bfloat16.
         plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    modules = [model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head]
+    stacks = (model.model.encoder, model.model.decoder)
+    modules = [*(stack.embed_tokens for stack in stacks if stack is not None), model.lm_head]
     for weight in {id(module.weight): module.weight for module in modules}.values():
         fully_shard(
             [module for module in modules if module.weight is weight],

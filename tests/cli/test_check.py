@@ -249,3 +249,12 @@ def test_a_prefix_is_no_text(text, tmp_path, capsys) -> None:
         reports.append(json.loads(path.read_text()))
     assert reports[0] == reports[1] and reports[0]["total"]
     capsys.readouterr()
+
+
+def test_running_text_is_not_checked(tmp_path, capsys) -> None:
+    recipe = tmp_path / "bert.yaml"
+    recipe.write_text("task: masked_lm\ndata: {train_files: text.txt}\n", encoding="utf-8")
+    assert main(["check", str(recipe)]) == 2
+    assert (
+        "bert.yaml has running text (task: masked_lm), and only sentence pairs are checked" in capsys.readouterr().err
+    )

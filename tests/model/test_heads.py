@@ -412,6 +412,15 @@ def test_the_last_logits_alone() -> None:
     torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([1, 3])).logits, whole[:, [1, 3]])
 
 
+def test_a_model_names_the_layers_that_it_has() -> None:
+    """FSDP and `device_map` look for each of them."""
+    for kind in CLASSES:
+        stack = "Decoder" if kind is VaswaniForCausalLM else "Encoder"
+        assert set(kind(tiny_config())._no_split_modules) == {f"Vaswani{stack}Layer"}
+    both = {"VaswaniEncoderLayer", "VaswaniDecoderLayer"}
+    assert set(VaswaniForConditionalGeneration(tiny_config())._no_split_modules) == both
+
+
 # ---- Saving, and loading across classes
 
 
