@@ -150,7 +150,8 @@ class DataRecipe(SourceRecipe):
     is then trained on the first million pairs of each source."""
     stream_window: int = number(100_000, at_least=1, at_most=10**8)
     """Pairs of a stream (`data.streaming`) that are read, shuffled and batched together; with `data.augment` or
-    `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together."""
+    `tokenizer.bpe_dropout`, the pairs of an epoch that are encoded and batched together. For running text (`task`),
+    the lines of a stream, or the blocks of an epoch."""
     target_tag: bool = False
     """Put a tag of the target language, for example `<2de>`, in front of each source sentence. The tag is one entry of
     the vocabulary, and lets one model translate into several languages."""

@@ -117,7 +117,6 @@ def _check_task(recipe: Recipe) -> None:
         ("tokenizer.bpe_dropout", recipe.tokenizer.bpe_dropout > 0),
         ("data.augment", recipe.data.augment is not None),
         *((f"{where}.prefix", part.prefix is not None) for where, part in _named_sources(recipe)),
-        ("data.streaming", recipe.data.streaming),
         ("evaluation.altered", bool(recipe.evaluation.altered)),
         ("initialize.from", recipe.initialize.from_ is not None),
         ("hub.repo_id", recipe.hub.repo_id is not None),

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
 
-from .encoding import EncodedRows, list_lengths
+from .encoding import EncodedRows, id_lists, list_lengths
 from .objectives import BlockText, Objective, as_table
-from .texts import Block, blocks_of, document_numbers
-from .windows import Window
+from .texts import Block, blocks_of, document_numbers, plain_tokenizer
+from .windows import AT_ONCE, Window, WindowText
 
 try:
     from datasets import Dataset
@@ -129,3 +131,45 @@ def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
     encoder = BlockEncoder([text], objective, 0)
     numbers = np.arange(1, len(text) + 1)
     return Dataset(encoder.table(numbers, np.zeros_like(numbers)), fingerprint=f"fixed {len(text)}")
+
+
+class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
+    """
+    A dataset that is indexed by windows of lines from streams: encodes them, cuts them into blocks and makes the rows of
+    these. A document ends where its window ends.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
+        objective ([`Objective`]): makes the rows.
+        longest (`int`): most tokens of a block, special tokens included.
+        seed (`int`): seed of the run.
+        by_line (`bool`): whether each line is a block.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, objective: Objective, longest: int, seed: int, by_line: bool = False
+    ) -> None:
+        self.tokenizer, self.objective = tokenizer, objective
+        self.longest, self.seed, self.by_line = longest, seed, by_line
+
+    def __getitem__(self, window: Window) -> tuple[Window, pa.Table]:
+        texts, numbers, chances = [], [], []
+        plain = plain_tokenizer(self.tokenizer)
+        for i, text in enumerate(window.texts):
+            encoded = self._encoded(plain, text)
+            tag = None if text.front is None else self.tokenizer.convert_tokens_to_ids(text.front)
+            cut = EncodedText(encoded, self.objective, self.longest, tag, self.by_line, source=i)
+            for number, block in enumerate(cut.blocks):
+                texts.append(cut[number])
+                numbers.append(text.numbers[block.first])
+                turn = text.turns[block.first]
+                chances.append(random.Random(f"{self.seed} {numbers[-1]} {turn} {block.start}"))
+        table = as_table(self.objective.rows(texts, chances), numbers)
+        return replace(window, texts=[], pairs=len(texts)), table
+
+    @staticmethod
+    def _encoded(plain: Tokenizer, text: WindowText) -> Dataset:
+        """Encodes the lines of one source, as [`encode_lines`] does."""
+        parts = [text.sources[start : start + AT_ONCE] for start in range(0, len(text.sources), AT_ONCE)]
+        ids = pa.concat_arrays([id_lists(part, plain, add_special_tokens=False) for part in parts])
+        return Dataset(pa.table({"ids": ids, "document": pa.array(text.targets)}), fingerprint="window")

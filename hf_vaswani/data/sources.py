@@ -450,17 +450,7 @@ def _updates(
         max_length=longest_input(recipe),
     )
     if recipe.data.streaming:
-        streams = [
-            Stream(
-                source.pairs["train"],
-                source.name,
-                source.recipe.weight,
-                source.front,
-                _description(source),
-                source.origin("train"),
-            )
-            for source in sources
-        ]
+        streams = [stream_of(source) for source in sources]
         encoder = WindowEncoder(tokenizer, renewal)
         return StreamUpdates(streams, encoder, recipe.data.stream_window, order, collator, training.data_workers)
     parts, first = [], 1
@@ -482,6 +472,19 @@ def _updates(
         recipe.data.stream_window,
         collator,
         training.data_workers,
+    )
+
+
+def stream_of(source: Source, columns: tuple[str, str] = ("source", "target")) -> Stream:
+    """Returns the training text of a source, with these columns, as a stream."""
+    return Stream(
+        source.pairs["train"],
+        source.name,
+        source.recipe.weight,
+        source.front,
+        _description(source),
+        source.origin("train"),
+        columns,
     )
 
 

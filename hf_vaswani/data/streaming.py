@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+import pyarrow as pa
+import torch
+
 from .batching import BatchOrder, PairCollator
 from .reading import named_errors
-from .windows import Window, WindowEncoder, WindowText, WindowUpdates
+from .windows import Window, WindowText, WindowUpdates
 
 try:
     from datasets import IterableDataset
@@ -28,12 +31,13 @@ class Stream:
     A source of text of unknown length, repeated without end.
 
     Args:
-        rows (`IterableDataset`): text columns `source` and `target`.
+        rows (`IterableDataset`): two text columns.
         name (`str`): direction, as in en-de.
         weight (`float`): mixing ratio among the streams.
         front (`str`, *optional*): language tag or prefix in front of the source sentences, or both.
         description (`dict[str, Any]`): identifies the text when a run is resumed; JSON-serializable.
         origin (`Sequence[str]`): files or dataset, for error messages.
+        columns (`tuple[str, str]`): the columns; of running text, `text` and `document`.
     """
 
     rows: IterableDataset
@@ -42,6 +46,7 @@ class Stream:
     front: str | None
     description: dict[str, Any]
     origin: Sequence[str] = ()
+    columns: tuple[str, str] = ("source", "target")
 
 
 class _Reader:
@@ -54,6 +59,7 @@ class _Reader:
         self.front = stream.front
         self.first = first
         self.origin = stream.origin or [stream.name]
+        self.columns = stream.columns
         self._go_to(place)
 
     def _go_to(self, place: dict[str, Any]) -> None:
@@ -69,7 +75,8 @@ class _Reader:
         rows = list(chain([self.ahead], islice(self.iterator, count - 1)))
         first, pairs = self.first + self.place["pairs"] + 1, self.place["pairs"] + len(rows)
         numbers, turns = range(first, first + len(rows)), [self.place["passes"]] * len(rows)
-        text = WindowText([row["source"] for row in rows], [row["target"] for row in rows], numbers, turns, self.front)
+        sources, targets = ([row[column] for row in rows] for column in self.columns)
+        text = WindowText(sources, targets, numbers, turns, self.front)
         self.place = self.place | {"pairs": pairs, "state": self.rows.state_dict()}
         # One row is read ahead to recognize the last pair of a pass.
         self.ahead = next(self.iterator, None)
@@ -88,14 +95,14 @@ class StreamUpdates(WindowUpdates):
 
     Args:
         streams (`Sequence[Stream]`): sources of the text.
-        encoder ([`WindowEncoder`]), order, collator, num_workers: as in [`WindowUpdates`].
+        encoder ([`WindowEncoder`] or [`TextWindowEncoder`]), order, collator, num_workers: as in [`WindowUpdates`].
         size (`int`): pairs of a window, all streams together.
     """
 
     def __init__(
         self,
         streams: Sequence[Stream],
-        encoder: WindowEncoder,
+        encoder: torch.utils.data.Dataset[tuple[Window, pa.Table]],
         size: int,
         order: BatchOrder,
         collator: PairCollator,

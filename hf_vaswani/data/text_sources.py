@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,17 @@ from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
 from .batching import BatchOrder, PairCollator, TokenBudgetBatchSampler, Updates
-from .blocks import BlockEncoder, EncodedText, fixed_rows
+from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
 from .objectives import MASK, extra_tokens, objective_of
 from .reading import load_texts, named_errors
 from .renewed_epochs import RenewedUpdates
-from .sources import EvaluationSet, Source, longest_input, set_names
+from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, longest_input, set_names, stream_of
+from .streaming import StreamUpdates
 from .texts import encode_lines
 from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
 
 try:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
@@ -53,7 +55,8 @@ def read_texts(recipe: Recipe) -> list[Source]:
     """
     sources: list[Source] = []
     for part in (recipe.data, *recipe.more_data):
-        source = TextSource(part, load_texts(**_settings(part), seed=recipe.seed), _tag(recipe, part))
+        texts = load_texts(**_settings(part), seed=recipe.seed, streaming=recipe.data.streaming)
+        source = TextSource(part, texts, _tag(recipe, part))
         if "train" not in source.pairs:
             raise ValueError("There is no training text: set data.train_files or data.dataset.")
         sources.append(source)
@@ -101,7 +104,7 @@ def make_text_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedToke
 
     Args:
         recipe ([`Recipe`]): its tokenizer section, task and objective.
-        sources (`list[Source]`): result of [`read_texts`].
+        sources (`list[Source]`): result of [`read_texts`]. Only the first million lines of a stream are used.
 
     Returns:
         [`PreTrainedTokenizerBase`].
@@ -146,7 +149,11 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
 
 
 def _lines(source: Source) -> Iterator[str]:
-    for batch in named_errors(source.pairs["train"].iter(1000), source.origin("train")):
+    texts = source.pairs["train"]
+    batches = named_errors(texts.iter(1000), source.origin("train"))
+    if isinstance(texts, IterableDataset):
+        batches = islice(batches, VOCABULARY_PAIRS // 1000)
+    for batch in batches:
         yield from batch["text"]
 
 
@@ -173,8 +180,7 @@ def build_text_updates(
         ValueError: the vocabulary lacks an entry that the task needs.
     """
     objective, training = objective_of(recipe, tokenizer), recipe.training
-    texts = [_encoded_text(recipe, source, source.pairs["train"], tokenizer, i) for i, source in enumerate(sources)]
-    lengths = np.concatenate([text.block_lengths() for text in texts])
+    collator = PairCollator(tokenizer.pad_token_id, objective.columns)
     order = BatchOrder(
         training.tokens_per_batch,
         recipe.seed,
@@ -183,6 +189,13 @@ def build_text_updates(
         process_index,
         max_length=longest_input(recipe),
     )
+    if recipe.data.streaming:
+        streams = [stream_of(source, ("text", "document")) for source in sources]
+        by_line = recipe.objective.unit == "lines"
+        encoder = TextWindowEncoder(tokenizer, objective, recipe.objective.block_length, recipe.seed, by_line)
+        return StreamUpdates(streams, encoder, recipe.data.stream_window, order, collator, training.data_workers)
+    texts = [_encoded_text(recipe, source, source.pairs["train"], tokenizer, i) for i, source in enumerate(sources)]
+    lengths = np.concatenate([text.block_lengths() for text in texts])
     weights = [(len(text), source.recipe.weight) for text, source in zip(texts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(np.stack([lengths, lengths], axis=1), order, weights)
     logger.info(f"{len(lengths):,} blocks of training text, {int(lengths.sum()):,} tokens")
@@ -191,7 +204,7 @@ def build_text_updates(
         np.arange(1, len(lengths) + 1),
         sampler,
         recipe.data.stream_window,
-        PairCollator(tokenizer.pad_token_id, objective.columns),
+        collator,
         training.data_workers,
     )
 

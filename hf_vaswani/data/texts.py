@@ -55,9 +55,7 @@ def encode_lines(texts: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: i
         OSError: the cache cannot be written.
         ValueError: a line has an unpaired UTF-16 surrogate.
     """
-    plain = Tokenizer.from_str(backend(tokenizer, False).to_str())
-    # A "</s>" in the text of a line is text.
-    plain.encode_special_tokens = True
+    plain = plain_tokenizer(tokenizer)
 
     def encode(rows: pa.Table) -> pa.Table:
         ids = id_lists(rows["text"].to_pylist(), plain, add_special_tokens=False)
@@ -77,6 +75,13 @@ def encode_lines(texts: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: i
         )
         .with_format(None)
     )
+
+
+def plain_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Returns a tokenizer of the library `tokenizers` that finds no special tokens in a text: a "</s>" is text."""
+    plain = Tokenizer.from_str(backend(tokenizer, False).to_str())
+    plain.encode_special_tokens = True
+    return plain
 
 
 def document_numbers(names: pa.ChunkedArray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The running text of a recipe: its sources, vocabulary, blocks and sets, and what it refuses."""
 
+from itertools import islice
+
 import pytest
 
 from hf_vaswani.data.text_sources import (
@@ -27,6 +29,12 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(LINES), encoding="utf-8")
     return str(path)
+
+
+def ids_from(updates, position, count: int, name: str = "input_ids") -> list[list[list[int]]]:
+    """Returns the ids of the next updates from a position on."""
+    found = [batches for batches, _ in islice(updates.after(position), count)]
+    return [batch[name].tolist() for batches in found for batch in batches]
 
 
 def recipe(text: str, task: str = "masked_lm", more: list[SourceRecipe] | None = None, **data) -> Recipe:
@@ -82,10 +90,37 @@ def test_updates_have_every_block_once_and_go_on_anywhere(text) -> None:
     assert {number: numbers.count(number) for number in set(numbers)} == {
         number: 1 if number <= first else 2 for number in range(1, count + 1)
     }
-    again = [found for found, _ in zip(updates.after(positions[2]), batches[2:], strict=False)]
-    assert [b["input_ids"].tolist() for f, _ in again for b in f] == [
-        b["input_ids"].tolist() for f in batches[2:] for b in f
-    ]
+    expected = [batch["input_ids"].tolist() for found in batches[2:] for batch in found]
+    assert ids_from(updates, positions[2], len(batches) - 2) == expected
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "causal_lm"])
+def test_a_stream_has_every_token_once_in_a_pass_and_goes_on_anywhere(text, task) -> None:
+    settings = recipe(text, task, streaming=True, stream_window=12)
+    settings.objective.noise_rate = 0.5
+    sources = read_texts(settings)
+    tokenizer = make_text_tokenizer(settings, sources)
+    updates = build_text_updates(settings, sources, tokenizer)
+    tokens, positions, batches = [], [updates.start], []
+    for found, position in updates.after(updates.start):
+        batches.append(found)
+        positions.append(position)
+        for batch in found:
+            true = batch["input_ids"] if task == "causal_lm" else batch["labels"]
+            tokens += [token for token in true.flatten().tolist() if token > 3]
+        if position["places"][0]["passes"] == 1 and position["update"] == 0:
+            break
+    assert len({position["window"] for position in positions}) == 4
+    if task == "causal_lm":
+        expected = [token for line in LINES for token in tokenizer(line)["input_ids"] if token > 3]
+        assert sorted(tokens) == sorted(expected)
+    for start in (1, len(batches) // 2):
+        expected = [batch["input_ids"].tolist() for found in batches[start:] for batch in found]
+        assert ids_from(updates, positions[start], len(batches) - start) == expected
+    # Another pass has other masks.
+    if task == "masked_lm":
+        passes = [ids_from(updates, position, len(batches), "labels") for position in (positions[0], positions[-1])]
+        assert passes[0] != passes[1]
 
 
 def test_a_tag_stands_in_front_of_a_noisy_block(text) -> None:

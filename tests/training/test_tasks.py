@@ -187,6 +187,19 @@ def test_two_processes_make_the_same_updates(name, runs, tmp_path) -> None:
         torch.testing.assert_close(theirs[key], weight, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["next_sentence", "causal_lm"])
+def test_a_streamed_run_ends_the_same_after_a_stop(name, tmp_path) -> None:
+    options = ["--data.streaming=true", "--data.stream_window=40", "--run_dir", str(tmp_path / "run")]
+    arguments = [*recipe(tmp_path, name), *options]
+    assert main(["train", *arguments]) == 0
+    before = weights(tmp_path / "run" / "checkpoint-6")
+    for gone in ("checkpoint-6", "model"):
+        shutil.rmtree(tmp_path / "run" / gone)
+    assert main(["train", *arguments]) == 0
+    again = weights(tmp_path / "run" / "checkpoint-6")
+    assert all(torch.equal(again[key], before[key]) for key in before)
+
+
 def test_workers_change_nothing(runs, tmp_path) -> None:
     run = tmp_path / "run"
     arguments = [*recipe(tmp_path, "next_sentence", data_workers=2), "--run_dir", str(run)]
