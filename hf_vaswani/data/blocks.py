@@ -135,8 +135,8 @@ def fixed_rows(text: EncodedText, objective: Objective) -> Dataset:
 
 class TextWindowEncoder(torch.utils.data.Dataset[tuple[Window, pa.Table]]):
     """
-    A dataset that is indexed by windows of lines from streams: encodes them, cuts them into blocks and makes the rows of
-    these. A document ends where its window ends.
+    A dataset that is indexed by windows of lines from streams: encodes the lines, cuts them into blocks, and makes the
+    rows of these. A document ends where its window ends.
 
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): encodes the text.
