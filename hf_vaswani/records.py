@@ -20,13 +20,17 @@ class Validation:
         loss (`float`, *optional*): nats per target token; `None` if it is not finite.
         bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
             `None` if the task is no translation.
-        measures (`dict[str, float]`, *optional*): those of another task, by name, such as `perplexity`.
         signatures (`dict[str, str]`): sacreBLEU's, by metric.
         sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
             also its `loss`, in nats per target token, `None` if it is not finite.
         best (`bool`): True for the best validation of the run.
         seconds (`float`, *optional*), files (`dict[str, str]`, *optional*): as in the [`Progress`] of the checkpoint
             that was validated; not written to `validations.jsonl`.
+        measures (`dict[str, float]`, *optional*): scores of another task, by name, such as `perplexity`; `None` for
+            one that is not finite.
+
+    Raises:
+        ValueError: there is neither a BLEU nor another score.
     """
 
     step: int
@@ -34,12 +38,16 @@ class Validation:
     bleu: float | None = None
     chrf: float | None = None
     ter: float | None = None
-    measures: dict[str, float | None] | None = None
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
     best: bool = False
     seconds: float | None = None
     files: dict[str, str] | None = None
+    measures: dict[str, float | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.bleu is None and self.measures is None:
+            raise ValueError("bleu is missing")
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,6 @@ class Result:
     bleu: float | None = None
     chrf: float | None = None
     ter: float | None = None
-    measures: dict[str, float | None] | None = None
     signatures: dict[str, str] | None = None
     sets: dict[str, dict[str, float | None]] | None = None
     altered: dict[str, dict[str, dict[str, float]]] | None = None
@@ -110,6 +117,7 @@ class Result:
     files: dict[str, str] | None = None
     translations: dict[str, str] | None = None
     before: dict[str, Comparison] | None = None
+    measures: dict[str, float | None] | None = None
 
 
 # The scores of a model card: the test of a model, or the validation of a checkpoint.
