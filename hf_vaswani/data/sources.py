@@ -441,14 +441,7 @@ def _updates(
 ) -> Updates:
     renewal = renewal_of(recipe, tokenizer)
     training, collator = recipe.training, PairCollator(tokenizer.pad_token_id)
-    order = BatchOrder(
-        training.tokens_per_batch,
-        recipe.seed,
-        training.accumulation_steps,
-        num_processes,
-        process_index,
-        max_length=longest_input(recipe),
-    )
+    order = batch_order(recipe, num_processes, process_index)
     if recipe.data.streaming:
         streams = [stream_of(source) for source in sources]
         encoder = WindowEncoder(tokenizer, renewal)
@@ -472,6 +465,19 @@ def _updates(
         recipe.data.stream_window,
         collator,
         training.data_workers,
+    )
+
+
+def batch_order(recipe: Recipe, num_processes: int, process_index: int) -> BatchOrder:
+    """Returns the settings of a recipe that make batches, for one of several processes."""
+    training = recipe.training
+    return BatchOrder(
+        training.tokens_per_batch,
+        recipe.seed,
+        training.accumulation_steps,
+        num_processes,
+        process_index,
+        max_length=longest_input(recipe),
     )
 
 

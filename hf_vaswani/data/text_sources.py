@@ -10,12 +10,12 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
-from .batching import BatchOrder, PairCollator, TokenBudgetBatchSampler, Updates
+from .batching import PairCollator, TokenBudgetBatchSampler, Updates
 from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
 from .objectives import MASK, extra_tokens, objective_of
 from .reading import load_texts, named_errors
 from .renewed_epochs import RenewedUpdates
-from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, longest_input, set_names, stream_of
+from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, batch_order, set_names, stream_of
 from .streaming import StreamUpdates
 from .texts import encode_lines
 from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
@@ -181,14 +181,7 @@ def build_text_updates(
     """
     objective, training = objective_of(recipe, tokenizer), recipe.training
     collator = PairCollator(tokenizer.pad_token_id, objective.columns)
-    order = BatchOrder(
-        training.tokens_per_batch,
-        recipe.seed,
-        training.accumulation_steps,
-        num_processes,
-        process_index,
-        max_length=longest_input(recipe),
-    )
+    order = batch_order(recipe, num_processes, process_index)
     if recipe.data.streaming:
         streams = [stream_of(source, ("text", "document")) for source in sources]
         by_line = recipe.objective.unit == "lines"
