@@ -94,9 +94,10 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
         result = read_result(run_dir)
     except ValueError as error:
         raise ValueError(f"{error} Repeat the training command to write it again from the checkpoints.") from error
+    if result.measures is not None:
+        raise ValueError(f"{folder} has no BLEU, because its task is no translation: it is not published.")
     if result.bleu is None:
-        why = "the run has no test set" if result.measures is None else "its task is no translation"
-        raise ValueError(f"{folder} has no BLEU, because {why}: it is not published.")
+        raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
     if result.files is None:
         raise ValueError(
             f"{path} was written by an older version, which did not record the scored files: {folder} is not "
