@@ -302,5 +302,8 @@ class VaswaniConfig(PreTrainedConfig):
         for path in Path(__file__).parent.glob("*_vaswani.py"):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
-        self.auto_map = AUTO_MAP | (getattr(self, "auto_map", None) or {})
+        # Loaded with trust_remote_code=True, a model of both stacks came without the file of the heads.
+        missing = "" if (Path(__file__).parent / "heads_vaswani.py").is_file() else "heads_vaswani."
+        named = AUTO_MAP | (getattr(self, "auto_map", None) or {})
+        self.auto_map = {auto: name for auto, name in named.items() if not (missing and missing in name)}
         super().save_pretrained(save_directory, push_to_hub, **kwargs)
