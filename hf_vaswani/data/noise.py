@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-# Of the tokens that BERT predicts, this share is masked, and half of the rest is replaced by a random token.
+# Shares of the predicted tokens that BERT masks, and that it replaces by a random token.
 MASKED, REPLACED = 0.8, 0.1
 
 

@@ -43,12 +43,12 @@ class BlockText:
 
 
 class Objective(Protocol):
-    """What a model of running text learns."""
+    """An objective of pre-training."""
 
     extra: int
     """Tokens that a document in a block costs besides its text."""
     is_packed: bool
-    """Whether a block may have several documents."""
+    """True if a block may have several documents."""
     columns: tuple[str, ...]
     """Columns of its rows besides `source_ids` and `target_ids`, for [`PairCollator`]."""
 
@@ -75,7 +75,8 @@ def objective_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Objectiv
     mask = _needed(tokenizer, MASK, token_id(tokenizer, MASK), recipe.task)
     if recipe.task == "denoise":
         return Denoise(settings, mask, eos)
-    replacements = [i for i in range(len(tokenizer)) if i not in special_ids(tokenizer)]
+    special = special_ids(tokenizer)
+    replacements = [i for i in range(len(tokenizer)) if i not in special]
     masking = Masking(settings, mask, replacements, word_beginnings(tokenizer) if settings.whole_words else None)
     kind = NextSentence if settings.next_sentence else MaskedLM
     return kind(masking, _needed(tokenizer, "<s>", bos, recipe.task), eos, settings.block_length)
@@ -109,8 +110,8 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
 def _needed(tokenizer: PreTrainedTokenizerBase, token: str, id_: int | None, task: str) -> int:
     if id_ is None:
         raise ValueError(
-            f"task {task!r} needs {token} in the vocabulary, which this tokenizer does not have: add it with "
-            "initialize.add_tokens, or let the recipe train a tokenizer."
+            f"task {task!r} needs {token} in the vocabulary, which this tokenizer does not have: name another "
+            "tokenizer.path, or let the recipe train a tokenizer."
         )
     return id_
 
@@ -236,11 +237,14 @@ class NextSentence(MaskedLM):
     def rows(self, texts: Sequence[BlockText], chances: Sequence[random.Random]) -> Mapping[str, Sequence[Any]]:
         """See [`Objective`]."""
         found: dict[str, list[Any]] = {"source_ids": [], "target_ids": [], "segments": [], "next_sentence": []}
+        others = _next_documents(texts)
         for text, chance in zip(texts, chances, strict=True):
             first, second = _halves(text, chance)
             # The same draws whatever they are used for.
             is_other, start = chance.random() < 0.5, chance.randrange(len(texts))
-            other = _another_document(texts, text.document, start) if is_other or not second else None
+            other = None
+            if is_other or not second:
+                other = texts[start] if texts[start].document != text.document else others[start]
             if other is not None:
                 second = _halves(other, chance)[1] or other.ids
                 second = second[: self.longest - self.extra - len(first)]
@@ -259,13 +263,14 @@ def _halves(text: BlockText, chance: random.Random) -> tuple[list[int], list[int
     return text.ids[:place], text.ids[place:]
 
 
-def _another_document(texts: Sequence[BlockText], document: tuple[int, int], start: int) -> BlockText | None:
-    """Returns the first block of another document from a place on, or `None` if there is none."""
-    for i in range(len(texts)):
-        text = texts[(start + i) % len(texts)]
-        if text.document != document:
-            return text
-    return None
+def _next_documents(texts: Sequence[BlockText]) -> list[BlockText | None]:
+    """Returns the next block of another document for each block, around the end of the list; `None` without one."""
+    found: list[BlockText | None] = [None] * len(texts)
+    # Twice, from the back: the last document finds the first one.
+    for i in [*range(len(texts) - 1, -1, -1)] * 2:
+        after = texts[(i + 1) % len(texts)]
+        found[i] = after if after.document != texts[i].document else found[(i + 1) % len(texts)]
+    return found
 
 
 class SpanCorruption:

@@ -35,7 +35,7 @@ LONGEST_FIELD = 10_000_000
 BYTE_ORDER_MARK = "\ufeff"
 
 SIDES = ("source", "target")
-# Of running text: a line, and the name of its document.
+# Columns of running text: a line, and the name of its document.
 LINE = ("text", "document")
 ADVICE = {
     SIDES: "Name the two sides with data.source_column and data.target_column, or with --columns.",

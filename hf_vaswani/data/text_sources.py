@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..recipe import Recipe, SourceRecipe
 from .batching import PairCollator, TokenBudgetBatchSampler, Updates
 from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
-from .objectives import MASK, extra_tokens, objective_of
+from .objectives import MASK, Objective, extra_tokens, objective_of
 from .reading import load_texts, named_errors
 from .renewed_epochs import RenewedUpdates
 from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, batch_order, set_names, stream_of
@@ -144,7 +144,7 @@ def _set_template(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
     if recipe.objective.next_sentence:
         tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-        # What is saved.
+        # transformers saves this dictionary, and not the attribute.
         tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
 
 
@@ -187,7 +187,10 @@ def build_text_updates(
         by_line = recipe.objective.unit == "lines"
         encoder = TextWindowEncoder(tokenizer, objective, recipe.objective.block_length, recipe.seed, by_line)
         return StreamUpdates(streams, encoder, recipe.data.stream_window, order, collator, training.data_workers)
-    texts = [_encoded_text(recipe, source, source.pairs["train"], tokenizer, i) for i, source in enumerate(sources)]
+    texts = [
+        _encoded_text(recipe, source, source.pairs["train"], tokenizer, objective, i)
+        for i, source in enumerate(sources)
+    ]
     lengths = np.concatenate([text.block_lengths() for text in texts])
     weights = [(len(text), source.recipe.weight) for text, source in zip(texts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(np.stack([lengths, lengths], axis=1), order, weights)
@@ -203,12 +206,16 @@ def build_text_updates(
 
 
 def _encoded_text(
-    recipe: Recipe, source: Source, texts: Dataset, tokenizer: PreTrainedTokenizerBase, number: int = 0
+    recipe: Recipe,
+    source: Source,
+    texts: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    number: int = 0,
 ) -> EncodedText:
     tag = None
     if source.tag is not None:
         tag = tokenizer.convert_tokens_to_ids(find_language_tag(tokenizer, source.recipe.source_language))
-    objective = objective_of(recipe, tokenizer)
     return EncodedText(
         encode_lines(texts, tokenizer, recipe.data.num_proc),
         objective,
@@ -239,7 +246,7 @@ def encode_text_sets(
         with_text = [source for source in sources if split in source.pairs]
         for source, name in zip(with_text, set_names(sources, split), strict=True):
             texts = source.pairs[split]
-            encoded = fixed_rows(_encoded_text(recipe, source, texts, tokenizer), objective)
+            encoded = fixed_rows(_encoded_text(recipe, source, texts, tokenizer, objective), objective)
             language = source.recipe.source_language
             sets.setdefault(split, []).append(
                 EvaluationSet(name, list(texts["text"]), [], source.tag, None, language, encoded)

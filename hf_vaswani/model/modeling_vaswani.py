@@ -677,7 +677,7 @@ class VaswaniDecoder(VaswaniStack):
             raise ValueError("encoder_hidden_states is missing: pass the encoder's output to the decoder.")
         if not self.has_source and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
-        # A new cache is not in the mask, which tells the texts of a row apart where there is none.
+        # The mask is made without a new, empty cache: with one, transformers does not tell the texts of a row apart.
         read_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
