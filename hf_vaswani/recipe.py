@@ -18,9 +18,12 @@ Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 Part = Literal["encoder", "decoder", "embeddings"]
 Alteration = Literal["upper", "title", "typos", "no_final_mark"]
 Noise = Literal["infilling", "permutation", "fragment"]
-Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"]
-# Tasks whose text is in one language, and not in pairs.
+Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise", "classification", "tagging"]
+# Tasks on running text, and on text with labels; the others are on sentence pairs.
 TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
+LABEL_TASKS = ("classification", "tagging")
+# Tasks whose models are measured by their predictions, and not by translations.
+MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
     "backtranslation",
@@ -85,6 +88,11 @@ class SourceRecipe:
     document_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column that names the document of each row, for running text in a table (`task`); `null` takes each row for a
     document. A text file without columns has blank lines between its documents."""
+    pair_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the second text, for `task: classification` of pairs of texts."""
+    label_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the label, for `task: classification`, or of the tags of the words, for `task: tagging`; `null` means
+    `label`."""
     prefix: str | None = None
     """Text in front of each source sentence, in training and in the validation and test sets of this source, with a
     space between, as in `translate English to German:`. A word in angle brackets, such as `<bt>`, is one entry of the
@@ -120,6 +128,10 @@ class EvaluationSetRecipe:
     """Column of the source text, as in `data`."""
     target_column: int | str | None = number(None, at_least=0, at_most=10_000)
     """Column of the target text, as in `data`."""
+    pair_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the second text of a pair, as in `data`."""
+    label_column: int | str | None = number(None, at_least=0, at_most=10_000)
+    """Column of the label or the tags, as in `data`."""
     prefix: str | None = None
     """Text in front of each source sentence, as in `data`, whose prefix these sets do not get by themselves."""
     license: str | None = None
@@ -270,14 +282,14 @@ class ModelRecipe:
 
 @dataclass
 class ObjectiveRecipe:
-    """What a model learns from running text (`task`). A key that the task does not name has no effect."""
+    """What a model learns from running or labelled text (`task`). A key that the task does not name has no effect."""
 
     unit: Literal["blocks", "lines"] = "blocks"
     """What a model reads at once: `blocks` are as many lines of a document as fit `block_length`, `lines` single lines
     of the text."""
     block_length: int = number(512, at_least=8, at_most=1_000_000)
     """Most tokens of a block, special tokens included; a longer line makes several blocks. At most
-    `training.tokens_per_batch`."""
+    `training.tokens_per_batch`. `classification` and `tagging`: most tokens of a text, which is cut there."""
     noise_rate: float | None = number(None, above=0, below=1)
     """Share of the tokens that are masked or corrupted; `null` is that of the task's paper: 0.15 for `masked_lm` and
     `span_corruption`, and for `denoise` 0.3 with `infilling` and 0.5 with `fragment`."""
@@ -291,6 +303,9 @@ class ObjectiveRecipe:
     noise: list[Noise] = field(default_factory=lambda: ["infilling"])
     """`denoise`: `infilling` replaces each span by one mask and `permutation` reorders the lines of a block (BART,
     Lewis et al., 2019); `fragment` masks the tokens of one fragment (MASS, Song et al., 2019)."""
+    stack: Literal["encoder", "decoder"] | None = None
+    """`classification`: the stack that reads the text, an `encoder` from its first token (BERT) or a `decoder` from
+    its last one (GPT); `null` is that of the model of `initialize.from`, or else an encoder."""
 
 
 @dataclass
@@ -534,9 +549,10 @@ class Recipe:
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the dropout, the order of the data, the built-in corpus and back-translation."""
     task: Task = "translation"
-    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017), or pre-training on
-    running text in one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT:
-    Radford et al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS)."""
+    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017); pre-training on running
+    text in one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT: Radford et
+    al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS); or
+    `classification` of texts or pairs of texts, and `tagging` of words, both from text with labels."""
     data: DataRecipe = field(default_factory=DataRecipe)
     more_data: list[SourceRecipe] = field(default_factory=list)
     """More sources of sentence pairs, each with the keys of `data` from `source_language` to `license`. On the command

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .recipe import (
+    LABEL_TASKS,
+    MEASURED_TASKS,
     SECTIONS,
     TEXT_TASKS,
     BacktranslationRecipe,
@@ -17,6 +19,7 @@ from .recipe import (
     Part,
     Recipe,
     SourceRecipe,
+    Task,
     TrainingRecipe,
     options_of,
     shortened,
@@ -65,7 +68,7 @@ def check_ranges(recipe: Recipe) -> None:
             _check_value(name, value, part.metadata)
             if part.name == "prefix" and value is not None:
                 _check_prefix(name, value)
-    _check_agreement(recipe.training)
+    _check_agreement(recipe.training, recipe.task in LABEL_TASKS)
     _check_task(recipe)
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
@@ -93,7 +96,7 @@ def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationS
 
 def settle_task(recipe: Recipe) -> None:
     """Fills the keys whose default depends on the task, unless they are given: changes the recipe."""
-    if recipe.task in TEXT_TASKS:
+    if recipe.task in MEASURED_TASKS:
         if "training.best_by" not in recipe.given:
             recipe.training.best_by = "loss"
         # The papers of these objectives have none.
@@ -104,11 +107,10 @@ def settle_task(recipe: Recipe) -> None:
 def _check_task(recipe: Recipe) -> None:
     """Refuses keys that the task of a recipe does not have, and blocks that do not fit."""
     training, model, objective = recipe.training, recipe.model, recipe.objective
-    if recipe.task not in TEXT_TASKS:
+    _check_columns(recipe)
+    if recipe.task not in MEASURED_TASKS:
         if objective != type(objective)():
             raise ValueError(f"objective has no effect with task {recipe.task!r}, which is not about running text.")
-        if recipe.data.document_column is not None:
-            raise ValueError("data.document_column is for running text, but task is 'translation'.")
         return
     excluded = [
         ("training.simcut", training.simcut is not None),
@@ -118,7 +120,8 @@ def _check_task(recipe: Recipe) -> None:
         ("data.augment", recipe.data.augment is not None),
         *((f"{where}.prefix", part.prefix is not None) for where, part in _named_sources(recipe)),
         ("evaluation.altered", bool(recipe.evaluation.altered)),
-        ("initialize.from", recipe.initialize.from_ is not None),
+        ("initialize.add_tokens", bool(recipe.initialize.add_tokens)),
+        ("initialize.vocabulary", recipe.initialize.vocabulary != "keep"),
         ("hub.repo_id", recipe.hub.repo_id is not None),
         ("hub.not_worse_than", recipe.hub.not_worse_than is not None),
     ]
@@ -134,6 +137,8 @@ def _check_task(recipe: Recipe) -> None:
         )
     if objective.whole_words and recipe.task != "masked_lm":
         raise ValueError(f"objective.whole_words is for the task 'masked_lm', but task is {recipe.task!r}.")
+    if objective.stack is not None and recipe.task != "classification":
+        raise ValueError(f"objective.stack is for the task 'classification', but task is {recipe.task!r}.")
     if model.lm_head_transform and recipe.task != "masked_lm":
         raise ValueError(f"model.lm_head_transform is for the task 'masked_lm', but task is {recipe.task!r}.")
     if not objective.noise or len(set(objective.noise)) < len(objective.noise):
@@ -144,6 +149,34 @@ def _check_task(recipe: Recipe) -> None:
     for key, limit in limits.items():
         if objective.block_length > limit:
             raise ValueError(f"objective.block_length ({objective.block_length}) must not be above {key} ({limit}).")
+
+
+def _check_columns(recipe: Recipe) -> None:
+    """Refuses columns that the task of a recipe does not read, and what labelled text does not have."""
+    tasks = {
+        "document_column": TEXT_TASKS,
+        "label_column": LABEL_TASKS,
+        "pair_column": LABEL_TASKS[:1],
+        "target_column": tuple(task for task in get_args(Task) if task not in MEASURED_TASKS),
+    }
+    for where, part in _named_sources(recipe):
+        for column, allowed in tasks.items():
+            if getattr(part, column, None) is not None and recipe.task not in allowed:
+                raise ValueError(
+                    f"{where}.{column} is for the task {' or '.join(map(repr, allowed))}, but task is "
+                    f"{recipe.task!r}: leave the key out."
+                )
+    if recipe.task not in LABEL_TASKS:
+        return
+    pairs = {part.pair_column is None for _, part in _named_sources(recipe)}
+    if len(pairs) > 1:
+        raise ValueError("pair_column must be set for all sources and validation sets, or for none.")
+    for key, is_set, why in (
+        ("data.streaming", recipe.data.streaming, "the labels must be known before the training begins"),
+        ("data.target_tag", recipe.data.target_tag, "there is no target language"),
+    ):
+        if is_set:
+            raise ValueError(f"{key} has no meaning for task {recipe.task!r}: {why}. Leave the key out.")
 
 
 def _check_value(name: str, value: Any, bounds: Mapping[str, float]) -> None:
@@ -174,7 +207,7 @@ def _check_prefix(name: str, prefix: str) -> None:
         )
 
 
-def _check_agreement(training: TrainingRecipe) -> None:
+def _check_agreement(training: TrainingRecipe, has_head: bool) -> None:
     """Refuses keys that are valid on their own, but contradict each other."""
     if training.schedule == "noam" and training.peak_learning_rate is not None:
         raise ValueError(
@@ -191,7 +224,7 @@ def _check_agreement(training: TrainingRecipe) -> None:
         )
     if training.simcut is not None and training.r_drop is not None:
         raise ValueError("training.simcut and training.r_drop exclude each other: set one of them to null.")
-    if len(set(training.freeze)) == len(get_args(Part)):
+    if len(set(training.freeze)) == len(get_args(Part)) and not has_head:
         raise ValueError(
             "training.freeze names all parts of the model, which leaves nothing to train: remove one of them."
         )

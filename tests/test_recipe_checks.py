@@ -152,7 +152,7 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
         (["--training.simcut={alpha: 3}"], "training.simcut is for the task 'translation', but task is 'masked_lm'"),
         (["--data.prefix=<bt>"], "data.prefix is for the task 'translation'"),
         (["--more_data+={prefix: <bt>}"], r"more_data\[0\].prefix is for the task 'translation'"),
-        (["--initialize.from=some/model"], "initialize.from is for the task 'translation'"),
+        (["--initialize.from=a/b", "--initialize.add_tokens=[x]"], "initialize.add_tokens is for the task 'transl"),
         (["--hub.repo_id=me/model"], "hub.repo_id is for the task 'translation'"),
         (["--training.best_by=bleu"], "training.best_by is 'bleu', but task 'masked_lm' has no BLEU"),
         (
@@ -175,7 +175,24 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
             r"objective.block_length \(512\) must not be above model.max_position_embeddings \(128\)",
         ),
         (["--task=translation", "--objective.unit=lines"], "objective has no effect with task 'translation'"),
-        (["--task=translation", "--data.document_column=a"], "data.document_column is for running text"),
+        (
+            ["--task=translation", "--data.document_column=a"],
+            "data.document_column is for the task 'masked_lm' or 'causal_lm' or 'span_corruption' or 'denoise', but",
+        ),
+        (["--data.label_column=a"], "data.label_column is for the task 'classification' or 'tagging', but task is"),
+        (["--data.target_column=a"], "data.target_column is for the task 'translation'"),
+        (["--task=tagging", "--data.pair_column=a"], "data.pair_column is for the task 'classification', but task is"),
+        (["--task=tagging", "--data.document_column=a"], "data.document_column is for the task 'masked_lm'"),
+        (
+            ["--task=classification", "--data.pair_column=a", "--more_data+={train_files: x.tsv}"],
+            "pair_column must be set for all sources and validation sets, or for none",
+        ),
+        (
+            ["--task=classification", "--data.streaming=true"],
+            "data.streaming has no meaning for task 'classification'",
+        ),
+        (["--task=tagging", "--data.target_tag=true"], "data.target_tag has no meaning for task 'tagging'"),
+        (["--task=tagging", "--objective.stack=decoder"], "objective.stack is for the task 'classification', but"),
     ],
 )
 def test_a_task_has_its_own_keys(tmp_path, keys, message) -> None:

@@ -176,7 +176,7 @@ def _parts(source: "Source") -> Iterator[tuple[list[str], list[str]]]:
     """Yields the training text in parts, the sources and the targets of each."""
     from tqdm.auto import tqdm
 
-    from ..data.reading import named_errors
+    from ..data.tables import named_errors
 
     pairs = source.pairs["train"]
     length = len(pairs) if isinstance(pairs, Sized) else None

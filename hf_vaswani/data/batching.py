@@ -264,7 +264,8 @@ class PairCollator:
 
     Args:
         pad_token_id (`int`): padding of the source. The target is padded with -100, which the loss ignores.
-        columns (`Sequence[str]`): what the rows have besides both sides: `positions`, `segments`, `next_sentence`.
+        columns (`Sequence[str]`): what the rows have besides both sides: `positions`, `segments`, `next_sentence`;
+            `label` if the target is the label of the whole text.
     """
 
     def __init__(self, pad_token_id: int, columns: Sequence[str] = ()) -> None:
@@ -282,12 +283,14 @@ class PairCollator:
             `input_ids` and `attention_mask` of shape `(batch, source)`, `labels` of shape `(batch, target)`, and
             `numbers` of shape `(pairs,)`. With `positions`, which tell the texts of a row apart, `position_ids` takes
             the place of the mask; `segments` are `token_type_ids`, both of the shape of `input_ids`; `next_sentence`
-            is `next_sentence_label` of shape `(batch,)`.
+            is `next_sentence_label` of shape `(batch,)`. With `label`, `labels` has the shape `(batch,)`.
         """
         input_ids, attention_mask = self._padded([pair["source_ids"] for pair in pairs], self.pad_token_id)
         labels, _ = self._padded([pair["target_ids"] for pair in pairs], -100)
         numbers = torch.tensor([int(pair["number"]) for pair in pairs], dtype=torch.long)
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "numbers": numbers}
+        if "label" in self.columns:
+            batch["labels"] = labels[:, 0]
         if "positions" in self.columns:
             # Padding behind a row is a text of its own at each position, because positions do not go on there.
             batch["position_ids"], _ = self._padded([pair["positions"] for pair in pairs], 0)

@@ -14,10 +14,11 @@ from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .duplicates import HeldOut
 from .encoding import EncodedRows, encode_pairs, pair_lengths
-from .reading import load_pairs, named_errors
+from .reading import load_pairs
 from .renewal import renewal_of
 from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
+from .tables import named_errors
 from .tokenizer import (
     add_language_tags,
     add_tags,
@@ -205,7 +206,7 @@ def _with_front(sentences: Sequence[str], front: str | None) -> list[str]:
 
 def _settings(part: SourceRecipe) -> dict[str, Any]:
     """Returns the keys of a source that are arguments of [`load_pairs`]."""
-    no_text = ("prefix", "document_column", "weight", "license")
+    no_text = ("prefix", "document_column", "pair_column", "label_column", "weight", "license")
     return {name: getattr(part, name) for name in SourceRecipe.__dataclass_fields__ if name not in no_text}
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from .batching import BatchOrder, PairCollator
-from .reading import named_errors
+from .tables import named_errors
 from .windows import Window, WindowText, WindowUpdates
 
 try:

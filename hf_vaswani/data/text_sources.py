@@ -6,19 +6,27 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Recipe, SourceRecipe
 from .batching import PairCollator, TokenBudgetBatchSampler, Updates
 from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
 from .objectives import MASK, Objective, extra_tokens, objective_of
-from .reading import load_texts, named_errors
+from .reading import load_texts
 from .renewed_epochs import RenewedUpdates
 from .sources import VOCABULARY_PAIRS, EvaluationSet, Source, batch_order, set_names, stream_of
 from .streaming import StreamUpdates
+from .tables import named_errors
 from .texts import encode_lines
-from .tokenizer import add_language_tags, find_language_tag, language_tag, load_tokenizer, train_tokenizer
+from .tokenizer import (
+    add_language_tags,
+    find_language_tag,
+    language_tag,
+    load_tokenizer,
+    put_special_tokens,
+    train_tokenizer,
+)
 
 try:
     from datasets import Dataset, IterableDataset
@@ -125,27 +133,9 @@ def make_text_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedToke
     if MASK in extra:
         # Pipelines look for the mask in a text, to the left of which there may be a space.
         tokenizer.add_special_tokens({"mask_token": AddedToken(MASK, lstrip=True, normalized=False, special=True)})
-    _set_template(tokenizer, recipe)
+    put_special_tokens(tokenizer, recipe.task, recipe.objective.next_sentence)
     tokenizer.model_max_length = recipe.model.max_position_embeddings
     return tokenizer
-
-
-def _set_template(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Puts special tokens around a text where the task has them; translation's `</s>` at the end is there already."""
-    bos, eos = tokenizer.bos_token, tokenizer.eos_token
-    if recipe.task not in ("masked_lm", "causal_lm") or bos is None:
-        return
-    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (bos, eos)]
-    single, pair = f"{bos} $A", f"{bos} $A {bos} $B"
-    if recipe.task == "masked_lm":
-        single, pair = f"{bos} $A {eos}", f"{bos} $A {eos} $B:1 {eos}:1"
-        # As text, a mask is no mask.
-        tokenizer.split_special_tokens = False
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
-    if recipe.objective.next_sentence:
-        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-        # transformers saves this dictionary, and not the attribute.
-        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
 
 
 def _lines(source: Source) -> Iterator[str]:

@@ -195,6 +195,41 @@ def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
     return tags[language]
 
 
+def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segments: bool = False) -> None:
+    """
+    Puts special tokens around a text where the task has them: `text </s>` for an encoder and a decoder, `<s> text` for
+    a language model to continue, and `<s> text </s>` or `<s> text </s> text </s>` for one stack that reads a text.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
+        task (`str`): task of a recipe.
+        has_segments (`bool`): whether the model tells the two texts of a pair apart by `token_type_ids`.
+
+    Raises:
+        ValueError: the vocabulary has no `<s>`, and the task needs one.
+    """
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    reads, continues = task in ("masked_lm", "classification", "tagging"), task == "causal_lm"
+    if bos is None and (reads or continues):
+        raise ValueError(
+            f"task {task!r} needs <s> in the vocabulary, which this tokenizer does not have: name another "
+            "tokenizer.path, or let the recipe train a tokenizer."
+        )
+    single, pair = f"$A {eos}", f"$A {eos} $B {eos}"
+    if continues:
+        single, pair = f"{bos} $A", f"{bos} $A {bos} $B"
+    elif reads:
+        single, pair = f"{bos} $A {eos}", f"{bos} $A {eos} $B:1 {eos}:1"
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (bos, eos) if token is not None]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
+    # As text, a mask is no mask.
+    tokenizer.split_special_tokens = task != "masked_lm"
+    segments = ["token_type_ids"] if has_segments else []
+    tokenizer.model_input_names = ["input_ids", *segments, "attention_mask"]
+    # transformers saves this dictionary, and not the attribute.
+    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
+
+
 # ---- One function for each kind -----------------------------------------------------------------------------------
 
 

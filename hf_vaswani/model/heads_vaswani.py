@@ -385,6 +385,7 @@ class VaswaniForSequenceClassification(VaswaniClassifier):
         labels: torch.Tensor | None = None,
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """
@@ -396,6 +397,7 @@ class VaswaniForSequenceClassification(VaswaniClassifier):
                 numbers with `"regression"`.
             epsilon_ls (`float`): label smoothing of single labels, as in [`smoothed_cross_entropy`].
             num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of texts by default.
+            loss_only (`bool`): whether to return `loss` without `logits`, as the language models do.
 
         Returns:
             [`SequenceClassifierOutput`] with `logits` of shape `(batch, num_labels)`, and, with labels, `loss`.
@@ -423,7 +425,10 @@ class VaswaniForSequenceClassification(VaswaniClassifier):
             else classification_loss(logits, labels, self.config, epsilon_ls, num_items_in_batch)
         )
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=None if loss_only else logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 
@@ -442,6 +447,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
         labels: torch.LongTensor | None = None,
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """
@@ -452,6 +458,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
             labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the true labels, or -100 where there is
                 none.
             epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
+            loss_only (`bool`): whether to return `loss` without `logits`, as the language models do.
 
         Returns:
             [`TokenClassifierOutput`] with `logits` of shape `(batch, source, num_labels)`, and, with labels, `loss` in
@@ -470,7 +477,10 @@ class VaswaniForTokenClassification(VaswaniClassifier):
             check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.num_labels, "num_labels")
             loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=None if loss_only else logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
 
 

@@ -23,9 +23,10 @@ from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
+from ..model.heads_vaswani import VaswaniClassifier
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, on_main_process
-from ..recipe import TEXT_TASKS, Recipe, TrainingRecipe
+from ..recipe import MEASURED_TASKS, Recipe, TrainingRecipe
 from ..records import Result
 from ..run_folder import (
     CURVE,
@@ -95,7 +96,7 @@ def train(recipe: Recipe) -> Result:
     recipe = resumed_recipe(recipe)
     if recipe.initialize.from_ is None:
         check_model(recipe)
-    if recipe.task not in TEXT_TASKS:
+    if recipe.task not in MEASURED_TASKS:
         check_metric(recipe)
     if recipe.training.adapter is not None:
         check_peft()
@@ -310,7 +311,9 @@ def _update(
     tokens, texts = accelerator.reduce(counts.to(accelerator.device), "sum")
     epsilon = training.label_smoothing
     if training.label_smoothing_over == "all":
-        epsilon = _epsilon_without_target(epsilon, accelerator.unwrap_model(model).config.vocab_size)
+        config = accelerator.unwrap_model(model).config
+        is_classifier = isinstance(accelerator.unwrap_model(model), VaswaniClassifier)
+        epsilon = _epsilon_without_target(epsilon, config.num_labels if is_classifier else config.vocab_size)
     loss = torch.zeros((), device=accelerator.device)
     for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
         with accelerator.no_sync(model) if left else nullcontext():
@@ -343,7 +346,7 @@ def _count_labels(labels: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _epsilon_without_target(epsilon: float, vocab_size: int) -> float:
-    """Returns what is left of an epsilon spread over all V tokens without the share of the target, epsilon / V."""
+    """Returns what is left of an epsilon spread over all V tokens (or labels) without the target's, epsilon / V."""
     return epsilon * (vocab_size - 1) / vocab_size
 
 
@@ -424,7 +427,7 @@ def _has_stalled(recipe: Recipe, step: int) -> bool:
 # ---- The end -----------------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, model: VaswaniLanguageModel, step: int, seconds: float) -> Result:
+def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) -> Result:
     """Averages checkpoints, scores the mean on the test set, and then writes the model folder."""
     chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
     on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
@@ -434,7 +437,7 @@ def _finish(run: Run, model: VaswaniLanguageModel, step: int, seconds: float) ->
     result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}
     earlier: dict[str, list[str]] = {}
-    if "test" in run.sets and run.recipe.task in TEXT_TASKS:
+    if "test" in run.sets and run.recipe.task in MEASURED_TASKS:
         measures, sets = measure(run, model, "test")
         result = replace(result, measures=cast(Any, measures), sets=cast(Any, sets))
     elif "test" in run.sets:
@@ -475,7 +478,7 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
 
 
 def _write_result(
-    run: Run, model: VaswaniLanguageModel, result: Result, texts: dict[str, dict[str, list[str]]]
+    run: Run, model: VaswaniPreTrainedModel, result: Result, texts: dict[str, dict[str, list[str]]]
 ) -> Result:
     """Writes model, translations, `test.json` and card, in this order: a result implies a complete model."""
     # The old result belongs to the model that is replaced now.
@@ -496,7 +499,7 @@ def _write_result(
 
 
 def _write_card(recipe: Recipe, result: Result) -> None:
-    if recipe.task in TEXT_TASKS:
+    if recipe.task in MEASURED_TASKS:
         return
     run_dir = Path(recipe.run_dir)
     # The picture comes first: a card implies its picture.
@@ -563,7 +566,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
         read_environment(run_dir)
     except ValueError:
         tasks[run_dir / ENVIRONMENT] = lambda: write_environment(run_dir, describe_environment(recipe, accelerator))
-    if recipe.task not in TEXT_TASKS and (
+    if recipe.task not in MEASURED_TASKS and (
         not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file())
     ):
         tasks[card] = lambda: _write_card(recipe, result)

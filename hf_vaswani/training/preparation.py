@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..data.batching import Updates
+from ..data.labels import (
+    build_labelled_updates,
+    encode_labelled_sets,
+    label_names,
+    make_label_tokenizer,
+    read_labelled,
+    read_labelled_sets,
+)
 from ..data.sources import (
     EvaluationSet,
     Source,
@@ -38,11 +46,11 @@ from ..data.text_sources import (
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
-from ..recipe import TEXT_TASKS, Recipe
+from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Text
 from ..run_folder import RECIPE, START, digests, read_environment, write_environment
 from .adapters import target_modules
-from .start import check_start, fit, load_start, settle, write_start
+from .start import check_start, fit, labels_of, load_start, settle, write_start
 
 try:
     from accelerate import Accelerator
@@ -53,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
+
+Reader = Callable[[Recipe], list[Source]]
 
 
 @dataclass
@@ -67,6 +77,7 @@ class Run:
         updates ([`Updates`]): batches of this process.
         sets (`dict[str, list[EvaluationSet]]`): validation and test sets, by split.
         start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that the run starts from, by name.
+        labels (`list[str]`): names of the labels, for a classifier.
     """
 
     recipe: Recipe
@@ -75,6 +86,7 @@ class Run:
     updates: Updates
     sets: dict[str, list[EvaluationSet]]
     start: dict[str, str] | None = None
+    labels: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -108,16 +120,14 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             from cannot be used.
         OSError: a file cannot be read or written.
     """
-    is_text = recipe.task in TEXT_TASKS
-    if is_text:
-        sources, named = read_texts(recipe), read_text_sets(recipe)
-    else:
-        sources, named = read_sources(recipe), read_validation_sets(recipe)
-    evaluated = [*sources, *named]
+    read, read_sets = _readers(recipe)
+    sources = read(recipe)
+    evaluated = [*sources, *read_sets(recipe)]
+    labels = label_names(sources) if recipe.task in LABEL_TASKS else []
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None and recipe.initialize.from_ is not None:
-        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources, evaluated)
+        recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources, evaluated, labels)
         tokenizer = load_tokenizer(str(folder))
     elif checkpoint is None:
         on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, None)
@@ -131,16 +141,39 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     # One process fills the cache; the others read it.
     with accelerator.local_main_process_first():
-        build, encode = (build_text_updates, encode_text_sets) if is_text else (build_updates, encode_evaluation_sets)
-        updates = build(recipe, sources, tokenizer, accelerator.num_processes, accelerator.process_index)
-        sets = encode(recipe, evaluated, tokenizer)
+        processes = accelerator.num_processes, accelerator.process_index
+        if recipe.task in LABEL_TASKS:
+            if recipe.initialize.from_ is not None:
+                # A classifier goes on with its own labels.
+                labels = labels_of(Path(recipe.run_dir) / START)
+            updates = build_labelled_updates(recipe, sources, tokenizer, labels, *processes)
+            sets = encode_labelled_sets(recipe, evaluated, tokenizer, labels)
+        elif recipe.task in TEXT_TASKS:
+            updates = build_text_updates(recipe, sources, tokenizer, *processes)
+            sets = encode_text_sets(recipe, evaluated, tokenizer)
+        else:
+            updates = build_updates(recipe, sources, tokenizer, *processes)
+            sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
     start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
-    return Run(recipe, accelerator, tokenizer, updates, sets, start)
+    return Run(recipe, accelerator, tokenizer, updates, sets, start, labels)
 
 
-def _write_start(recipe: Recipe, accelerator: Accelerator, sources: list[Source], evaluated: list[Source]) -> Recipe:
+def _readers(recipe: Recipe) -> tuple[Reader, Reader]:
+    """Returns what reads the sources of a recipe, and what reads its validation sets."""
+    if recipe.task in LABEL_TASKS:
+        return read_labelled, read_labelled_sets
+    return (read_texts, read_text_sets) if recipe.task in TEXT_TASKS else (read_sources, read_validation_sets)
+
+
+def _write_start(
+    recipe: Recipe,
+    accelerator: Accelerator,
+    sources: list[Source],
+    evaluated: list[Source],
+    labels: list[str],
+) -> Recipe:
     """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
-    model, tokenizer = load_start(str(recipe.initialize.from_), recipe.initialize.revision)
+    model, tokenizer = load_start(recipe, labels)
     recipe = settle(recipe, model, tokenizer)
     model, tokenizer = fit(recipe, sources, model, tokenizer)
     if recipe.training.adapter is not None:
@@ -183,6 +216,8 @@ def _check_sets(recipe: Recipe, sources: list[Source]) -> None:
 
 def _write_tokenizer(recipe: Recipe, sources: list[Source], folder: Path) -> None:
     make = make_text_tokenizer if recipe.task in TEXT_TASKS else make_tokenizer
+    if recipe.task in LABEL_TASKS:
+        make = make_label_tokenizer
     _save_tokenizer(make(recipe, sources), folder)
 
 
@@ -260,8 +295,8 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
 
 
 def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:
-    """Counts the held-out pairs that are in the training text; in running text, nobody has."""
-    return [None] * len(sources) if recipe.task in TEXT_TASKS else count_held_out(list(sources))
+    """Counts the held-out pairs that are in the training text; in other text, nobody has."""
+    return [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources))
 
 
 def _cpu() -> str | None:

@@ -4,7 +4,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from ..model.modeling_vaswani import VaswaniLanguageModel
+from ..model.modeling_vaswani import VaswaniPreTrainedModel
 
 try:
     from accelerate import Accelerator
@@ -13,7 +13,7 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 
-def shard_tied_weights(accelerator: Accelerator, model: VaswaniLanguageModel) -> None:
+def shard_tied_weights(accelerator: Accelerator, model: VaswaniPreTrainedModel) -> None:
     """
     Shards the embeddings and the output projection, those that share a matrix (Section 3.4) as one group.
 
@@ -21,7 +21,7 @@ def shard_tied_weights(accelerator: Accelerator, model: VaswaniLanguageModel) ->
 
     Args:
         accelerator (`accelerate.Accelerator`): the processes, with the settings of FSDP.
-        model ([`VaswaniLanguageModel`]): the model, before Accelerate prepares it and before it has an
+        model ([`VaswaniPreTrainedModel`]): the model, before Accelerate prepares it and before it has an
             optimizer.
     """
     if not accelerator.is_fsdp2:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -16,9 +16,10 @@ from ..averaging import load_weights
 from ..data.sources import Source, make_tokenizer, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
 from ..files import atomic_folder, check_weights, find_damage, read_json
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import language_tags
-from ..recipe import EvaluationRecipe, ModelRecipe, Recipe, shown
+from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
 from ..recipe_checks import check_ranges
 from ..recipe_file import load_recipe
 from ..run_folder import (
@@ -35,6 +36,8 @@ from ..run_folder import (
     read_progress,
 )
 from ..translation.loading import load_translator
+from .other_classes import load_other
+from .tasks import model_class
 from .vocabulary import add_entries, transfer_vocabulary
 
 # Settings of the model that training may change.
@@ -57,27 +60,30 @@ IGNORED = ["*.h5", "*.msgpack", "*.ot"]
 # ---- Loading -----------------------------------------------------------------------------------------------------
 
 
-def load_start(name: str, revision: str | None) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+def load_start(recipe: Recipe, labels: Sequence[str] = ()) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
     """
     Loads the model that a run starts from, after converting it if it is of another format.
 
     Args:
-        name (`str`): `initialize.from`: a Hub id, or the folder of a model, a checkpoint or a run, or a foreign model.
-        revision (`str`, *optional*): `initialize.revision`.
+        recipe ([`Recipe`]): `initialize.from` is a Hub id, or the folder of a model, a checkpoint or a run, or a
+            foreign model.
+        labels (`Sequence[str]`): labels of the training text, for a classifier.
 
     Returns:
-        [`VaswaniForConditionalGeneration`] in float32, and its [`PreTrainedTokenizerBase`].
+        [`VaswaniPreTrainedModel`] of the class that the recipe trains, in float32, and its
+        [`PreTrainedTokenizerBase`].
 
     Raises:
         ValueError: the model does not exist, is damaged or of an unknown kind, or cannot be converted.
     """
-    path = _model_in(_local(name, revision))
+    name = str(recipe.initialize.from_)
+    path = _model_in(_local(name, recipe.initialize.revision))
     try:
         check_weights(path)
         if _is_vaswani(path):
-            return _load(path)
+            return _load(path, recipe, labels)
         with TemporaryDirectory() as temporary:
-            return _load(_converted(path, Path(temporary) / MODEL))
+            return _load(_converted(path, Path(temporary) / MODEL), recipe, labels)
     except ValueError as error:
         raise ValueError(f"initialize.from is {name}: {error}") from error
 
@@ -136,9 +142,14 @@ def _converted(path: Path, folder: Path) -> Path:
     return folder
 
 
-def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+def _load(
+    folder: Path, recipe: Recipe, labels: Sequence[str]
+) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
     if is_checkpoint(folder):
         check_checkpoint(folder)
+    is_whole = read_json(folder / "config.json").get("is_encoder_decoder", True)
+    if not is_whole or model_class(recipe) is not VaswaniForConditionalGeneration:
+        return load_other(folder, recipe, labels)
     model, tokenizer = load_translator(folder, torch.float32)
     if (folder / EMA_WEIGHTS).is_file():
         model.load_state_dict(load_weights(folder), strict=False)
@@ -154,14 +165,19 @@ def _load(folder: Path) -> tuple[VaswaniForConditionalGeneration, PreTrainedToke
 # ---- The recipe --------------------------------------------------------------------------------------------------
 
 
-def settle(recipe: Recipe, model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> Recipe:
+def labels_of(folder: Path) -> list[str]:
+    """Returns the names of the labels of a classifier, by its folder."""
+    return list(VaswaniConfig.from_pretrained(folder).id2label.values())
+
+
+def settle(recipe: Recipe, model: VaswaniPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Recipe:
     """
     Fills the keys that a recipe leaves to the model it starts from: the architecture, the vocabulary (unless it is
     exchanged) and the search settings.
 
     Args:
         recipe ([`Recipe`]): the recipe as it was given.
-        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): the start.
+        model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): the start.
 
     Returns:
         [`Recipe`]: the recipe, complete.
@@ -185,7 +201,9 @@ def settle(recipe: Recipe, model: VaswaniForConditionalGeneration, tokenizer: Pr
                 f"{key} is {shown(given)}, but the model {recipe.initialize.from_} has {shown(expected)}: leave the "
                 "key out."
             )
-    return _filled(recipe, settled | _of_search(recipe, model.generation_config))
+    if isinstance(model, VaswaniForConditionalGeneration):
+        settled |= _of_search(recipe, model.generation_config)
+    return _filled(recipe, settled)
 
 
 def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -268,9 +286,9 @@ def resumed_recipe(recipe: Recipe) -> Recipe:
 def fit(
     recipe: Recipe,
     sources: list[Source],
-    model: VaswaniForConditionalGeneration,
+    model: VaswaniPreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[VaswaniForConditionalGeneration, PreTrainedTokenizerBase]:
+) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
     """
     Makes the network before the first update: with the vocabulary that the recipe asks for, and with random weights in
     the parts that it does not take.
@@ -278,7 +296,7 @@ def fit(
     Args:
         recipe ([`Recipe`]): complete, from [`settle`].
         sources (`list[Source]`): the text.
-        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
+        model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
 
     Returns:
         Model and tokenizer of the run.
@@ -288,15 +306,17 @@ def fit(
             already.
     """
     start = recipe.initialize
-    with _seeded(recipe.seed):
-        if start.vocabulary == "transfer":
-            new = make_tokenizer(recipe, sources)
-            model, tokenizer = transfer_vocabulary(model, tokenizer, new), new
-        elif start.add_tokens:
-            parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
-            prefixes = [part.prefix for part in parts if part.prefix is not None and is_tag(part.prefix)]
-            model = add_entries(model, tokenizer, start.add_tokens, prefixes)
-        _check_tags(recipe, sources, tokenizer)
+    if recipe.task not in MEASURED_TASKS:
+        translator = cast(VaswaniForConditionalGeneration, model)
+        with _seeded(recipe.seed):
+            if start.vocabulary == "transfer":
+                new = make_tokenizer(recipe, sources)
+                model, tokenizer = transfer_vocabulary(translator, tokenizer, new), new
+            elif start.add_tokens:
+                parts = (recipe.data, *recipe.more_data, *recipe.named_sets.values())
+                prefixes = [part.prefix for part in parts if part.prefix is not None and is_tag(part.prefix)]
+                model = add_entries(translator, tokenizer, start.add_tokens, prefixes)
+            _check_tags(recipe, sources, tokenizer)
     if start.parts is not None:
         model = _with_random_parts(model, start.parts, recipe.seed)
     return model, tokenizer
@@ -318,12 +338,12 @@ def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedToke
         )
 
 
-def _with_random_parts(
-    model: VaswaniForConditionalGeneration, parts: Collection[str], seed: int
-) -> VaswaniForConditionalGeneration:
+def _with_random_parts(model: VaswaniPreTrainedModel, parts: Collection[str], seed: int) -> VaswaniPreTrainedModel:
     with _seeded(seed):
-        network = VaswaniForConditionalGeneration(model.config)
-    weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in parts}
+        network = type(model)(model.config)
+    # A head is taken with the stack below it.
+    taken = {*parts, "head"}
+    weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in taken}
     network.load_state_dict(weights, strict=False)
     network.generation_config = model.generation_config
     return network.eval()
@@ -342,23 +362,25 @@ def part_of(name: str) -> str:
     Returns the part of the network that a weight belongs to, in the words of `initialize.parts` and `training.freeze`.
 
     Args:
-        name (`str`): name of the parameter in [`VaswaniForConditionalGeneration`].
+        name (`str`): name of the parameter in a model of this package.
 
     Returns:
-        `str`: `"encoder"` or `"decoder"`, their layers and the norm on top of them; or `"embeddings"`: tokens,
-        learned positions and the output.
+        `str`: `"encoder"` or `"decoder"`, their layers and the norm on top of them; `"embeddings"`: tokens, learned
+        positions and the output; or `"head"`, what stands on top of a stack alone.
     """
     match = re.fullmatch(r"model\.(encoder|decoder)\.(layers|norm)\..+", name)
-    return match[1] if match else "embeddings"
+    if match:
+        return match[1]
+    return "embeddings" if name.startswith(("model.", "lm_head.")) else "head"
 
 
-def write_start(run_dir: Path, model: VaswaniForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> None:
+def write_start(run_dir: Path, model: VaswaniPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """
     Writes the folder `start` of a run, which `from_pretrained` loads.
 
     Args:
         run_dir (`Path`): folder of the run.
-        model ([`VaswaniForConditionalGeneration`]), tokenizer ([`PreTrainedTokenizerBase`]): as they are before the
+        model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): as they are before the
             first update.
 
     Raises:

@@ -18,7 +18,7 @@ from ..adapters import base_folder
 from ..averaging import load_weights
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import on_main_process
 from ..records import Progress
 from ..run_folder import (
@@ -37,6 +37,7 @@ from ..run_folder import (
 from .adapters import attach_adapters, load_adapters, save_adapters
 from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
+from .other_classes import search_of
 from .preparation import Run
 from .sharding import full_weights, shard_tied_weights
 from .start import FREE, part_of
@@ -56,9 +57,9 @@ class TrainState:
     Everything that changes while a run is trained.
 
     Attributes:
-        model ([`VaswaniLanguageModel`]): the model.
+        model ([`VaswaniPreTrainedModel`]): the model.
         wrapped (`torch.nn.Module`): the model as Accelerate wraps it.
-        unsharded ([`VaswaniLanguageModel`], *optional*): a copy of the model with full weights, if FSDP
+        unsharded ([`VaswaniPreTrainedModel`], *optional*): a copy of the model with full weights, if FSDP
             shards those of the model.
         ema (`AveragedModel`, *optional*): moving average of the weights.
         optimizer (`torch.optim.Optimizer`), schedule (`LRScheduler`): as Accelerate wraps them.
@@ -70,9 +71,9 @@ class TrainState:
         adapters (`peft.PeftModel`, *optional*): the model with the adapters that are trained in place of its weights.
     """
 
-    model: VaswaniLanguageModel
+    model: VaswaniPreTrainedModel
     wrapped: torch.nn.Module
-    unsharded: VaswaniLanguageModel | None
+    unsharded: VaswaniPreTrainedModel | None
     ema: AveragedModel | None
     optimizer: torch.optim.Optimizer
     schedule: LRScheduler
@@ -88,34 +89,34 @@ class TrainState:
         """Duration of the training so far, validations included, without updates that were lost in a crash."""
         return self.seconds_before + time.monotonic() - self.began
 
-    def eval_model(self) -> VaswaniLanguageModel:
+    def eval_model(self) -> VaswaniPreTrainedModel:
         """Returns the model to validate: the moving average, if there is one. All processes call it together."""
         if self.ema is not None:
-            return cast(VaswaniLanguageModel, self.ema.module)
+            return cast(VaswaniPreTrainedModel, self.ema.module)
         if self.unsharded is not None:
             self.unsharded.load_state_dict(full_weights(self.wrapped), strict=False)
         return self.unsharded or self.model
 
-    def plain_model(self) -> VaswaniLanguageModel:
+    def plain_model(self) -> VaswaniPreTrainedModel:
         """Returns the model to load an average into, after the last update: without adapters, and not sharded."""
         if self.adapters is not None:
-            return cast(VaswaniLanguageModel, self.adapters.unload())
+            return cast(VaswaniPreTrainedModel, self.adapters.unload())
         return self.unsharded or self.model
 
 
 # ---- Building ----------------------------------------------------------------------------------------------------
 
 
-def build_model(run: Run) -> VaswaniLanguageModel:
+def build_model(run: Run) -> VaswaniPreTrainedModel:
     """
     Builds the network of a recipe before its first update, with the search settings of its evaluation section, and
     freezes parts of it.
     """
-    evaluation = run.recipe.evaluation
-    model = model_class(run.recipe)(_config(run))
+    model: VaswaniPreTrainedModel = model_class(run.recipe)(_config(run))
     if run.start is not None:
         model.load_state_dict(load_weights(run.folder / START), strict=False)
-        model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
+        if model.can_generate():
+            model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(part_of(name) not in run.recipe.training.freeze)
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
@@ -129,16 +130,7 @@ def build_model(run: Run) -> VaswaniLanguageModel:
             )
     if not isinstance(model, VaswaniForConditionalGeneration):
         return model
-    model.generation_config.update(
-        num_beams=evaluation.num_beams,
-        # transformers does not save settings that a single beam has no use for.
-        length_penalty=evaluation.length_penalty if evaluation.num_beams > 1 else None,
-        early_stopping=evaluation.early_stopping if evaluation.num_beams > 1 else None,
-        finish_candidates=evaluation.finish_candidates,
-        length_penalty_type=evaluation.length_penalty_type,
-        max_length_offset=evaluation.max_length_offset,
-        max_length=evaluation.max_length,
-    )
+    model.generation_config.update(**search_of(run.recipe.evaluation))
     return model
 
 
@@ -147,7 +139,9 @@ def _config(run: Run) -> VaswaniConfig:
     tokenizer, settings = run.tokenizer, asdict(run.recipe.model)
     if run.start is not None:
         config: VaswaniConfig = VaswaniConfig.from_pretrained(run.folder / START)
-        config.update({name: settings[name] for name in FREE} | {"language_pairs": run.recipe.language_pairs})
+        config.update({name: settings[name] for name in FREE})
+        if run.recipe.task == "translation":
+            config.language_pairs = run.recipe.language_pairs
         return config
     start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
     return VaswaniConfig(
@@ -156,7 +150,7 @@ def _config(run: Run) -> VaswaniConfig:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
-        **config_of_task(run.recipe),
+        **config_of_task(run.recipe, run.labels),
         **settings,
     )
 
@@ -235,7 +229,7 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
     return state
 
 
-def _matrices_of_layers(model: VaswaniLanguageModel) -> Iterator[torch.nn.Parameter]:
+def _matrices_of_layers(model: VaswaniPreTrainedModel) -> Iterator[torch.nn.Parameter]:
     for stack in (model.model.encoder, model.model.decoder):
         layers = () if stack is None else stack.layers.parameters()
         yield from (parameter for parameter in layers if parameter.dim() == 2 and parameter.requires_grad)

@@ -1,33 +1,66 @@
 """The model of each task, and the measures of its validation besides the loss."""
 
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import torch
+
 from ..data.batching import Batch
+from ..data.labels import has_segments
 from ..data.sources import EvaluationSet
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.heads_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM, VaswaniForPreTraining
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
-from ..recipe import Recipe
+from ..model.heads_vaswani import (
+    VaswaniClassifier,
+    VaswaniForCausalLM,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
+from ..recipe import LABEL_TASKS, Recipe
+
+# Sum and divisor of a measure, by its name.
+Totals = dict[str, tuple[float, float]]
+# Measures of single labels, of which only the mean is reported, begin with it.
+F1_OF = "f1 of "
 
 
-def model_class(recipe: Recipe) -> type[VaswaniLanguageModel]:
+def model_class(recipe: Recipe) -> type[VaswaniPreTrainedModel]:
     """Returns the class of the model that a recipe trains."""
-    if recipe.task == "causal_lm":
-        return VaswaniForCausalLM
     if recipe.task == "masked_lm":
         return VaswaniForPreTraining if recipe.objective.next_sentence else VaswaniForMaskedLM
-    return VaswaniForConditionalGeneration
+    classes: dict[str, type[VaswaniPreTrainedModel]] = {
+        "causal_lm": VaswaniForCausalLM,
+        "classification": VaswaniForSequenceClassification,
+        "tagging": VaswaniForTokenClassification,
+    }
+    return classes.get(recipe.task, VaswaniForConditionalGeneration)
 
 
-def config_of_task(recipe: Recipe) -> dict[str, Any]:
-    """Returns the fields of the config that follow from the task of a recipe."""
+def config_of_task(recipe: Recipe, labels: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the fields of the config that follow from the task of a recipe, and from the labels of its text."""
     if recipe.task == "masked_lm":
         segments = 2 if recipe.objective.next_sentence else 0
         return {"is_encoder_decoder": False, "type_vocab_size": segments}
     if recipe.task == "causal_lm":
         return {"is_encoder_decoder": False, "is_decoder": True}
+    if recipe.task in LABEL_TASKS:
+        fields = {
+            "is_encoder_decoder": False,
+            "is_decoder": recipe.objective.stack == "decoder",
+            "type_vocab_size": 2 if has_segments(recipe) else 0,
+        }
+        return fields | config_of_labels(labels)
     return {} if recipe.task != "translation" else {"language_pairs": recipe.language_pairs}
+
+
+def config_of_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of the config that name labels."""
+    names = dict(enumerate(labels))
+    return {"id2label": names, "label2id": {name: i for i, name in names.items()}} if names else {}
 
 
 def check_model(recipe: Recipe) -> None:
@@ -35,39 +68,111 @@ def check_model(recipe: Recipe) -> None:
     VaswaniConfig(**vars(recipe.model), **config_of_task(recipe))
 
 
-def batch_measures(recipe: Recipe, model: VaswaniLanguageModel, batch: Batch) -> dict[str, tuple[float, float]]:
+# ---- Measures ----------------------------------------------------------------------------------------------------
+
+
+def batch_measures(recipe: Recipe, model: VaswaniPreTrainedModel, batch: Batch) -> Totals:
     """
     Measures the predictions of a model for a batch.
 
     Args:
         recipe ([`Recipe`]): the experiment.
-        model ([`VaswaniLanguageModel`]): the model, not wrapped.
+        model ([`VaswaniPreTrainedModel`]): the model, not wrapped.
         batch (`dict[str, torch.Tensor]`): as [`PairCollator`] makes it, without `numbers`.
 
     Returns:
         `dict[str, tuple[float, float]]`: sum and divisor of each measure.
     """
-    if not isinstance(model, VaswaniForMaskedLM):
-        return {}
     labels = batch["labels"]
     inputs = {name: ids for name, ids in batch.items() if name not in ("labels", "next_sentence_label")}
+    if isinstance(model, VaswaniClassifier):
+        return label_measures(model(**inputs).logits.argmax(dim=-1), labels, model.config.id2label)
+    if not isinstance(model, VaswaniForMaskedLM):
+        return {}
     states = model.model(**inputs).last_hidden_state
     is_label = labels != -100
     # Logits of the labels alone: those of all tokens would fill the memory.
     found = model.lm_head(model.lm_transform(states[is_label])).argmax(dim=-1)
-    measures = {"accuracy": (float((found == labels[is_label]).sum()), float(is_label.sum()))}
+    measures = {"accuracy": _accuracy(found, labels[is_label])}
     if isinstance(model, VaswaniForPreTraining):
         truth = batch["next_sentence_label"]
         relation = model.next_sentence(model.pooler(states, batch["attention_mask"])).argmax(dim=-1)
         known = truth != -100
-        measures["next_sentence_accuracy"] = (float((relation == truth)[known].sum()), float(known.sum()))
+        measures["next_sentence_accuracy"] = _accuracy(relation[known], truth[known])
     return measures
+
+
+def _accuracy(found: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
+    return float((found == truth).sum()), float(truth.numel())
+
+
+def label_measures(found: torch.Tensor, truth: torch.Tensor, names: Mapping[int, str]) -> Totals:
+    """
+    Compares labels with the true ones.
+
+    Args:
+        found (`torch.LongTensor` of shape `(batch,)` or `(batch, length)`): predicted labels.
+        truth (`torch.LongTensor` of the same shape): true labels, or -100 where there is none.
+        names (`dict[int, str]`): names of the labels.
+
+    Returns:
+        `dict[str, tuple[float, float]]`: sum and divisor of the `accuracy`, and of F1, twice the correct ones over the
+        predicted and the true ones. If the labels are tags such as B-PER, I-PER and O, `f1` counts whole spans
+        (Tjong Kim Sang and De Meulder, 2003); otherwise there is one measure for each label, see [`mean_of_labels`].
+    """
+    known = truth != -100
+    measures = {"accuracy": _accuracy(found[known], truth[known])}
+    if truth.dim() == 2 and are_spans(names.values()):
+        return measures | {"f1": _f1_of_spans(found, truth, names)}
+    for i in names:
+        ours, theirs = found[known] == i, truth[known] == i
+        measures[f"{F1_OF}{i}"] = 2 * float((ours & theirs).sum()), float(ours.sum() + theirs.sum())
+    return measures
+
+
+def _f1_of_spans(found: torch.Tensor, truth: torch.Tensor, names: Mapping[int, str]) -> tuple[float, float]:
+    correct = count = 0
+    for predicted, true in zip(found.tolist(), truth.tolist(), strict=True):
+        places = [i for i, tag in enumerate(true) if tag != -100]
+        ours, theirs = (set(spans([names[tags[i]] for i in places])) for tags in (predicted, true))
+        correct += len(ours & theirs)
+        count += len(ours) + len(theirs)
+    return 2.0 * correct, float(count)
+
+
+def are_spans(names: Collection[str]) -> bool:
+    """Returns whether tags mark spans: O outside, B-KIND at the beginning and I-KIND inside."""
+    return all(name == "O" or name[:2] in ("B-", "I-") for name in names)
+
+
+def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
+    """
+    Finds the spans that tags mark. As in the evaluation of CoNLL, an I that continues no span of its kind begins one.
+
+    Args:
+        tags (`Sequence[str]`): tag of each word.
+
+    Yields:
+        `tuple[int, int, str]`: first word, word behind the last, and kind of a span.
+    """
+    kinds = ["" if tag == "O" else tag[2:] for tag in tags]
+    starts = [i for i, tag in enumerate(tags) if tag[0] == "B" or i == 0 or kinds[i] != kinds[i - 1]]
+    for start, end in pairwise([*starts, len(tags)]):
+        if kinds[start]:
+            yield start, end, kinds[start]
+
+
+def mean_of_labels(measures: Mapping[str, float]) -> dict[str, float]:
+    """Replaces the F1 of single labels by their mean, over the labels that are predicted or true somewhere."""
+    rest = {name: value for name, value in measures.items() if not name.startswith(F1_OF)}
+    found = [value for name, value in measures.items() if name.startswith(F1_OF) and not math.isnan(value)]
+    return rest | {"f1": sum(found) / len(found)} if found else rest
 
 
 def perplexities(recipe: Recipe, nats: float, tokens: float, sets: list[EvaluationSet]) -> dict[str, float]:
     """
     Returns the perplexity of a model on text, and of a causal language model also that per word and per byte, by which
-    models of different vocabularies can be compared.
+    models of different vocabularies can be compared; none of a classifier.
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -78,6 +183,8 @@ def perplexities(recipe: Recipe, nats: float, tokens: float, sets: list[Evaluati
     Returns:
         `dict[str, float]`: measures by name; infinity where a number is too large.
     """
+    if recipe.task in LABEL_TASKS:
+        return {}
     units = {"perplexity": tokens}
     if recipe.task == "causal_lm":
         lines = [line for text in sets for line in text.source]

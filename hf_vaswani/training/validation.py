@@ -12,15 +12,16 @@ from torch.utils.data import DataLoader
 from ..data.alterations import altered_set
 from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
+from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
 from ..metrics import METRICS, score
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
-from ..recipe import TEXT_TASKS
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
+from ..recipe import MEASURED_TASKS
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
 from .preparation import Run
-from .tasks import batch_measures, perplexities
+from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
 try:
     from accelerate.utils import gather_object, send_to_device
@@ -148,14 +149,14 @@ def score_altered(
 
 
 @torch.no_grad()
-def totals(run: Run, model: VaswaniLanguageModel, split: str) -> dict[str, dict[str, tuple[float, float]]]:
+def totals(run: Run, model: VaswaniPreTrainedModel, split: str) -> dict[str, Totals]:
     """
     Measures the predictions for the sets of a split, with the true text before each token. All processes call it
     together.
 
     Args:
         run ([`Run`]): as in [`translate`].
-        model ([`VaswaniLanguageModel`]): the model.
+        model ([`VaswaniPreTrainedModel`]): the model.
         split (`str`): `"validation"` or `"test"`.
 
     Returns:
@@ -175,7 +176,7 @@ def totals(run: Run, model: VaswaniLanguageModel, split: str) -> dict[str, dict[
         rows = DataLoader(
             pairs.encoded,
             batch_sampler=TokenBudgetBatchSampler(lengths, order),
-            collate_fn=PairCollator(run.tokenizer.pad_token_id, [*pairs.encoded.column_names]),
+            collate_fn=PairCollator(run.tokenizer.pad_token_id, label_columns(run.recipe, pairs.encoded)),
             generator=torch.Generator(),
         )
         sums: dict[str, torch.Tensor] = {}
@@ -201,13 +202,13 @@ def _mean(sums: Iterable[tuple[float, float]]) -> float:
 
 
 def measure(
-    run: Run, model: VaswaniLanguageModel, split: str
+    run: Run, model: VaswaniPreTrainedModel, split: str
 ) -> tuple[dict[str, float], dict[str, dict[str, float]] | None]:
     """
-    Measures a model of running text. All processes call it together.
+    Measures a model of running or labelled text. All processes call it together.
 
     Args:
-        run ([`Run`]), model ([`VaswaniLanguageModel`]), split (`str`): as in [`totals`].
+        run ([`Run`]), model ([`VaswaniPreTrainedModel`]), split (`str`): as in [`totals`].
 
     Returns:
         `dict[str, float]`: loss, perplexities and other measures, over the text of all sets; and, if there are several
@@ -215,8 +216,8 @@ def measure(
     """
     found, sets = totals(run, model, split), run.sets[split]
 
-    def measures(parts: list[dict[str, tuple[float, float]]], texts: list[EvaluationSet]) -> dict[str, float]:
-        means = {name: _mean(part[name] for part in parts) for name in parts[0]}
+    def measures(parts: list[Totals], texts: list[EvaluationSet]) -> dict[str, float]:
+        means = mean_of_labels({name: _mean(part[name] for part in parts) for name in parts[0]})
         nats, labels = (sum(part["loss"][i] for part in parts) for i in (0, 1))
         return means | perplexities(run.recipe, nats, labels, texts)
 
@@ -224,16 +225,16 @@ def measure(
     return measures(list(found.values()), sets), each if len(sets) > 1 else None
 
 
-def validate(run: Run, model: VaswaniLanguageModel, step: int) -> None:
+def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
     """
     Validates a model: logs loss and scores, and adds them to `validations.jsonl`. All processes call it together.
 
     Args:
-        run ([`Run`]), model ([`VaswaniLanguageModel`]): as in [`totals`].
+        run ([`Run`]), model ([`VaswaniPreTrainedModel`]): as in [`totals`].
         step (`int`): updates so far.
     """
     training = run.recipe.training
-    make = _validation_of_text if run.recipe.task in TEXT_TASKS else _validation_of_translation
+    make = _validation_of_text if run.recipe.task in MEASURED_TASKS else _validation_of_translation
     values, validation = make(run, model, step)
     run.accelerator.log({f"validation_{name}": value for name, value in values.items()}, step=step)
     if run.accelerator.is_main_process:
@@ -242,7 +243,7 @@ def validate(run: Run, model: VaswaniLanguageModel, step: int) -> None:
 
 
 def _validation_of_translation(
-    run: Run, model: VaswaniLanguageModel, step: int
+    run: Run, model: VaswaniPreTrainedModel, step: int
 ) -> tuple[dict[str, float], Validation]:
     found = {name: part["loss"] for name, part in totals(run, model, "validation").items()}
     loss = _mean(found.values())
@@ -262,7 +263,7 @@ def _validation_of_translation(
     return values, Validation(step, _finite(loss), **scored)
 
 
-def _validation_of_text(run: Run, model: VaswaniLanguageModel, step: int) -> tuple[dict[str, float], Validation]:
+def _validation_of_text(run: Run, model: VaswaniPreTrainedModel, step: int) -> tuple[dict[str, float], Validation]:
     measures, sets = measure(run, model, "validation")
     shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measures.items())
     logger.info(f"update {step}: validation {shown}")

@@ -17,6 +17,7 @@ from transformers import MarianTokenizer
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
+from hf_vaswani.recipe import InitializeRecipe, Recipe
 from hf_vaswani.records import Validation
 from hf_vaswani.run_folder import read_validations
 from hf_vaswani.training.start import load_start, part_of
@@ -209,7 +210,7 @@ def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeyp
         for step, scores in bleu.items()
     ]
     monkeypatch.setattr("hf_vaswani.training.start.known_validations", lambda run_dir: lines)
-    model, _ = load_start(str(run), None)
+    model, _ = load_start(Recipe(initialize=InitializeRecipe(from_=str(run))))
     best = weights(run / "checkpoint-8")
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in best.items())
 

@@ -10,92 +10,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    pipeline,
-)
+from transformers import AutoTokenizer, pipeline
 
-from hf_vaswani import (
-    VaswaniForCausalLM,
-    VaswaniForConditionalGeneration,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-)
+from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.sources import EvaluationSet
 from hf_vaswani.recipe import ObjectiveRecipe, Recipe
 from hf_vaswani.training.tasks import model_class, perplexities
 
-from ..conftest import ROOT, SEED, THREADS
-
-WORDS = "the a small old red cat dog house sees likes finds in under near and or very quite tree book".split()
-TASKS = {
-    "masked_lm": ("masked_lm", {}),
-    "next_sentence": ("masked_lm", {"next_sentence": "true"}),
-    "whole_words": ("masked_lm", {"whole_words": "true", "unit": "lines"}),
-    "causal_lm": ("causal_lm", {}),
-    "span_corruption": ("span_corruption", {}),
-    "denoise": ("denoise", {"noise": "[permutation, infilling]"}),
-}
-CLASSES = {
-    "masked_lm": (VaswaniForMaskedLM, AutoModelForMaskedLM),
-    "next_sentence": (VaswaniForPreTraining, AutoModelForPreTraining),
-    "whole_words": (VaswaniForMaskedLM, AutoModelForMaskedLM),
-    "causal_lm": (VaswaniForCausalLM, AutoModelForCausalLM),
-    "span_corruption": (VaswaniForConditionalGeneration, AutoModelForSeq2SeqLM),
-    "denoise": (VaswaniForConditionalGeneration, AutoModelForSeq2SeqLM),
-}
-
-
-def write_text(path: Path, documents: int, seed: int = 0) -> Path:
-    """Writes documents of a few lines, whose words repeat in each document."""
-    lines = []
-    for document in range(documents):
-        some = [WORDS[(7 * document + 3 * i + seed) % len(WORDS)] for i in range(6)]
-        for line in range(2 + document % 4):
-            lines.append(" ".join(some[(line + i * i) % 6] for i in range(4 + (line + document) % 5)))
-        lines.append("")
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
-
-
-def recipe(folder: Path, name: str, **training: object) -> list[str]:
-    """Returns the arguments of a small recipe for a task."""
-    task, objective = TASKS[name]
-    texts = {"train": 40, "validation": 8, "test": 9}
-    files = {split: write_text(folder / f"{split}.txt", count, count) for split, count in texts.items()}
-    path = folder / f"{name}.yaml"
-    path.write_text(
-        f"task: {task}\nseed: {SEED}\ndata:\n  source_language: en\n"
-        + "".join(f"  {split}_files: {file}\n" for split, file in files.items())
-        + "tokenizer: {vocab_size: 300}\n"
-        "model: {d_model: 16, d_ff: 32, num_heads: 2, encoder_layers: 1, decoder_layers: 1}\n"
-        f"objective: {{block_length: 32{''.join(f', {key}: {value}' for key, value in objective.items())}}}\n"
-        "training: {max_steps: 6, tokens_per_batch: 256, warmup_steps: 4, validate_every: 3, save_every: 3,\n"
-        f"           average_last: 2, cpu_threads: {THREADS}}}\n",
-        encoding="utf-8",
-    )
-    return [str(path), *(f"--training.{key}={value}" for key, value in training.items())]
+from ..conftest import ROOT
+from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained, weights
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Trains each task once, with the real command."""
-    found = {}
-    for name in TASKS:
-        folder = tmp_path_factory.mktemp(name)
-        assert main(["train", *recipe(folder, name), "--run_dir", str(folder / "run")]) == 0
-        found[name] = folder / "run"
-    return found
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+    return trained(tmp_path_factory, TASKS)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -107,7 +36,7 @@ def test_a_run_is_complete(name, runs) -> None:
     assert "bleu" not in result and "bleu" not in lines[0]
     assert [line["best"] for line in lines].count(True) == 1
     assert min(lines, key=lambda line: line["loss"])["best"]
-    expected = {"perplexity"}
+    expected = {"accuracy", "f1"} if name in LABELLED else {"perplexity"}
     if TASKS[name][0] == "masked_lm":
         expected |= {"accuracy"}
     if name == "next_sentence":
@@ -116,8 +45,9 @@ def test_a_run_is_complete(name, runs) -> None:
         expected |= {"word_perplexity", "byte_perplexity"}
     for measures in (lines[0]["measures"], result["measures"]):
         assert measures.keys() - {"loss"} == expected
-        assert all(0 <= measures[each] <= 1 for each in expected if each.endswith("accuracy"))
-    assert lines[0]["measures"]["perplexity"] == pytest.approx(math.exp(lines[0]["loss"]))
+        assert all(0 <= measures[each] <= 1 for each in expected if each.endswith(("accuracy", "f1")))
+    if name not in LABELLED:
+        assert lines[0]["measures"]["perplexity"] == pytest.approx(math.exp(lines[0]["loss"]))
     kind, auto = CLASSES[name]
     assert type(auto.from_pretrained(run / "model")) is kind
     checkpoint, report = auto.from_pretrained(run / "checkpoint-6", output_loading_info=True)
@@ -128,16 +58,21 @@ def test_a_run_is_complete(name, runs) -> None:
 def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> None:
     """Recomputed with transformers alone, from the rows that the objective makes."""
     from hf_vaswani.data.batching import PairCollator
+    from hf_vaswani.data.labels import encode_labelled_sets, label_columns, label_names, read_labelled
     from hf_vaswani.data.text_sources import encode_text_sets, read_texts
     from hf_vaswani.recipe_file import load_recipe
 
     run = runs[name]
     settings = load_recipe([str(run / "recipe.yaml")])
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
-    (test,) = encode_text_sets(settings, read_texts(settings), tokenizer)["test"]
+    if name in LABELLED:
+        sources = read_labelled(settings)
+        (test,) = encode_labelled_sets(settings, sources, tokenizer, label_names(sources))["test"]
+    else:
+        (test,) = encode_text_sets(settings, read_texts(settings), tokenizer)["test"]
     model = CLASSES[name][1].from_pretrained(run / "model")
     total = labels = 0.0
-    collator = PairCollator(tokenizer.pad_token_id, test.encoded.column_names)
+    collator = PairCollator(tokenizer.pad_token_id, label_columns(settings, test.encoded))
     for row in test.encoded:
         batch = collator([row])
         for extra in ("numbers", "next_sentence_label"):
@@ -166,7 +101,7 @@ def test_a_stopped_run_ends_the_same(name, runs, tmp_path) -> None:
     assert both[0] == both[1]
 
 
-@pytest.mark.parametrize("name", ["next_sentence", "causal_lm"])
+@pytest.mark.parametrize("name", ["next_sentence", "causal_lm", "pairs", "tagging"])
 def test_two_processes_make_the_same_updates(name, runs, tmp_path) -> None:
     """One process that accumulates two batches makes the update of two processes with one each."""
     options = ["--model.dropout=0", "--training.max_steps=3", "--data.test_files=null", "--training.average_last=1"]
@@ -222,22 +157,23 @@ def test_the_models_work_in_their_pipelines(runs) -> None:
     cut = pair["input_ids"].index(tokenizer.eos_token_id) + 1
     assert pair["token_type_ids"] == [0] * cut + [1] * (len(pair["input_ids"]) - cut)
     assert pair["input_ids"][0] == tokenizer.bos_token_id and pair["input_ids"][-1] == tokenizer.eos_token_id
+    for name in ("classification", "decoder"):
+        classify = pipeline("text-classification", model=str(runs[name] / "model"))
+        assert classify("the small cat")[0]["label"] in ("cat", "dog", "tree")
+    classify = pipeline("text-classification", model=str(runs["pairs"] / "model"))
+    assert classify({"text": "the cat", "text_pair": "cat the"})["label"] in ("same", "turned")
+    tag = pipeline("token-classification", model=str(runs["tagging"] / "model"), ignore_labels=[])
+    assert {each["entity"] for each in tag("the small cat sees")} <= {"O", "B-ANIMAL", "B-THING", "I-THING"}
 
 
-def test_a_translation_starts_from_a_denoiser(runs, tmp_path) -> None:
-    """Its architecture and vocabulary become those of the translation."""
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("en\tde\n" + "the cat\tthe dog\n" * 20, encoding="utf-8")
-    path = tmp_path / "translate.yaml"
-    path.write_text(
-        f"data: {{train_files: {pairs}, validation_files: {pairs}}}\n"
-        f"initialize: {{from: {runs['denoise']}}}\n"
-        "training: {max_steps: 2, tokens_per_batch: 256, warmup_steps: 4, validate_every: 2, save_every: 2}\n",
-        encoding="utf-8",
-    )
-    assert main(["train", str(path), "--run_dir", str(tmp_path / "run")]) == 0
-    start, before = weights(tmp_path / "run" / "start"), weights(runs["denoise"] / "model")
-    assert all(torch.equal(start[key], before[key]) for key in before)
+@pytest.mark.parametrize("name", LABELLED)
+def test_a_classifier_learns(name, tmp_path) -> None:
+    """The rules that the labels follow are obvious."""
+    arguments = recipe(tmp_path, name, max_steps=150, validate_every=150, save_every=150, average_last=1)
+    faster = ["--training.schedule=constant", "--training.peak_learning_rate=0.01", "--model.dropout=0"]
+    assert main(["train", *arguments, *faster, "--run_dir", str(tmp_path / "run")]) == 0
+    measures = json.loads((tmp_path / "run" / "test.json").read_text("utf-8"))["measures"]
+    assert measures["accuracy"] > 0.9 and measures["f1"] > 0.9
 
 
 def test_perplexities_count_words_and_bytes() -> None:

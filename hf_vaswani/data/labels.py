@@ -1,0 +1,352 @@
+"""Labelled text: its labels, and the rows of ids that classifiers learn from."""
+
+import logging
+import zlib
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from ..recipe import Recipe, SourceRecipe
+from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
+from .encoding import EncodedRows, as_lists, pair_lengths
+from .reading import load_labelled
+from .sources import EvaluationSet, Source, batch_order, set_names
+from .text_sources import NO_TRAINING_TEXT, TextSource
+from .texts import plain_tokenizer
+from .tokenizer import load_tokenizer, put_special_tokens, train_tokenizer
+
+try:
+    import datasets
+    from datasets import Dataset, concatenate_datasets
+    from datasets.fingerprint import Hasher
+except ImportError as error:
+    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+logger = logging.getLogger(__name__)
+
+
+# ---- Reading -----------------------------------------------------------------------------------------------------
+
+
+def read_labelled(recipe: Recipe) -> list[Source]:
+    """
+    Reads the labelled text of a recipe.
+
+    Args:
+        recipe ([`Recipe`]): its sections `data` and `more_data`.
+
+    Returns:
+        `list[Source]`: in the order of the recipe, with the columns of [`load_labelled`].
+
+    Raises:
+        ValueError: a split is empty or cannot be read.
+        FileNotFoundError: a file or dataset does not exist.
+    """
+    sources: list[Source] = []
+    for part in (recipe.data, *recipe.more_data):
+        source = TextSource(part, dict(load_labelled(**_settings(recipe, part))), None)
+        if "train" not in source.pairs:
+            raise ValueError("There is no training text: set data.train_files or data.dataset.")
+        sources.append(source)
+    return _checked(sources)
+
+
+def read_labelled_sets(recipe: Recipe) -> list[Source]:
+    """Reads the text of `validation_sets`, as [`read_labelled`] does that of the sources."""
+    sources: list[Source] = []
+    for name, part in recipe.named_sets.items():
+        found = load_labelled(**_settings(recipe, part) | NO_TRAINING_TEXT)
+        if not found:
+            raise ValueError(
+                f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
+            )
+        sources.append(TextSource(part, dict(found), None, name))
+    return _checked(sources)
+
+
+def _settings(recipe: Recipe, part: SourceRecipe) -> dict[str, Any]:
+    """Returns the keys of a source that are arguments of [`load_labelled`]."""
+    same = ["dataset", "dataset_config", "pair_column", "label_column"]
+    same += [f"{split}_{kind}" for split in ("train", "validation", "test") for kind in ("split", "files")]
+    return {name: getattr(part, name) for name in same} | {
+        "language": part.source_language,
+        "text_column": part.source_column,
+        "is_tagged": recipe.task == "tagging",
+    }
+
+
+def _checked(sources: list[Source]) -> list[Source]:
+    """Raises a `ValueError` if a split has no text, or another number of tags than words."""
+    for source in sources:
+        for split, rows in source.pairs.items():
+            where = " and ".join(source.origin(split))
+            if len(rows) == 0:
+                raise ValueError(f"The {split} text of {source.name} is empty: {where}.")
+            if "words" not in rows.column_names:
+                continue
+            lengths = (rows.data.column(name).combine_chunks().value_lengths() for name in ("words", "tags"))
+            for number, (words, tags) in enumerate(zip(*(each.to_pylist() for each in lengths), strict=True), start=1):
+                if words != tags:
+                    raise ValueError(
+                        f"{where}, row {number}, has {words} words but {tags} tags: each word needs one tag."
+                    )
+    return sources
+
+
+def label_names(sources: Sequence[Source]) -> list[str]:
+    """
+    Collects the labels of the training text: numbers in their order, other labels in that of the alphabet.
+
+    Args:
+        sources (`Sequence[Source]`): result of [`read_labelled`].
+
+    Returns:
+        `list[str]`: each label once.
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    names = {name for source in sources for row in _labels(source.pairs["train"]) for name in row}
+    if len(names) < 2:
+        origin = " and ".join(name for source in sources for name in source.origin("train"))
+        raise ValueError(
+            f"A classifier needs two labels or more, but the training text has only {', '.join(map(repr, names))}: "
+            f"{origin}."
+        )
+    return sorted(names, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+
+
+def _labels(rows: Any) -> list[list[str]]:
+    """Returns the labels of each row, one or, of words, several."""
+    return rows["tags"][:] if "tags" in rows.column_names else [[label] for label in rows["label"]]
+
+
+# ---- Vocabulary --------------------------------------------------------------------------------------------------
+
+
+def make_label_tokenizer(recipe: Recipe, sources: list[Source]) -> PreTrainedTokenizerBase:
+    """
+    Loads the tokenizer that a recipe names, or trains one on the training text of all sources. It puts `<s>` in front
+    of a text and `</s>` behind it, and behind the second text of a pair.
+
+    Args:
+        recipe ([`Recipe`]): its tokenizer section and task.
+        sources (`list[Source]`): result of [`read_labelled`].
+
+    Returns:
+        [`PreTrainedTokenizerBase`].
+
+    Raises:
+        ValueError: the vocabulary is too small, or the tokenizer cannot be used.
+    """
+    if recipe.tokenizer.path is not None:
+        tokenizer = load_tokenizer(recipe.tokenizer.path)
+    else:
+        sentences = chain.from_iterable(texts for source in sources for texts in _texts(source.pairs["train"]))
+        tokenizer = train_tokenizer(sentences, recipe.tokenizer.vocab_size, recipe.tokenizer.kind)
+    put_special_tokens(tokenizer, recipe.task, has_segments(recipe))
+    tokenizer.model_max_length = recipe.model.max_position_embeddings
+    return tokenizer
+
+
+def has_segments(recipe: Recipe) -> bool:
+    """Returns whether a new model tells the two texts of a pair apart by segments, which a decoder does not have."""
+    return recipe.data.pair_column is not None and recipe.objective.stack != "decoder"
+
+
+def _texts(rows: Any) -> list[tuple[str, ...]]:
+    """Returns the text of each row, or both texts of a pair."""
+    if "words" in rows.column_names:
+        return [(" ".join(words),) for words in rows["words"]]
+    return list(zip(*(rows[name] for name in ("text", "pair") if name in rows.column_names), strict=True))
+
+
+# ---- Ids ---------------------------------------------------------------------------------------------------------
+
+
+def encode_labelled(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    longest: int,
+    where: str,
+    first_number: int = 1,
+    num_proc: int | None = None,
+) -> Dataset:
+    """
+    Encodes labelled text as ids. The result is cached on disk under the fingerprints of the text and the tokenizer.
+
+    Args:
+        rows (`Dataset`): columns of [`load_labelled`].
+        tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer.
+        labels (`Sequence[str]`): names of the labels, by id.
+        longest (`int`): most tokens of a text or a pair of texts, special tokens included; longer ones are cut.
+        where (`str`): name of the text, for error messages.
+        first_number (`int`), num_proc (`int`, *optional*): as in [`encode_pairs`].
+
+    Returns:
+        `Dataset` with the columns `number`, `source_ids`, `target_ids` and, if the tokenizer has them, `segments`. The
+        target of a text is its label; that of a tagged sentence has the label of each word at its first token, and
+        -100 elsewhere.
+
+    Raises:
+        ValueError: a label is not one of `labels`.
+    """
+    plain, ids = plain_tokenizer(tokenizer), {name: i for i, name in enumerate(labels)}
+    plain.enable_truncation(longest)
+    lists = ["source_ids", "target_ids"]
+    if "token_type_ids" in tokenizer.model_input_names:
+        lists.append("segments")
+
+    def encode(table: pa.Table, indices: list[int]) -> pa.Table:
+        batch = table.to_pydict()
+        if "words" in batch:
+            encodings = plain.encode_batch([" ".join(words) for words in batch["words"]])
+            names = batch["tags"]
+        else:
+            pairs = zip(batch["text"], batch["pair"], strict=True) if "pair" in batch else batch["text"]
+            encodings = plain.encode_batch(list(pairs))
+            names = [[label] for label in batch["label"]]
+        found: dict[str, list[Any]] = {name: [] for name in lists}
+        for row, (encoding, tags) in enumerate(zip(encodings, names, strict=True)):
+            if unknown := [name for name in tags if name not in ids]:
+                raise ValueError(
+                    f"{where}, row {indices[row] + 1}, has the label {unknown[0]!r}, but the model has only "
+                    f"{', '.join(map(repr, labels[:20]))}{' and more' if len(labels) > 20 else ''}."
+                )
+            target = [ids[name] for name in tags]
+            if "words" in batch:
+                target = tag_places(encoding, batch["words"][row], target)
+            values = {"source_ids": encoding.ids, "target_ids": target, "segments": encoding.type_ids}
+            for name in lists:
+                found[name].append(values[name])
+        columns = {name: as_lists(values) for name, values in found.items()}
+        return pa.table({"number": pa.array([first_number + index for index in indices]), **columns})
+
+    numbers = datasets.List(datasets.Value("int32"))
+    encoded = rows.with_format("arrow").map(
+        encode,
+        batched=True,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=datasets.Features({"number": datasets.Value("int64")} | dict.fromkeys(lists, numbers)),
+        num_proc=num_proc,
+        new_fingerprint=Hasher.hash([rows._fingerprint, plain.to_str(), lists, list(labels), first_number]),
+        desc="Encoding",
+    )
+    return encoded.with_format(None)
+
+
+def tag_places(encoding: Encoding, words: Sequence[str], tags: Sequence[int]) -> list[int]:
+    """
+    Puts the tag of each word at its first token.
+
+    Args:
+        encoding (`tokenizers.Encoding`): the words, joined by spaces.
+        words (`Sequence[str]`), tags (`Sequence[int]`): the words, and an id for each.
+
+    Returns:
+        `list[int]`: a tag or -100 for each token. A word without tokens, or beyond the last one, has none.
+    """
+    found = [-100] * len(encoding.ids)
+    place, start = 0, 0
+    for word, tag in zip(words, tags, strict=True):
+        # A piece may begin with the space in front of its word.
+        while place < len(found) and (encoding.special_tokens_mask[place] or encoding.offsets[place][1] <= start):
+            place += 1
+        end = start + len(word)
+        if place < len(found) and encoding.offsets[place][0] < end:
+            found[place] = tag
+            place += 1
+        start = end + 1
+    return found
+
+
+# ---- Updates -----------------------------------------------------------------------------------------------------
+
+
+def build_labelled_updates(
+    recipe: Recipe,
+    sources: list[Source],
+    tokenizer: PreTrainedTokenizerBase,
+    labels: Sequence[str],
+    num_processes: int = 1,
+    process_index: int = 0,
+) -> Updates:
+    """
+    Encodes the labelled training text, and groups it into updates.
+
+    Args:
+        recipe ([`Recipe`]): token budget, longest text, accumulation, seed, workers.
+        sources (`list[Source]`): result of [`read_labelled`].
+        tokenizer ([`PreTrainedTokenizerBase`]), labels (`Sequence[str]`): as in [`encode_labelled`].
+        num_processes (`int`), process_index (`int`): number of processes that share the updates, and this one's index.
+
+    Returns:
+        [`Updates`].
+
+    Raises:
+        ValueError: a label is not one of `labels`.
+    """
+    parts: list[Dataset] = []
+    for source in sources:
+        first = 1 + sum(map(len, parts))
+        where = " and ".join(source.origin("train"))
+        rows, longest = source.pairs["train"], recipe.objective.block_length
+        parts.append(encode_labelled(rows, tokenizer, labels, longest, where, first, recipe.data.num_proc))
+    encoded = concatenate_datasets(parts)
+    lengths = pair_lengths(encoded)
+    order = batch_order(recipe, num_processes, process_index)
+    weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
+    sampler = TokenBudgetBatchSampler(lengths, order, weights)
+    cut = int((lengths[:, 0] == recipe.objective.block_length).sum())
+    logger.info(f"{len(encoded):,} labelled texts, {int(lengths[:, 0].sum()):,} tokens, {len(labels)} labels")
+    if cut:
+        logger.info(f"{cut:,} texts have objective.block_length tokens: what was longer is cut")
+    collator = PairCollator(tokenizer.pad_token_id, label_columns(recipe, encoded))
+    updates = EpochUpdates(EncodedRows(encoded), sampler, collator, recipe.training.data_workers)
+    targets = [batch.column("target_ids").values for batch in encoded.data.to_batches()]
+    crc = 0
+    for values in targets:
+        crc = zlib.crc32(values.to_numpy().tobytes(), crc)
+    updates.fingerprint = updates.fingerprint | {"labels": list(labels), "crc32_of_labels": crc}
+    return updates
+
+
+def label_columns(recipe: Recipe, encoded: Dataset) -> list[str]:
+    """Returns the columns of encoded text for [`PairCollator`]."""
+    return [*encoded.column_names, *(["label"] if recipe.task == "classification" else [])]
+
+
+def encode_labelled_sets(
+    recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> dict[str, list[EvaluationSet]]:
+    """
+    Encodes the validation and test text.
+
+    Args:
+        recipe ([`Recipe`]), sources (`list[Source]`), tokenizer ([`PreTrainedTokenizerBase`]), labels
+            (`Sequence[str]`): as in [`build_labelled_updates`].
+
+    Returns:
+        `dict[str, list[EvaluationSet]]`: the sets of all sources, by split ("validation" or "test"). Their `source`
+        has the texts, and their `target` the labels.
+
+    Raises:
+        ValueError: a label is not one of `labels`.
+    """
+    sets: dict[str, list[EvaluationSet]] = {}
+    for split in ("validation", "test"):
+        with_text = [source for source in sources if split in source.pairs]
+        for source, name in zip(with_text, set_names(sources, split), strict=True):
+            rows: Any = source.pairs[split]
+            where = " and ".join(source.origin(split))
+            encoded = encode_labelled(rows, tokenizer, labels, recipe.objective.block_length, where)
+            texts, names = ["\t".join(each) for each in _texts(rows)], [" ".join(each) for each in _labels(rows)]
+            language = source.recipe.source_language
+            sets.setdefault(split, []).append(EvaluationSet(name, texts, names, None, None, language, encoded))
+    return sets

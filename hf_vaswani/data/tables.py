@@ -1,0 +1,453 @@
+"""Rows of text: columns of tables, JSON, Parquet and datasets, and line-aligned files; cached or streamed."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..files import read_lines
+from ..recipe import shown
+
+try:
+    import datasets
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.parquet
+    from datasets import Dataset, IterableDataset
+    from datasets.exceptions import DatasetGenerationError
+except ImportError as error:
+    raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
+
+# Only Parquet is parsed by `datasets`. Its reader of tables takes "null" for a missing value and a missing column for
+# an empty one; its reader of JSON accepts any bytes, and some of its errors name no file.
+DELIMITERS = {".tsv": "\t", ".csv": ","}
+JSON = (".jsonl", ".json")
+PARQUET = ".parquet"
+KINDS = (*DELIMITERS, *JSON, PARQUET)
+
+# Longest field of a CSV file, in characters: an unclosed quotation mark makes one field of the rest of the file.
+LONGEST_FIELD = 10_000_000
+# A text may begin with one when files were concatenated.
+BYTE_ORDER_MARK = "\ufeff"
+
+SIDES = ("source", "target")
+# Columns of running text: a line, and the name of its document.
+LINE = ("text", "document")
+# Columns of labelled text: a text or a pair of texts with a label, and the words of a sentence with a tag each.
+LABELLED, LABELLED_PAIR, TAGGED = ("text", "label"), ("text", "pair", "label"), ("words", "tags")
+LISTS = ("words", "tags")
+ADVICE = {
+    SIDES: "Name the two sides with data.source_column and data.target_column, or with --columns.",
+    LINE: "Name the column of the text with data.source_column, and that of its document with data.document_column.",
+    LINE[:1]: "Name the column of the text with data.source_column.",
+    LABELLED: "Name the column of the text with data.source_column, and that of the label with data.label_column.",
+    LABELLED_PAIR: "Name the columns with data.source_column, data.pair_column and data.label_column.",
+    TAGGED: "Name the column of the words with data.source_column, and that of their tags with data.label_column.",
+}
+CALLED = {"source": "source text", "target": "target text", "pair": "second text"}
+
+# A column of a table: its name or, in a table without a header line, its number; by what it holds.
+Columns = dict[str, int | str]
+
+# A row: text, or a list of words, by what it is.
+Row = dict[str, Any]
+
+T = TypeVar("T")
+
+
+def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
+    """
+    Adds file names to the errors of an iterable; those of `datasets` and pyarrow often have none.
+
+    Args:
+        rows (`Iterable`): rows of a dataset.
+        names (`Sequence[str]`): their files, or their dataset.
+
+    Yields:
+        The rows.
+
+    Raises:
+        ValueError: the rows cannot be read.
+    """
+    try:
+        yield from rows
+    # Compression, the network and file formats have errors of many classes.
+    except Exception as error:
+        if isinstance(error, (ValueError, OSError)) and any(Path(name).name in str(error) for name in names):
+            raise
+        raise ValueError(f"{' and '.join(names)} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def existing(path: Path) -> Path:
+    """Returns the path of a file, or raises a `ValueError` or `FileNotFoundError` if it is none."""
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder, but a text file is expected: name one of its files.")
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} is a device or a pipe, but a text file is expected.")
+    return path
+
+
+def _aligned_lines(
+    paths: tuple[str, str], stamps: tuple[tuple[int, int], ...], names: tuple[str, str] = SIDES
+) -> Iterator[Row]:
+    """Pairs the lines of two files. `stamps` are their sizes and times, which keep a changed file out of the cache."""
+    sides = [read_lines(Path(path)) for path in paths]
+    for number, (source, target) in enumerate(zip_longest(*sides), start=1):
+        if source is None or target is None:
+            counts = [number - 1 + (line is not None) for line in (source, target)]
+            totals = [count + sum(1 for _ in side) for count, side in zip(counts, sides, strict=True)]
+            raise ValueError(
+                f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
+                f"and {paths[1]} has {totals[1]}."
+            )
+        lines = zip(names, (source, target), paths, strict=True)
+        yield {
+            name: _field(name, without_mark(line.rstrip("\r\n")), f"{path}, line {number},")
+            for name, line, path in lines
+        }
+
+
+def without_mark(text: str) -> str:
+    """Removes byte order marks from the beginning of a text."""
+    return text.lstrip(BYTE_ORDER_MARK)
+
+
+def aligned_files(
+    files: dict[str, str], languages: tuple[str, str], streaming: bool, names: tuple[str, str] = SIDES
+) -> Dataset | IterableDataset:
+    """Reads two files whose lines belong together, by what they are for: `languages`; `names` are the columns."""
+    if sorted(map(str, files)) != sorted(languages):
+        raise ValueError(
+            f"Line-aligned files are given for {' and '.join(sorted(map(str, files)))}, "
+            f"but the languages are {languages[0]} and {languages[1]}."
+        )
+    paths = [existing(Path(files[language])) for language in languages]
+    # Tuples, because `datasets` treats a list as shards, which it may read in parallel.
+    arguments: dict[str, Any] = {
+        "paths": tuple(str(path.resolve()) for path in paths),
+        "stamps": tuple(map(stamp_of, paths)),
+    }
+    # Sentence pairs keep the place that they have in the cache of earlier versions.
+    return generated(_aligned_lines, arguments | ({} if names == SIDES else {"names": names}), streaming, names)
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Returns size and time of a file."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def text_features(names: Iterable[str]) -> datasets.Features:
+    """Returns the features of columns of text, by what they hold."""
+    text = datasets.Value("string")
+    return datasets.Features({name: datasets.List(text) if name in LISTS else text for name in names})
+
+
+def generated(
+    generator: Callable[..., Iterator[Row]],
+    arguments: dict[str, Any],
+    streaming: bool,
+    names: Iterable[str] = SIDES,
+) -> Dataset | IterableDataset:
+    """Makes a dataset of the rows of a generator, cached on disk or streamed."""
+    features = text_features(names)
+    if streaming:
+        return IterableDataset.from_generator(generator, features=features, gen_kwargs=arguments)
+    if next(generator(**arguments), None) is None:
+        # The error of `datasets` about a generator without rows names no file.
+        return Dataset.from_dict({name: [] for name in features}, features=features)
+    try:
+        return Dataset.from_generator(generator, features=features, gen_kwargs=arguments)
+    except DatasetGenerationError as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):
+            raise error.__cause__ from None
+        raise
+
+
+def suffix_of(path: Path) -> str:
+    """Returns the extension that tells the format of a file, before `.gz`."""
+    return (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+
+
+def column_file(
+    path: Path, languages: tuple[str, str] | None, columns: Columns, streaming: bool
+) -> Dataset | IterableDataset:
+    """
+    Reads columns of a file.
+
+    Args:
+        path (`Path`): a file of one of the `KINDS`.
+        languages (`tuple[str, str]`, *optional*): keys of the two sides in a `translation`.
+        columns (`Columns`): the columns by what they hold, whose names they get.
+        streaming (`bool`): whether to read the rows on demand.
+
+    Returns:
+        `Dataset` with these columns.
+
+    Raises:
+        ValueError: the file cannot be read, or lacks a column or value.
+        FileNotFoundError: it does not exist.
+    """
+    suffix = suffix_of(path)
+    if suffix not in KINDS:
+        raise ValueError(
+            f"{path} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
+            "two line-aligned files as {en: FILE, de: FILE}."
+        )
+    if existing(path).stat().st_size == 0:
+        raise ValueError(f"{path} is empty.")
+    arguments = {"path": str(path.resolve()), "columns": columns, "stamp": stamp_of(path)}
+    if suffix in DELIMITERS:
+        _check_different(columns, str(path))
+        return generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming, columns)
+    if suffix in JSON:
+        return generated(_json_rows, arguments | {"languages": languages}, streaming, columns)
+    if path.suffix == ".gz":
+        raise ValueError(f"{path} is compressed twice, because Parquet is compressed already: unpack it.")
+    try:
+        # The error of `datasets` about a file that is not Parquet has several lines.
+        pyarrow.parquet.read_schema(path)
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
+    # The readers of `datasets` have many error classes; to the user, this file is wrong.
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as Parquet: {error.__cause__ or error}") from error
+    return text_columns(rows, languages, columns, str(path))
+
+
+def _json_rows(
+    path: str, columns: Columns, languages: tuple[str, str] | None, stamp: tuple[int, int]
+) -> Iterator[Row]:
+    """Reads keys of JSON objects. `stamp` is as in [`_table_rows`]."""
+    names: dict[str, str] = {}
+    for where, row in _json_objects(path):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, {where}, is not a JSON object like {{...}}.")
+        names = names or _names(list(row), languages, columns, path)
+        pair = _text_fields(row, names, f"{path}, {where}")
+        try:
+            "".join(chain.from_iterable(pair.values())).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{path}, {where}, has an unpaired UTF-16 surrogate.") from error
+        yield pair
+
+
+def _json_objects(path: str) -> Iterator[tuple[str, Any]]:
+    """Reads the JSON values of a file, one per line or the items of one list, each with its place."""
+    lines = ((number, line) for number, line in enumerate(read_lines(Path(path)), start=1) if line.strip())
+    first = next(lines, (1, ""))
+    if Path(path.removesuffix(".gz")).suffix.lower() == ".json" and first[1].lstrip().startswith("["):
+        rows = _parsed("".join(line for _, line in chain([first], lines)), path)
+        yield from ((f"row {i}", row) for i, row in enumerate(rows, start=1))
+        return
+    for number, line in chain([first], lines):
+        if line:
+            yield f"line {number}", _parsed(line, f"{path}, line {number},")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error.msg} at character {error.pos + 1}.") from error
+    except RecursionError as error:
+        raise ValueError(f"{where} is JSON that is nested too deeply to be read.") from error
+    except ValueError as error:
+        # A number with thousands of digits.
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
+
+
+def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Reads the rows of a table, each with its line number. In CSV, quoted fields may have commas and line breaks."""
+    lines = read_lines(Path(path))
+    if delimiter == "\t":
+        for number, line in enumerate(lines, start=1):
+            text = line.rstrip("\r\n")
+            yield number, text.split("\t") if text else []
+        return
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        while (row := _next_row(rows)) is not None:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {rows.line_num}, cannot be read as a table: {error}.") from error
+
+
+def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
+    # The limit is global to the process, so it is raised only while a row is read.
+    before = csv.field_size_limit(LONGEST_FIELD)
+    try:
+        return next(rows, None)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _table_rows(path: str, columns: Columns, delimiter: str, stamp: tuple[int, int]) -> Iterator[Row]:
+    """Reads columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
+    places: dict[str, int] = {}
+    width = blank = 0
+    for number, row in _table(path, delimiter):
+        if not row:
+            # Empty lines are allowed at the end of the file.
+            blank = blank or number
+            continue
+        if blank:
+            raise ValueError(f"{path}, line {blank}, is empty, but a row of the table is expected.")
+        if not places:
+            width, named = len(row), all(isinstance(column, str) for column in columns.values())
+            names = row if named else [str(place) for place in range(width)]
+            _check_columns(names, [str(column) for column in columns.values()], path, ADVICE[tuple(columns)])
+            places = {name: names.index(str(column)) for name, column in columns.items()}
+            if named:
+                continue
+        if len(row) != width:
+            raise ValueError(
+                f"{path}, line {number}, has another number of columns ({len(row)}) than the first line ({width})."
+            )
+        where = f"{path}, line {number},"
+        yield {name: _field(name, without_mark(row[place]), where) for name, place in places.items()}
+
+
+def dataset_split(dataset: str, config: str | None, split: str, streaming: bool) -> Dataset | IterableDataset:
+    """Loads a split of a dataset: a folder or an id on the Hub; raises `ValueError` or `FileNotFoundError`."""
+    folder = Path(dataset)
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            saved = datasets.load_from_disk(dataset)
+            # A dataset saved without splits is a training set only.
+            splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+            if split not in splits:
+                raise ValueError(f"its splits are {', '.join(map(repr, splits))}")
+            return splits[split].to_iterable_dataset() if streaming else splits[split]
+        return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
+    # `datasets` does not check the files of a folder, so a damaged one raises errors of any class.
+    except Exception as error:
+        kind = FileNotFoundError if isinstance(error, OSError) else ValueError
+        reason = error if isinstance(error, (OSError, ValueError)) else error.__cause__ or repr(error)
+        splits = "data.train_split, validation_split and test_split must name its splits, or be null."
+        # The splits of a dataset that cannot be reached or found are not the problem.
+        advice = "" if isinstance(error, OSError) else f" ({splits})"
+        raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason}{advice}") from error
+
+
+def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:
+    for column in wanted:
+        if column not in names:
+            raise ValueError(f"{where} has no column {column!r}; it has {shown(names)}. {advice}")
+
+
+def _check_different(columns: Columns, where: str) -> None:
+    """Refuses one column for both sides; the lines of a text may be documents of their own."""
+    if tuple(columns) == SIDES and columns["source"] == columns["target"]:
+        raise ValueError(
+            f"Source and target must be different columns of {where}, but both are {columns['source']!r}."
+        )
+
+
+def _names(known: list[str], languages: tuple[str, str] | None, columns: Columns, where: str) -> dict[str, str]:
+    """Returns the keys of a row, or of its `translation`, by what they hold."""
+    names = {name: str(column) for name, column in columns.items()}
+    if languages is not None and "translation" in known and "translation" not in names.values():
+        return dict(zip(SIDES, languages, strict=True))
+    _check_different(columns, where)
+    _check_columns(known, list(names.values()), where, ADVICE[tuple(columns)])
+    return names
+
+
+def text_columns(
+    rows: Dataset | IterableDataset, languages: tuple[str, str] | None, columns: Columns, where: str
+) -> Dataset | IterableDataset:
+    """Renames columns of a dataset, or the values of its `translation`, to what they hold, and checks them."""
+    known = rows.column_names or list(next(iter(rows), {}))
+    names = _names(known, languages, columns, where)
+    if isinstance(rows, IterableDataset):
+        return rows.map(
+            lambda row, index: _text_fields(row, names, f"{where}: row {index + 1}"),
+            with_indices=True,
+            remove_columns=known,
+            features=text_features(names),
+        )
+    if _is_nested(known, names):
+        rows = rows.select_columns("translation").flatten()
+        names = {side: f"translation.{language}" for side, language in names.items()}
+        advice = "The keys of `translation` are language codes."
+        _check_columns(rows.column_names, list(names.values()), where, advice)
+    rows = rows.select_columns(list(names.values())).rename_columns({column: name for name, column in names.items()})
+    if tuple(names) in (LABELLED, LABELLED_PAIR, TAGGED):
+        return _labelled_columns(rows, where)
+    for name in names:
+        kind = getattr(rows.features[name], "dtype", rows.features[name])
+        if kind not in ("string", "large_string"):
+            raise ValueError(f"{where}: the {name} column must be text, but it is {kind}.")
+        if rows.data.column(name).null_count:
+            missing = rows.with_format("arrow")[:][name].is_null().index(True).as_py()
+            raise ValueError(f"{where}: row {missing + 1} has no {CALLED[name]}.")
+    if any(pa.compute.any(pa.compute.starts_with(rows.data.column(name), BYTE_ORDER_MARK)).as_py() for name in names):
+        rows = rows.map(lambda row: {name: without_mark(row[name]) for name in names})
+    return rows
+
+
+def _labelled_columns(rows: Dataset, where: str) -> Dataset:
+    """Converts the columns of labelled text: a dataset has names for its classes, and lists of words."""
+    features = rows.features
+
+    def converted(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        names = {name: name for name in batch}
+        found = [
+            _text_fields(dict(zip(batch, values, strict=True)), names, f"{where}: row {index + 1}", features)
+            for index, *values in zip(indices, *batch.values(), strict=True)
+        ]
+        return {name: [row[name] for row in found] for name in batch}
+
+    return rows.map(converted, batched=True, with_indices=True, features=text_features(features))
+
+
+def _is_nested(known: Iterable[str], names: dict[str, str]) -> bool:
+    """Returns whether the text of a row is in its `translation`."""
+    return "translation" in known and tuple(names) == SIDES and "translation" not in names.values()
+
+
+def _text_fields(row: dict[str, Any], names: dict[str, str], where: str, features: Any = None) -> Row:
+    """Checks and renames the fields of a row; `features` are those of its columns, for the names of classes."""
+    texts, found = row["translation"] if _is_nested(row, names) else row, dict[str, Any]()
+    if not isinstance(texts, dict):
+        texts = {}
+    for name, column in names.items():
+        value = texts.get(column)
+        if value is None:
+            raise ValueError(f"{where} has no {CALLED.get(name, name)} ({column!r}).")
+        field = _field(name, value, where, features[column] if features else None)
+        found[name] = without_mark(field) if isinstance(field, str) else field
+    return found
+
+
+def _field(name: str, value: Any, where: str, feature: Any = None) -> Any:
+    """Returns a value as the column of this name holds it: text, or a list of words; refuses others."""
+    field = _read(name, value, feature)
+    if field is None:
+        raise ValueError(f"{where} has {shown(value)} for its {CALLED.get(name, name)}.")
+    return field
+
+
+def _read(name: str, value: Any, feature: Any) -> Any:
+    if name in LISTS:
+        if isinstance(value, list):
+            words = [_label(word, getattr(feature, "feature", None)) for word in value]
+            return None if None in words else words
+        return value.split() if isinstance(value, str) else None
+    if name == "label":
+        return _label(value, feature)
+    return value if isinstance(value, str) else None
+
+
+def _label(value: Any, feature: Any) -> str | None:
+    """Returns a label as text: the name of a class, or a number as it is written; `None` for another value."""
+    if isinstance(feature, datasets.ClassLabel) and isinstance(value, int):
+        # Datasets whose labels are kept secret have -1.
+        return feature.int2str(value) if value >= 0 else None
+    if isinstance(value, int):
+        return str(value)
+    return (value.strip() or None) if isinstance(value, str) else None

@@ -1,0 +1,125 @@
+"""Starts a model from the folder of another class: with the stacks and heads that both have."""
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..adapters import has_adapter
+from ..averaging import load_weights
+from ..data.tokenizer import put_special_tokens
+from ..model.configuration_vaswani import VaswaniConfig
+from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
+from ..model.loading_vaswani import check_shapes, find_non_finite
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
+from ..recipe import EvaluationRecipe, Recipe
+from ..run_folder import EMA_WEIGHTS
+from ..translation.loading import check_vocabulary, load_whole_tokenizer, quiet
+from .tasks import config_of_labels, model_class
+
+logger = logging.getLogger(__name__)
+
+
+def load_other(
+    folder: Path, recipe: Recipe, labels: Sequence[str]
+) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
+    """
+    Loads a model of any class of this package as the class that a recipe trains. What the folder does not have gets
+    random weights: a head, or the other stack, whose number of layers is the recipe's.
+
+    Args:
+        folder (`Path`): folder of the model.
+        recipe ([`Recipe`]): its task, and the settings of what is new.
+        labels (`Sequence[str]`): labels of the training text. A classifier in the folder keeps its own.
+
+    Returns:
+        [`VaswaniPreTrainedModel`] in float32 and in evaluation mode, and its [`PreTrainedTokenizerBase`], which puts
+        the special tokens of the task around a text.
+
+    Raises:
+        ValueError: the folder has none of the stacks, or lacks a weight that it should have.
+    """
+    if has_adapter(folder):
+        raise ValueError(f"{folder} has only adapters: name the model of the finished run.")
+    kind, tokenizer = model_class(recipe), load_whole_tokenizer(folder)
+    config = VaswaniConfig.from_pretrained(folder)
+    saved = config.stacks
+    is_same = config.architectures == [kind.__name__]
+    _settle_config(config, recipe, [] if is_same else labels)
+    with quiet():
+        model, report = kind.from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    check_shapes(model, report)
+    lost = [name for name in report["missing_keys"] if is_same or not _may_be_new(name, saved)]
+    if lost:
+        raise ValueError(f"{folder} lacks {len(lost)} weights (first: {min(lost)}).")
+    if name := find_non_finite(model):
+        raise ValueError(f"{folder} has non-finite values in {name}.")
+    if (folder / EMA_WEIGHTS).is_file():
+        _load_average(model, folder)
+    if isinstance(model, VaswaniForConditionalGeneration):
+        model.generation_config.update(**search_of(recipe.evaluation))
+    check_vocabulary(model, tokenizer, folder)
+    # Segments tell the texts of a pair apart, which an encoder reads.
+    put_special_tokens(tokenizer, recipe.task, model.config.stacks == ("encoder",) and config.type_vocab_size > 0)
+    new = ", ".join(sorted({_described(name) for name in report["missing_keys"]}))
+    logger.info(f"initialize.from: took the weights of {folder}" + (f"; random weights for {new}" if new else ""))
+    return model.eval(), tokenizer
+
+
+def _settle_config(config: VaswaniConfig, recipe: Recipe, labels: Sequence[str]) -> None:
+    """Changes the config of a folder to that of the recipe's model."""
+    kind = model_class(recipe)
+    for stack in ("encoder", "decoder"):
+        if stack not in config.stacks:
+            setattr(config, f"{stack}_layers", getattr(recipe.model, f"{stack}_layers"))
+    config.lm_head_transform = config.lm_head_transform and issubclass(kind, VaswaniForMaskedLM)
+    if recipe.objective.next_sentence:
+        config.type_vocab_size = max(config.type_vocab_size, 2)
+    if issubclass(kind, VaswaniClassifier):
+        (stack,) = kind.stacks_from(config.stacks)
+        if recipe.objective.stack not in (None, stack):
+            raise ValueError(
+                f"objective.stack is {recipe.objective.stack!r}, but a classifier reads the {stack} of this model: "
+                "leave the key out."
+            )
+        config.update(config_of_labels(labels))
+
+
+def _may_be_new(name: str, saved: tuple[str, ...]) -> bool:
+    """Returns whether a model with these stacks cannot have a weight: that of a head, or of the other stack."""
+    match = re.match(r"model\.(encoder|decoder)\.", name)
+    return match is None or match[1] not in saved or ".cross_attn" in name or ".embed_segments." in name
+
+
+def _described(name: str) -> str:
+    """`"model.decoder.layers.0.fc1.weight"` -> `"decoder"`, and `"classifier.bias"` -> `"classifier"`."""
+    return name.removeprefix("model.").split(".")[0]
+
+
+def _load_average(model: VaswaniPreTrainedModel, folder: Path) -> None:
+    """Loads the moving average of a checkpoint in place of its weights."""
+    weights = load_weights(folder)
+    for before, after in stored_embedding(type(model), folder, {}).items():
+        weights |= {name.replace(before, after): weight for name, weight in weights.items() if before in name}
+    names = model.state_dict().keys() & weights.keys()
+    model.load_state_dict({name: weights[name] for name in names}, strict=False)
+
+
+def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:
+    """Returns the search settings of a recipe, as a generation config has them."""
+    return {
+        "num_beams": evaluation.num_beams,
+        # transformers does not save settings that a single beam has no use for.
+        "length_penalty": evaluation.length_penalty if evaluation.num_beams > 1 else None,
+        "early_stopping": evaluation.early_stopping if evaluation.num_beams > 1 else None,
+        "finish_candidates": evaluation.finish_candidates,
+        "length_penalty_type": evaluation.length_penalty_type,
+        "max_length_offset": evaluation.max_length_offset,
+        "max_length": evaluation.max_length,
+    }

@@ -1,0 +1,210 @@
+"""Labelled text: read from every format, encoded, and refused where it is wrong."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+
+from hf_vaswani.data.labels import (
+    build_labelled_updates,
+    encode_labelled,
+    encode_labelled_sets,
+    label_names,
+    make_label_tokenizer,
+    read_labelled,
+    read_labelled_sets,
+    tag_places,
+)
+from hf_vaswani.data.reading import load_labelled
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, ObjectiveRecipe, Recipe, TokenizerRecipe
+
+ROWS = [("good film", "pos"), ("bad film", "neg"), ("a very good book", "pos")]
+TAGGED = [(["New", "York", "sleeps"], ["B-LOC", "I-LOC", "O"]), (["Ann", "reads"], ["B-PER", "O"])]
+
+
+def recipe(path: Path | None, task: str = "classification", **data: object) -> Recipe:
+    files = None if path is None else str(path)
+    settings = {"source_language": "en", "train_files": files, "test_files": files} | data
+    return Recipe(task=task, data=DataRecipe(**settings), tokenizer=TokenizerRecipe(vocab_size=300))
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def as_tsv(folder: Path) -> Path:
+    return write(folder / "a.tsv", "en\tlabel", *("\t".join(row) for row in ROWS))
+
+
+def as_jsonl(folder: Path) -> Path:
+    return write(folder / "a.jsonl", *(json.dumps({"en": text, "label": label}) for text, label in ROWS))
+
+
+def as_parquet(folder: Path) -> Path:
+    features = Features({"en": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    columns = {"en": [text for text, _ in ROWS], "label": [int(label == "pos") for _, label in ROWS]}
+    Dataset.from_dict(columns, features=features).to_parquet(folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+@pytest.mark.parametrize("make", [as_tsv, as_jsonl, as_parquet])
+def test_every_format_gives_the_same_rows(make, tmp_path) -> None:
+    (source,) = read_labelled(recipe(make(tmp_path)))
+    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == ROWS
+    assert source.name == "en" and label_names([source]) == ["neg", "pos"]
+
+
+def test_two_line_aligned_files(tmp_path) -> None:
+    texts, labels = (write(tmp_path / name, *side) for name, side in zip("ab", zip(*ROWS, strict=True), strict=True))
+    (source,) = read_labelled(recipe(None, train_files={"en": str(texts), "label": str(labels)}))
+    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == ROWS
+
+
+def test_a_dataset_has_names_for_its_classes(tmp_path) -> None:
+    names = ClassLabel(names=["O", "B-LOC", "I-LOC", "B-PER"])
+    features = Features({"tokens": List(Value("string")), "ner_tags": List(names)})
+    columns = {
+        "tokens": [words for words, _ in TAGGED],
+        "ner_tags": [[names.str2int(tag) for tag in tags] for _, tags in TAGGED],
+    }
+    rows = Dataset.from_dict(columns, features=features)
+    DatasetDict({"train": rows, "test": rows}).save_to_disk(tmp_path / "data")
+    columns = {"source_column": "tokens", "label_column": "ner_tags", "validation_split": None}
+    (source,) = read_labelled(recipe(None, "tagging", dataset=str(tmp_path / "data"), test_files=None, **columns))
+    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == TAGGED
+    assert label_names([source]) == ["B-LOC", "B-PER", "I-LOC", "O"]
+
+
+@pytest.mark.parametrize("as_lists", [True, False])
+def test_words_are_lists_or_separated_by_spaces(as_lists, tmp_path) -> None:
+    if as_lists:
+        lines = [json.dumps({"en": words, "label": tags}) for words, tags in TAGGED]
+        path = write(tmp_path / "a.jsonl", *lines)
+    else:
+        path = write(tmp_path / "a.tsv", "en\tlabel", *("\t".join(map(" ".join, row)) for row in TAGGED))
+    (source,) = read_labelled(recipe(path, "tagging"))
+    assert [tuple(row.values()) for row in source.pairs["train"].to_list()] == TAGGED
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path) -> None:
+    lines = [json.dumps({"en": "a", "label": label}) for label in (10, 9, 2)]
+    assert label_names(read_labelled(recipe(write(tmp_path / "a.jsonl", *lines)))) == ["2", "9", "10"]
+
+
+def test_a_text_and_its_label_as_ids(tmp_path) -> None:
+    settings = recipe(as_tsv(tmp_path))
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    (test,) = encode_labelled_sets(settings, sources, tokenizer, label_names(sources))["test"]
+    assert test.source == [text for text, _ in ROWS] and test.target == [label for _, label in ROWS]
+    for row, (text, label) in zip(test.encoded, ROWS, strict=True):
+        assert row["source_ids"] == tokenizer(text)["input_ids"]
+        assert row["source_ids"][0] == tokenizer.bos_token_id and row["source_ids"][-1] == tokenizer.eos_token_id
+        assert row["target_ids"] == [["neg", "pos"].index(label)]
+    ((batch, *_), _) = next(
+        build_labelled_updates(settings, sources, tokenizer, ["neg", "pos"]).after({"epoch": 0, "update": 0})
+    )
+    assert batch["labels"].shape == (3,) and batch["input_ids"].shape[0] == 3
+
+
+def test_a_pair_of_texts_has_segments_and_is_cut_at_its_longer_side(tmp_path) -> None:
+    path = write(tmp_path / "a.tsv", "en\tb\tlabel", "one\ttwo three\tx", "a " * 30 + "\tb b b\ty")
+    settings = recipe(path, pair_column="b")
+    settings.objective = ObjectiveRecipe(block_length=16)
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    rows = encode_labelled(sources[0].pairs["train"], tokenizer, ["x", "y"], 16, "a.tsv")
+    whole = tokenizer("one", "two three")
+    assert rows[0]["source_ids"] == whole["input_ids"] and rows[0]["segments"] == whole["token_type_ids"]
+    assert len(rows[1]["source_ids"]) == 16
+    assert rows[1]["source_ids"][-4:] == tokenizer("", "b b b")["input_ids"][-4:]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "characters"])
+def test_the_tag_of_a_word_is_at_its_first_token(kind) -> None:
+    """Whatever the pieces are, and whether one begins with the space or not."""
+    words = ["Unbelievable", "prices", ",", "e\u0301te\u0301", "sagt", "Ann"]
+    tokenizer = train_tokenizer(["the price is the best", "Ann says été , no"] * 5, 290, kind)
+    encoding = tokenizer.backend_tokenizer.encode(" ".join(words))
+    tags = tag_places(encoding, words, range(6))
+    assert [tag for tag in tags if tag != -100] == list(range(6))
+    for word, place in zip(words, [tags.index(tag) for tag in range(6)], strict=True):
+        piece = encoding.tokens[place]
+        start = encoding.offsets[place][0]
+        assert " ".join(words)[start:].lstrip().startswith(word) or piece.strip() == ""
+
+
+def test_words_beyond_the_longest_text_have_no_tag() -> None:
+    tokenizer = train_tokenizer(["a b c d"], 290, "bpe")
+    words = ["a", "b", "c", "d"]
+    rows = Dataset.from_dict({"words": [words], "tags": [["X", "O", "X", "O"]]})
+    (row,) = encode_labelled(rows, tokenizer, ["O", "X"], 3, "a.tsv")
+    assert row["target_ids"] == [1, 0, -100]
+
+
+@pytest.mark.parametrize(
+    ("lines", "task", "expected"),
+    [
+        (
+            ["en\tlabel", "a\tx", "b\tx"],
+            "classification",
+            "needs two labels or more, but the training text has only 'x'",
+        ),
+        (["en\tkind", "a\tx"], "classification", "has no column 'label'; it has ['en', 'kind']. Name the column"),
+        (["en\tlabel", "a\t"], "classification", "has '' for its label"),
+        (["en\tlabel", "a b\tO"], "tagging", "row 1, has 2 words but 1 tags: each word needs one tag"),
+        (["en\tlabel"], "classification", "The train text of en is empty"),
+    ],
+)
+def test_bad_labels_are_refused(lines, task, expected, tmp_path) -> None:
+    with pytest.raises(ValueError, match="a.tsv") as error:
+        label_names(read_labelled(recipe(write(tmp_path / "a.tsv", *lines), task)))
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"en": "a"}, "has no column 'label'"),
+        ({"en": "a", "label": None}, "has no label"),
+        ({"en": "a", "label": 1.5}, "has 1.5 for its label"),
+        ({"en": 3, "label": "x"}, "has 3 for its text"),
+    ],
+)
+def test_bad_values_are_refused(row, expected, tmp_path) -> None:
+    with pytest.raises(ValueError, match="a.jsonl") as error:
+        load_labelled("en", train_files=str(write(tmp_path / "a.jsonl", json.dumps(row))))
+    assert expected in str(error.value)
+
+
+def test_a_label_that_is_kept_secret_is_refused(tmp_path) -> None:
+    features = Features({"en": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
+    Dataset.from_dict({"en": ["a", "b"], "label": [1, -1]}, features=features).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: row 2 has -1 for its label"):
+        load_labelled("en", train_files=str(tmp_path / "a.parquet"))
+
+
+def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:
+    settings = recipe(as_tsv(tmp_path))
+    other = write(tmp_path / "b.tsv", "en\tlabel", "good\tpos", "meh\tmixed")
+    settings.validation_sets = {"new": EvaluationSetRecipe(test_files=str(other), validation_split=None)}
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    with pytest.raises(ValueError, match=r"b\.tsv, row 2, has the label 'mixed', but the model has only 'neg', 'pos'"):
+        encode_labelled_sets(settings, [*sources, *read_labelled_sets(settings)], tokenizer, label_names(sources))
+
+
+def test_other_labels_are_another_text(tmp_path) -> None:
+    """A run is not resumed with other labels, although all texts are the same."""
+    settings = recipe(as_tsv(tmp_path))
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    before = build_labelled_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
+    rows = sources[0].pairs["train"]
+    sources[0].pairs["train"] = datasets.Dataset.from_dict({"text": rows["text"], "label": ["neg", "pos", "neg"]})
+    after = build_labelled_updates(settings, sources, tokenizer, ["neg", "pos"]).fingerprint
+    assert before != after and before["crc32_of_lengths"] == after["crc32_of_lengths"]

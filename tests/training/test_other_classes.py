@@ -1,0 +1,133 @@
+"""A run that starts from a model of another task: what is taken, what is new, and what does not fit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani.cli.main import main
+
+from .task_recipes import CLASSES, recipe, trained, weights
+
+STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Path]:
+    return trained(tmp_path_factory, STARTS)
+
+
+# Recipes that start from a run of another task, or of the same one: what is taken, and what is new.
+CARRIED = {
+    ("classification", "next_sentence"): ("model.encoder.", "pooler.", "classifier."),
+    ("pairs", "masked_lm"): ("model.encoder.", "pooler.", "classifier."),
+    ("tagging", "denoise"): ("model.encoder.", "classifier."),
+    ("decoder", "causal_lm"): ("model.decoder.", "classifier."),
+    ("classification", "classification"): ("",),
+    ("masked_lm", "next_sentence"): ("",),
+    ("causal_lm", "causal_lm"): ("",),
+    ("denoise", "denoise"): ("",),
+}
+
+
+@pytest.mark.parametrize(("name", "start"), CARRIED)
+def test_a_task_starts_from_another(name, start, runs, tmp_path) -> None:
+    """The stack is taken as it is, a head that the start does not have is new, and the run resumes exactly."""
+    taken, *new = CARRIED[name, start]
+    run, arguments = tmp_path / "run", [*recipe(tmp_path, name), f"--initialize.from={runs[start]}"]
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    first, before = weights(run / "start"), weights(runs[start] / "model")
+    both = [key for key in first if key.startswith(taken) and not key.startswith(tuple(new))]
+    assert both and all(torch.equal(first[key], before[key]) for key in both)
+    assert all(key.startswith(tuple(new)) for key in first.keys() - before.keys())
+    settings = json.loads((run / "model" / "config.json").read_text("utf-8"))
+    assert settings["architectures"] == [CLASSES[name][0].__name__]
+    lines = [json.loads(line)["step"] for line in (run / "validations.jsonl").read_text("utf-8").splitlines()]
+    assert lines == [0, 3, 6]
+    last = weights(run / "checkpoint-6")
+    for gone in ("checkpoint-6", "model"):
+        shutil.rmtree(run / gone)
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+    assert all(torch.equal(weight, last[key]) for key, weight in weights(run / "checkpoint-6").items())
+
+
+def test_a_classifier_keeps_its_labels(runs, tmp_path, caplog) -> None:
+    """A text without one of them does not change the others' numbers; a text with another one is refused."""
+    arguments = [*recipe(tmp_path, "classification"), f"--initialize.from={runs['classification']}"]
+    rows = [line for line in (tmp_path / "train.tsv").read_text("utf-8").splitlines() if not line.endswith("cat")]
+    for path in tmp_path.glob("*.tsv"):
+        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
+    settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text("utf-8"))
+    assert settings["id2label"] == {"0": "cat", "1": "dog", "2": "tree"}
+    (tmp_path / "test.tsv").write_text("\n".join([*rows, "the cow\tcow"]) + "\n", encoding="utf-8")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "other")]) == 2
+    assert f"row {len(rows)}, has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in caplog.text
+
+
+def test_a_frozen_encoder_stays_what_it_was(runs, tmp_path) -> None:
+    arguments = [*recipe(tmp_path, "classification"), f"--initialize.from={runs['masked_lm']}"]
+    freeze = ["--training.freeze=[encoder,embeddings]", "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments, *freeze]) == 0
+    first, last = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model")
+    changed = {key for key in first if not torch.equal(first[key], last[key])}
+    assert changed == {"pooler.dense.weight", "pooler.dense.bias", "classifier.weight", "classifier.bias"}
+
+
+def translation(folder: Path, start: Path) -> list[str]:
+    """Returns the arguments of a translation recipe that starts from a run."""
+    pairs, path = folder / "pairs.tsv", folder / "translate.yaml"
+    pairs.write_text("en\tde\n" + "the cat\tthe dog\n" * 20, encoding="utf-8")
+    path.write_text(
+        f"data: {{train_files: {pairs}, validation_files: {pairs}}}\n"
+        f"initialize: {{from: {start}}}\n"
+        "model: {encoder_layers: 1, decoder_layers: 1}\n"
+        "evaluation: {max_length_offset: 5}\n"
+        "training: {max_steps: 2, tokens_per_batch: 256, warmup_steps: 4, validate_every: 2, save_every: 2}\n",
+        encoding="utf-8",
+    )
+    return [str(path), "--run_dir", str(folder / "run")]
+
+
+@pytest.mark.parametrize(
+    ("start", "taken"),
+    [("denoise", "model."), ("next_sentence", "model.encoder."), ("causal_lm", "model.decoder."), ("pairs", "model.")],
+)
+def test_a_translation_starts_from_another_task(start, taken, runs, tmp_path) -> None:
+    """Both stacks, or the one that there is, become those of the translation, with the vocabulary."""
+    assert main(["train", *translation(tmp_path, runs[start])]) == 0
+    first, before = weights(tmp_path / "run" / "start"), weights(runs[start] / "model")
+    carried = [key for key in first.keys() & before.keys() if key.startswith(taken)]
+    assert len(carried) > 8 and all(torch.equal(first[key], before[key]) for key in carried)
+    # The shared embedding has the name of the stack that is loaded first.
+    embedding = next(weight for key, weight in before.items() if key.endswith("embed_tokens.weight"))
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "start")
+    assert torch.equal(model.get_input_embeddings().weight, embedding)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.generation_config.max_length_offset == 5 and model.generation_config.num_beams == 4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    ids = tokenizer("the cat")["input_ids"]
+    assert ids[0] != tokenizer.bos_token_id and ids[-1] == tokenizer.eos_token_id
+    assert tokenizer("the cat").keys() == {"input_ids", "attention_mask"}
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "options", "expected"),
+    [
+        ("causal_lm", "masked_lm", [], "has a model with encoder alone, and VaswaniForCausalLM has nothing but"),
+        ("decoder", "masked_lm", [], "objective.stack is 'decoder', but a classifier reads the encoder"),
+        ("masked_lm", "causal_lm", [], "has a model with decoder alone"),
+        ("masked_lm", "denoise", ["--model.d_model=8"], "model.d_model is 8, but the model"),
+        ("span_corruption", "denoise", [], "task 'span_corruption' needs <extra_0> in the vocabulary"),
+        ("classification", "denoise", ["--initialize.vocabulary=transfer"], "initialize.vocabulary is for the task"),
+    ],
+)
+def test_a_start_that_does_not_fit(name, start, options, expected, runs, tmp_path, caplog, capsys) -> None:
+    run = tmp_path / "run"
+    arguments = [*recipe(tmp_path, name), f"--initialize.from={runs[start]}", *options, "--run_dir", str(run)]
+    assert main(["train", *arguments]) == 2
+    assert expected in caplog.text + capsys.readouterr().err
+    assert not (run / "start").exists() or expected.startswith("task")
