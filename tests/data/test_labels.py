@@ -17,7 +17,6 @@ from hf_vaswani.data.labels import (
     read_labelled_sets,
     tag_places,
 )
-from hf_vaswani.data.reading import load_labelled
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import DataRecipe, EvaluationSetRecipe, ObjectiveRecipe, Recipe, TokenizerRecipe
 
@@ -164,28 +163,6 @@ def test_bad_labels_are_refused(lines, task, expected, tmp_path) -> None:
     with pytest.raises(ValueError, match="a.tsv") as error:
         label_names(read_labelled(recipe(write(tmp_path / "a.tsv", *lines), task)))
     assert expected in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"en": "a"}, "has no column 'label'"),
-        ({"en": "a", "label": None}, "has no label"),
-        ({"en": "a", "label": 1.5}, "has 1.5 for its label"),
-        ({"en": 3, "label": "x"}, "has 3 for its text"),
-    ],
-)
-def test_bad_values_are_refused(row, expected, tmp_path) -> None:
-    with pytest.raises(ValueError, match="a.jsonl") as error:
-        load_labelled("en", train_files=str(write(tmp_path / "a.jsonl", json.dumps(row))))
-    assert expected in str(error.value)
-
-
-def test_a_label_that_is_kept_secret_is_refused(tmp_path) -> None:
-    features = Features({"en": Value("string"), "label": ClassLabel(names=["neg", "pos"])})
-    Dataset.from_dict({"en": ["a", "b"], "label": [1, -1]}, features=features).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet: row 2 has -1 for its label"):
-        load_labelled("en", train_files=str(tmp_path / "a.parquet"))
 
 
 def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:

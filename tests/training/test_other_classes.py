@@ -65,7 +65,9 @@ def test_a_classifier_keeps_its_labels(runs, tmp_path, capsys) -> None:
     assert settings["id2label"] == {"0": "cat", "1": "dog", "2": "tree"}
     (tmp_path / "test.tsv").write_text("\n".join([*rows, "the cow\tcow"]) + "\n", encoding="utf-8")
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "other")]) == 2
-    assert f"row {len(rows)}, has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
+    assert (
+        f"row {len(rows)}, has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
+    )
 
 
 def test_a_frozen_encoder_stays_what_it_was(runs, tmp_path) -> None:
