@@ -74,13 +74,13 @@ def split(folder: Path, texts: Path) -> int:
     return len(general)
 
 
-def train(run: Path, options: dict[str, Any], more: list[str]) -> dict[str, Any]:
-    """Trains a run, and returns its `test.json`."""
+def train(run: Path, options: dict[str, Any], more: list[str], recipe: Path = RECIPE) -> dict[str, Any]:
+    """Trains a run of a recipe with these options, and returns its `test.json`."""
     if not (run / "test.json").exists():
         arguments = [
             f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()
         ]
-        command = [sys.executable, "-m", "hf_vaswani.cli", "train", str(RECIPE), f"--run_dir={run}", *arguments, *more]
+        command = [sys.executable, "-m", "hf_vaswani.cli", "train", str(recipe), f"--run_dir={run}", *arguments, *more]
         subprocess.run(command, check=True)
     result: dict[str, Any] = json.loads((run / "test.json").read_text(encoding="utf-8"))
     return result
