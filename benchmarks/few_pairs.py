@@ -1,0 +1,120 @@
+"""What does text in one language bring where pairs are few? BLEU with pre-training and with back-translation.
+
+    python benchmarks/few_pairs.py PYTHON_DOCS_FOLDER RUNS_FOLDER [--section.key value ...]
+
+The text is that of configs/python_docs_en_es.yaml. From its training text, 2000 and 10,000 pairs are drawn; of all others,
+only the sides are known. A model is trained
+
+- from scratch: on the pairs;
+- pre-trained: on the pairs, from the model that configs/family/python_docs_denoise.yaml trains on both languages;
+- back-translated: from scratch, on the pairs and on the Spanish side of all others with synthetic sources, which a model
+  of the other direction, trained on the same pairs from scratch, makes by beam search;
+- both: in the same way, but both models are pre-trained.
+
+All options after the folders override keys of every training. An interrupted training is resumed, and a complete one
+is not repeated. Prints the table.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from adaptation import RECIPE, ROOT, read, train, write
+
+DENOISE = ROOT / "configs" / "family" / "python_docs_denoise.yaml"
+# Updates of a training by its number of pairs; with back-translation, of a training on all pairs.
+UPDATES = {2000: 800, 10_000: 1600}
+ALL_UPDATES = 2400
+# A vocabulary of 8000 entries would have the words of 2000 pairs by heart.
+ENTRIES = {2000: 4000, 10_000: 8000}
+
+
+def split(folder: Path, texts: Path) -> None:
+    """Writes the pairs, and the Spanish side of all others; `folder` has `train.tsv.gz`."""
+    texts.mkdir(parents=True, exist_ok=True)
+    rows = read(folder / "train.tsv.gz")
+    random.Random(1).shuffle(rows)
+    for amount in UPDATES:
+        write(texts / f"pairs.{amount}.tsv", rows[:amount])
+        known = {row["es"] for row in rows[:amount]}
+        others = dict.fromkeys(row["es"] for row in rows[amount:] if row["es"] not in known)
+        (texts / f"others.{amount}.es").write_text("\n".join(others) + "\n", encoding="utf-8")
+
+
+def options_of(amount: int, is_pretrained: bool, texts: Path, denoiser: Path, sets: dict[str, str]) -> dict[str, Any]:
+    """Returns the options of a training on pairs alone."""
+    updates = UPDATES[amount]
+    options: dict[str, Any] = {"data.train_files": str(texts / f"pairs.{amount}.tsv"), **sets}
+    if is_pretrained:
+        options |= {"initialize.from": str(denoiser), "data.target_tag": True, "training.peak_learning_rate": 0.001}
+    else:
+        options |= {"tokenizer.vocab_size": ENTRIES[amount], "model.dropout": 0.3}
+    return options | steps(updates)
+
+
+def steps(updates: int) -> dict[str, Any]:
+    """Returns the options for a number of updates, of which the best of five validations counts."""
+    keys = {"max_steps": updates, "warmup_steps": updates // 8, "average_best": 1, "best_by": "loss"}
+    keys |= dict.fromkeys(("validate_every", "save_every"), updates // 5)
+    return {f"training.{key}": value for key, value in keys.items()}
+
+
+def backtranslated(texts: Path, amount: int, name: str, model: Path, sets: dict[str, str]) -> str:
+    """Back-translates the Spanish side, and returns the file with the pairs."""
+    output = texts / f"synthetic.{amount}.{name}.tsv"
+    options = {
+        "model": model,
+        "text": texts / f"others.{amount}.es",
+        "output": output,
+        "method": "beam",
+    }
+    arguments = [f"--backtranslation.{key}={value}" for key, value in options.items()]
+    files = [f"--{key}={value}" for key, value in sets.items()]
+    command = [sys.executable, "-m", "hf_vaswani.cli", "backtranslate", str(RECIPE), *arguments, *files]
+    if not output.exists():
+        subprocess.run(command, check=True)
+    return str(output)
+
+
+def main() -> None:
+    """Trains all models, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder with the text of configs/python_docs_en_es.yaml")
+    parser.add_argument("runs", type=Path, help="folder for the runs")
+    arguments, more = parser.parse_known_args()
+    runs, texts, denoiser = arguments.runs, arguments.runs / "texts", arguments.runs / "denoiser"
+    split(arguments.folder, texts)
+    files = {split: str(arguments.folder / f"{name}.tsv.gz") for split, name in (("train", "train"), ("validation", "valid"))}
+    both = {f"data.{split}_files": path for split, path in files.items()}
+    spanish = {"source_language": "es", "document_column": "document"} | {f"{key}_files": path for key, path in files.items()}
+    train(denoiser, both | {"more_data": [spanish]}, more, DENOISE)
+    sets = {f"data.{split}_files": str(arguments.folder / f"{name}.tsv.gz") for split, name in (("validation", "valid"), ("test", "test"))}
+    print("| training | pairs | BLEU |\n|---|---:|---:|")
+    for amount in UPDATES:
+        for name, is_pretrained in (("scratch", False), ("pretrained", True)):
+            options = options_of(amount, is_pretrained, texts, denoiser, sets)
+            result = train(runs / f"{name}_{amount}", options, more)
+            print(f"| {name} | {amount:,} | {result['bleu']:.2f} |")
+            turned = {"data.source_language": "es", "data.target_language": "en", "data.test_files": None}
+            train(runs / f"{name}_{amount}_reverse", options | turned, more)
+            synthetic = backtranslated(texts, amount, name, runs / f"{name}_{amount}_reverse", sets)
+            source = {"target_language": "es", "train_files": synthetic, "prefix": "<bt>"}
+            # As many real pairs as synthetic ones in each epoch.
+            weight = max(1, synthetic_pairs(synthetic) // amount)
+            with_both = {"more_data": [source], "data.weight": weight, "tokenizer.vocab_size": 8000}
+            if is_pretrained:
+                with_both |= {"initialize.add_tokens": ["<bt>"]}
+            result = train(runs / f"{name}_{amount}_bt", options | with_both | steps(ALL_UPDATES), more)
+            print(f"| {name}, back-translation | {amount:,} | {result['bleu']:.2f} |")
+
+
+def synthetic_pairs(path: str) -> int:
+    """Returns the number of pairs in a TSV file with a header line."""
+    return Path(path).read_text(encoding="utf-8").count("\n") - 1
+
+
+if __name__ == "__main__":
+    main()
