@@ -2,8 +2,8 @@
 
     python benchmarks/few_pairs.py PYTHON_DOCS_FOLDER RUNS_FOLDER [--section.key value ...]
 
-The text is that of configs/python_docs_en_es.yaml. From its training text, 2000 and 10,000 pairs are drawn; of all others,
-only the sides are known. A model is trained
+The text is that of configs/python_docs_en_es.yaml. From its training text, 2000 and 10,000 pairs are drawn; of all
+others, only the sides are known. A model is trained
 
 - from scratch: on the pairs;
 - pre-trained: on the pairs, from the model that configs/family/python_docs_denoise.yaml trains on both languages;
@@ -24,6 +24,7 @@ from typing import Any
 
 from adaptation import RECIPE, ROOT, read, train, write
 
+FILES = {"train": "train", "validation": "valid", "test": "test"}
 DENOISE = ROOT / "configs" / "family" / "python_docs_denoise.yaml"
 # Updates of a training by its number of pairs; with back-translation, of a training on all pairs.
 UPDATES = {2000: 800, 10_000: 1600}
@@ -87,11 +88,12 @@ def main() -> None:
     arguments, more = parser.parse_known_args()
     runs, texts, denoiser = arguments.runs, arguments.runs / "texts", arguments.runs / "denoiser"
     split(arguments.folder, texts)
-    files = {split: str(arguments.folder / f"{name}.tsv.gz") for split, name in (("train", "train"), ("validation", "valid"))}
-    both = {f"data.{split}_files": path for split, path in files.items()}
-    spanish = {"source_language": "es", "document_column": "document"} | {f"{key}_files": path for key, path in files.items()}
-    train(denoiser, both | {"more_data": [spanish]}, more, DENOISE)
-    sets = {f"data.{split}_files": str(arguments.folder / f"{name}.tsv.gz") for split, name in (("validation", "valid"), ("test", "test"))}
+    files = {f"{split}_files": str(arguments.folder / f"{name}.tsv.gz") for split, name in FILES.items()}
+    unpaired = {key: path for key, path in files.items() if key != "test_files"}
+    english = {f"data.{key}": path for key, path in unpaired.items()}
+    spanish = {"source_language": "es", "document_column": "document"} | unpaired
+    train(denoiser, english | {"more_data": [spanish]}, more, DENOISE)
+    sets = {f"data.{key}": path for key, path in files.items() if key != "train_files"}
     print("| training | pairs | BLEU |\n|---|---:|---:|")
     for amount in UPDATES:
         for name, is_pretrained in (("scratch", False), ("pretrained", True)):
@@ -104,9 +106,8 @@ def main() -> None:
             source = {"target_language": "es", "train_files": synthetic, "prefix": "<bt>"}
             # As many real pairs as synthetic ones in each epoch.
             weight = max(1, synthetic_pairs(synthetic) // amount)
-            with_both = {"more_data": [source], "data.weight": weight, "tokenizer.vocab_size": 8000}
-            if is_pretrained:
-                with_both |= {"initialize.add_tokens": ["<bt>"]}
+            with_both = {"more_data": [source], "data.weight": weight}
+            with_both |= {"initialize.add_tokens": ["<bt>"]} if is_pretrained else {"tokenizer.vocab_size": 8000}
             result = train(runs / f"{name}_{amount}_bt", options | with_both | steps(ALL_UPDATES), more)
             print(f"| {name}, back-translation | {amount:,} | {result['bleu']:.2f} |")
 
