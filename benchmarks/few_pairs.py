@@ -7,8 +7,8 @@ others, only the sides are known. A model is trained
 
 - from scratch: on the pairs;
 - pre-trained: on the pairs, from the model that configs/family/python_docs_denoise.yaml trains on both languages;
-- back-translated: from scratch, on the pairs and on the Spanish side of all others with synthetic sources, which a model
-  of the other direction, trained on the same pairs from scratch, makes by beam search;
+- back-translated: from scratch, on the pairs and on the Spanish side of all others with synthetic sources, which a
+  model of the other direction, trained on the same pairs from scratch, makes by beam search;
 - both: in the same way, but both models are pre-trained.
 
 All options after the folders override keys of every training. An interrupted training is resumed, and a complete one
