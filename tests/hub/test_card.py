@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
 from hf_vaswani.run_folder import read_result
 
-from ..conftest import tiny_recipe
+from ..conftest import ROOT, tiny_recipe
+
+SAVED = ROOT / "tests" / "saved"
 
 
 @pytest.fixture
@@ -39,6 +42,38 @@ def change_recipe(run: Path, section: str, **values: Any) -> None:
 
 def card(run: Path, **options: Any) -> ModelCard:
     return render_card(run, run / "model", read_result(run), **options)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A finished run that is the same everywhere."""
+    with tarfile.open(SAVED / "run_0.1.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "run"
+
+
+def test_the_card_of_a_translation_is_the_saved_one(saved) -> None:
+    assert str(card(saved)) == (SAVED / "card.md").read_text("utf-8")
+
+
+def test_the_card_of_several_directions_is_the_saved_one(saved) -> None:
+    """With every part that a card can have."""
+    recipe = yaml.safe_load((saved / "recipe.yaml").read_text())
+    files = {f"{split}_files": {"en": f"{split}.en", "fr": f"{split}.fr"} for split in ("train", "validation", "test")}
+    recipe["more_data"] = [{"target_language": "fr", "license": "mit", **files}]
+    recipe["data"] |= {"target_tag": True, "prefix": "<bt>", "license": "cc-by-4.0"}
+    recipe["validation_sets"] = {"law": {"dataset": "acme/law", "test_split": "held_out"}}
+    recipe |= {"initialize": {"from": "acme/base"}, "hub": {"license": "apache-2.0"}}
+    (saved / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    noted = {"dataset_is_local": False, "pairs": {"train": 1900, "test": 50}, "held_out": {"test": 3}}
+    change(saved / "environment.json", data=[noted] * 3, start_is_local=False, gpu="A GPU", gpu_watts=300.0)
+    scores = {"bleu": 30.125, "chrf": 50.0, "ter": 40.5}
+    compared = {"before": scores, "after": scores | {"bleu": 31.5}, "p": 0.02, "signature": "nrefs:1|bs:1000"}
+    sets = {"en-de": scores, "en-fr": scores | {"bleu": 28.0}, "law": scores | {"bleu": 9.5}}
+    altered = {"en-de": {"upper": scores, "typos": scores | {"ter": 77.0}}}
+    change(saved / "test.json", bleu=22.54, sets=sets, altered=altered, before=dict.fromkeys(sets, compared))
+    rendered = card(saved, repo_id="me/model", revision="v2", has_curve=True)
+    assert str(rendered) == (SAVED / "card_of_several_directions.md").read_text("utf-8")
 
 
 def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
