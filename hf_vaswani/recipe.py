@@ -21,6 +21,15 @@ Noise = Literal["infilling", "permutation", "fragment"]
 Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"]
 # Tasks whose text is in one language, and not in pairs.
 TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
+BestBy = Literal["bleu", "loss", "accuracy", "f1"]
+# Measures that can rank the validations of a task, its default first.
+RANKED_BY: dict[str, tuple[BestBy, ...]] = {
+    "translation": ("bleu", "loss"),
+    "masked_lm": ("loss", "accuracy"),
+    "causal_lm": ("loss",),
+    "span_corruption": ("loss",),
+    "denoise": ("loss",),
+}
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
     "backtranslation",
@@ -45,6 +54,11 @@ def number(default: Any, **bounds: float) -> Any:
 def shown(value: object) -> str:
     """Returns a value as messages show it: its `repr`, shortened to 80 characters."""
     return shortened(repr(value), 80)
+
+
+def measure_name(measure: str) -> str:
+    """Returns a measure as messages and tables call it: `bleu` is BLEU, `word_perplexity` is word perplexity."""
+    return {"bleu": "BLEU", "f1": "F1"}.get(measure, measure.replace("_", " "))
 
 
 def shortened(text: str, most: int) -> str:
@@ -408,11 +422,14 @@ class TrainingRecipe:
     keep_best: int = number(0, at_least=0, at_most=10**6)
     """Number of checkpoints with the best validations to keep as well. If above 0, `save_every` must be a multiple of
     `validate_every`."""
-    best_by: Literal["bleu", "loss"] = "bleu"
-    """Metric that ranks validations: the highest `bleu` or the lowest `loss` is best."""
+    best_by: BestBy = "bleu"
+    """Measure that ranks validations: the lowest `loss`, or the highest `bleu`, `accuracy` or `f1` is best. A task has
+    some of them: `translation` has `bleu` and `loss`, `masked_lm` has `loss` and `accuracy`, and the other objectives
+    of running text have `loss`, which is the default of all of these."""
     best_set: str | None = None
-    """The one of several validation sets whose metric ranks validations: a name of `validation_sets`, or a direction
-    such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token of all their text."""
+    """The one of several validation sets whose measure ranks validations: a name of `validation_sets`, or a direction
+    such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token or the accuracy over all their
+    text."""
     patience: int | None = number(None, at_least=1, at_most=10**6)
     """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
     stopping."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from .recipe import (
+    RANKED_BY,
     SECTIONS,
     TEXT_TASKS,
     BacktranslationRecipe,
@@ -18,6 +19,7 @@ from .recipe import (
     Recipe,
     SourceRecipe,
     TrainingRecipe,
+    measure_name,
     options_of,
     shortened,
     shown,
@@ -67,6 +69,7 @@ def check_ranges(recipe: Recipe) -> None:
                 _check_prefix(name, value)
     _check_agreement(recipe.training)
     _check_task(recipe)
+    check_best_by(recipe, recipe.training.best_by, "training.best_by")
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
@@ -93,12 +96,31 @@ def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationS
 
 def settle_task(recipe: Recipe) -> None:
     """Fills the keys whose default depends on the task, unless they are given: changes the recipe."""
-    if recipe.task in TEXT_TASKS:
-        if "training.best_by" not in recipe.given:
-            recipe.training.best_by = "loss"
-        # The papers of these objectives have none.
-        if "training.label_smoothing" not in recipe.given:
-            recipe.training.label_smoothing = 0.0
+    if "training.best_by" not in recipe.given:
+        recipe.training.best_by = RANKED_BY[recipe.task][0]
+    # The papers of these objectives have none.
+    if recipe.task in TEXT_TASKS and "training.label_smoothing" not in recipe.given:
+        recipe.training.label_smoothing = 0.0
+
+
+def check_best_by(recipe: Recipe, measure: str, where: str) -> None:
+    """
+    Checks that the task of a recipe has a measure to rank by.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        measure (`str`): the measure.
+        where (`str`): name of the setting in the error message.
+
+    Raises:
+        ValueError: validations of that task do not have this measure.
+    """
+    known = RANKED_BY[recipe.task]
+    if measure not in known:
+        raise ValueError(
+            f"{where} is {measure!r}, but task {recipe.task!r} has no {measure_name(measure)}: set it to "
+            f"{' or '.join(map(repr, known))}."
+        )
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -125,8 +147,6 @@ def _check_task(recipe: Recipe) -> None:
     for key, is_set in excluded:
         if is_set:
             raise ValueError(f"{key} is for the task 'translation', but task is {recipe.task!r}: leave the key out.")
-    if training.best_by == "bleu":
-        raise ValueError(f"training.best_by is 'bleu', but task {recipe.task!r} has no BLEU: set it to 'loss'.")
     if objective.next_sentence and (recipe.task != "masked_lm" or objective.unit == "lines"):
         raise ValueError(
             "objective.next_sentence needs task 'masked_lm' and objective.unit 'blocks', because it cuts blocks at an "
@@ -286,8 +306,8 @@ def check_baseline(recipe: Recipe, where: str) -> None:
         where (`str`): name of the setting in the error message.
 
     Raises:
-        ValueError: it is `start` in a run that starts from no model, or not from a whole one; or neither a word of
-            the manual, a folder nor an id.
+        ValueError: the task has no translations to compare; it is `start` in a run that starts from no model, or not
+            from a whole one; or neither a word of the manual, a folder nor an id.
     """
     than = recipe.hub.not_worse_than
     if than == "start" and recipe.initialize.from_ is None:

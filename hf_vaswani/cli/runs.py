@@ -30,7 +30,9 @@ def add_verbs(verbs: Any) -> None:
     average.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the run, e.g. 5")
     average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
     average.add_argument(
-        "--by", choices=("bleu", "loss"), help="score that --best ranks by; default: best_by of the run's recipe"
+        "--by",
+        choices=("bleu", "loss", "accuracy", "f1"),
+        help="measure that --best ranks by; default: best_by of the run's recipe",
     )
     average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")
     average.set_defaults(run=_average)
@@ -148,9 +150,13 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
     if options.last is not None and options.best is not None:
         raise ValueError("--last and --best exclude each other: give one of them.")
-    training = read_recipe(run_dir).training
+    recipe = read_recipe(run_dir)
+    training = recipe.training
+    if options.by is not None:
+        check_best_by(recipe, options.by, "--by")
     found = checkpoints_to_average(
         run_dir,
+    from ..recipe_checks import check_best_by
         training.save_every,
         options.last,
         options.best,

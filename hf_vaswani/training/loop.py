@@ -25,7 +25,7 @@ from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_
 from ..metrics import score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniLanguageModel
 from ..processes import build_accelerator, on_main_process
-from ..recipe import TEXT_TASKS, Recipe, TrainingRecipe
+from ..recipe import TEXT_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
     CURVE,
@@ -470,7 +470,7 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
         and validations[0].step == 0
         and has_stalled(validations, training.best_by, len(validations) - 1, training.best_set)
     ):
-        what = "a higher BLEU" if training.best_by == "bleu" else "a lower loss"
+        what = "a lower loss" if training.best_by == "loss" else f"a higher {measure_name(training.best_by)}"
         logger.warning(f"no validation has {what} than that before the first update")
 
 
