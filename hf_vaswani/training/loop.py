@@ -60,7 +60,7 @@ from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
-from .validation import measure, score_altered, translate_and_score, validate
+from .validation import finite, measure, score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -436,7 +436,8 @@ def _finish(run: Run, model: VaswaniLanguageModel, step: int, seconds: float) ->
     earlier: dict[str, list[str]] = {}
     if "test" in run.sets and run.recipe.task in TEXT_TASKS:
         measures, sets = measure(run, model, "test")
-        result = replace(result, measures=cast(Any, measures), sets=cast(Any, sets))
+        each = {name: finite(part) for name, part in (sets or {}).items()}
+        result = replace(result, measures=finite(measures), sets=each or None)
     elif "test" in run.sets:
         translator = cast(VaswaniForConditionalGeneration, model)
         translations, scored = translate_and_score(run, translator, "test", run.recipe.evaluation.num_beams)
@@ -496,8 +497,6 @@ def _write_result(
 
 
 def _write_card(recipe: Recipe, result: Result) -> None:
-    if recipe.task in TEXT_TASKS:
-        return
     run_dir = Path(recipe.run_dir)
     # The picture comes first: a card implies its picture.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
@@ -563,9 +562,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
         read_environment(run_dir)
     except ValueError:
         tasks[run_dir / ENVIRONMENT] = lambda: write_environment(run_dir, describe_environment(recipe, accelerator))
-    if recipe.task not in TEXT_TASKS and (
-        not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file())
-    ):
+    if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
         with exclusive_run(run_dir):
