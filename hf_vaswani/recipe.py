@@ -494,20 +494,24 @@ class HubRecipe:
     repo_id: str | None = None
     """Repository to publish to, as `user/name`; it is created if necessary. `null` publishes nothing."""
     min_bleu: float = number(0.0, at_least=0, at_most=100)
-    """Minimum BLEU for publishing: on the test set for the model, on the validation set for a checkpoint. Nothing is
-    published without a BLEU."""
+    """Minimum BLEU for publishing a translation model: on the test set for the model, on the validation set for a
+    checkpoint. Nothing is published without a BLEU."""
+    min_score: float | None = number(None, at_least=0, at_most=1)
+    """Minimum of the measure of `training.best_by` for publishing a model of another task, for example an accuracy of
+    0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with any score that is finite.
+    There is no minimum by `loss`."""
     not_worse_than: str | None = None
-    """Model that the published one must not be worse than: `start`, the model of `initialize.from`, if the run takes
-    all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the Hub, its
-    folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test (p <
-    0.05). Compared when something is published. `null` compares with none."""
+    """Model that a published translation model must not be worse than: `start`, the model of `initialize.from`, if the
+    run takes all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the
+    Hub, its folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test
+    (p < 0.05). Compared when something is published. `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""
     revision: str = "main"
     """Branch to publish to; it is created if necessary."""
     every_n_checkpoints: int | None = number(None, at_least=1, at_most=10**6)
-    """Also publish every n-th checkpoint during training, with the BLEU of its validation; `null` publishes only the
+    """Also publish every n-th checkpoint during training, with the score of its validation; `null` publishes only the
     final model. If set, `save_every` must be a multiple of `validate_every`. With `not_worse_than`, each of these
     checkpoints translates the test sets, too."""
     license: str | None = None

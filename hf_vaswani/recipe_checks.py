@@ -73,6 +73,7 @@ def check_ranges(recipe: Recipe) -> None:
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
+    check_minima(recipe, "hub.min_bleu", "hub.min_score")
     check_baseline(recipe, "hub.not_worse_than")
     _check_sets(recipe)
     _check_backtranslation(recipe.backtranslation)
@@ -141,8 +142,6 @@ def _check_task(recipe: Recipe) -> None:
         *((f"{where}.prefix", part.prefix is not None) for where, part in _named_sources(recipe)),
         ("evaluation.altered", bool(recipe.evaluation.altered)),
         ("initialize.from", recipe.initialize.from_ is not None),
-        ("hub.repo_id", recipe.hub.repo_id is not None),
-        ("hub.not_worse_than", recipe.hub.not_worse_than is not None),
     ]
     for key, is_set in excluded:
         if is_set:
@@ -292,8 +291,36 @@ def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
         )
     if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
         raise ValueError(
-            "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
+            "hub.every_n_checkpoints publishes a checkpoint with the score of its validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
+        )
+
+
+def check_minima(recipe: Recipe, min_bleu: str, min_score: str) -> None:
+    """
+    Checks that the minimum for publishing is one of a measure that the task has.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        min_bleu (`str`), min_score (`str`): names of the two settings in the error message.
+
+    Raises:
+        ValueError: a minimum is set that the task does not have, or that of a measure of which less is better.
+    """
+    hub, task, best_by = recipe.hub, recipe.task, recipe.training.best_by
+    if task == "translation":
+        if hub.min_score is not None:
+            raise ValueError(f"{min_score} is for other tasks, but task is 'translation': set {min_bleu} instead.")
+        return
+    others = [measure for measure in RANKED_BY[task] if measure != "loss"]
+    if hub.min_bleu != HubRecipe().min_bleu:
+        advice = f"set {min_score} instead" if others else "leave it out"
+        raise ValueError(f"{min_bleu} is for the task 'translation', but task is {task!r}: {advice}.")
+    if hub.min_score is not None and best_by == "loss":
+        advice = f"set that to {' or '.join(map(repr, others))}, or leave" if others else "leave"
+        raise ValueError(
+            f"{min_score} ({hub.min_score}) needs a measure of which more is better, but training.best_by is 'loss': "
+            f"{advice} {min_score} out."
         )
 
 
@@ -310,6 +337,8 @@ def check_baseline(recipe: Recipe, where: str) -> None:
             from a whole one; or neither a word of the manual, a folder nor an id.
     """
     than = recipe.hub.not_worse_than
+    if than is not None and recipe.task != "translation":
+        raise ValueError(f"{where} is for the task 'translation', but task is {recipe.task!r}: leave it out.")
     if than == "start" and recipe.initialize.from_ is None:
         raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
     if than == "start" and (recipe.initialize.parts is not None or recipe.initialize.vocabulary == "transfer"):

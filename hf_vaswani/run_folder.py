@@ -56,6 +56,7 @@ CHANGEABLE = {
     "data.license",
     "hub.repo_id",
     "hub.min_bleu",
+    "hub.min_score",
     "hub.not_worse_than",
     "hub.private",
     "hub.revision",

@@ -316,3 +316,7 @@ def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
     recipe.more_data[0].prefix = "<bt>"
     with pytest.raises(ValueError, match=r"belongs to another recipe: more_data is \["):
         checkpoint_to_resume(recipe)
+
+
+def test_a_resumed_run_may_publish_otherwise() -> None:
+    assert not [key for key in unchangeable(Recipe()) if key.startswith("hub.")]

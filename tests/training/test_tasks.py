@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -28,11 +30,15 @@ from hf_vaswani import (
 )
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.sources import EvaluationSet
+from hf_vaswani.hub.card import card_files, render_card
 from hf_vaswani.recipe import ObjectiveRecipe, Recipe
+from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.tasks import model_class, perplexities
 
 from ..conftest import ROOT, SEED, THREADS
+from ..hub_server import Access, HubServer
 
+TOKEN = "hf_the_writing_token"
 WORDS = "the a small old red cat dog house sees likes finds in under near and or very quite tree book".split()
 TASKS = {
     "masked_lm": ("masked_lm", {}),
@@ -222,6 +228,79 @@ def test_the_models_work_in_their_pipelines(runs) -> None:
     cut = pair["input_ids"].index(tokenizer.eos_token_id) + 1
     assert pair["token_type_ids"] == [0] * cut + [1] * (len(pair["input_ids"]) - cut)
     assert pair["input_ids"][0] == tokenizer.bos_token_id and pair["input_ids"][-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_leaves_its_card(name, runs, tmp_path) -> None:
+    model = runs[name] / "model"
+    result = read_result(runs[name])
+    files = card_files(runs[name], model, result, None, "main")
+    assert files == {file: (model / file).read_bytes() for file in ("README.md", "curve.png")}
+    data = ModelCard(files["README.md"].decode()).data
+    assert {each.metric_type for each in data.eval_results} == set(result.measures)
+    # A finished run writes a card that was deleted again.
+    run = tmp_path / "run"
+    shutil.copytree(runs[name], run)
+    (run / "model" / "README.md").unlink()
+    assert main(["train", *recipe(runs[name].parent, name), "--run_dir", str(run)]) == 0
+    assert (run / "model" / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_examples_of_a_card_run(name, runs) -> None:
+    """With the package, and by the code beside the weights; the last line is what the model makes of the example."""
+    folder = runs[name] / "model"
+    card = render_card(runs[name], folder, read_result(runs[name]), repo_id=str(folder))
+    examples = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        *lines, last = example.strip().splitlines()
+        names: dict[str, object] = {}
+        exec("\n".join(lines), names)
+        found = eval(last, names)
+        if "inputs" in names:
+            assert isinstance(found, str)
+            mask = {"denoise": "<mask>", "span_corruption": "<extra_0>"}[name]
+            assert names["tokenizer"].convert_tokens_to_ids(mask) in names["inputs"]["input_ids"][0].tolist()
+        else:
+            first = "generated_text" if name == "causal_lm" else "token_str"
+            assert all(first in each for each in found)
+
+
+def test_a_training_publishes_a_language_model(tmp_path) -> None:
+    """A checkpoint with the accuracy of its validation, and then the model with that of its test."""
+    with HubServer(tokens={TOKEN: Access("alice", "write")}) as hub:
+        options = ["--run_dir", str(tmp_path / "run"), "--hub.repo_id=alice/m", "--hub.min_score=0"]
+        arguments = [*recipe(tmp_path, "next_sentence", best_by="accuracy"), *options, "--hub.every_n_checkpoints=2"]
+        command = [sys.executable, str(ROOT / "train.py"), *arguments]
+        environment = os.environ | hub.environment(tmp_path / "home", TOKEN)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        titles = [commit.title for commit in reversed(hub.commits("alice/m"))]
+        lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
+        accuracies = [line["measures"]["accuracy"] for line in lines]
+        tested = json.loads((tmp_path / "run" / "test.json").read_text())["measures"]["accuracy"]
+        assert titles == [
+            "initial commit",
+            f"checkpoint-6: accuracy {accuracies[1]:.2f} after 6 updates",
+            f"model: accuracy {tested:.2f} after 6 updates",
+        ]
+        files, model = hub.files("alice/m"), tmp_path / "run" / "model"
+        assert files.keys() - {".gitattributes"} == {path.name for path in model.iterdir()}
+        assert all(files[path.name] == path.read_bytes() for path in model.iterdir())
+        assert "Training curve: loss and accuracy by update" in files["README.md"].decode()
+        assert [line["best"] for line in lines] == [accuracies[0] > accuracies[1], accuracies[1] >= accuracies[0]]
+        # The same command with a minimum that no model reaches publishes nothing, and says so.
+        done = subprocess.run([*command, "--hub.min_score=1"], env=environment, capture_output=True, check=False)
+        assert done.returncode == 2 and b"and hub.min_score is 1.0000" in done.stderr.splitlines()[-1]
+        assert len(hub.commits("alice/m")) == 3
+        assert hub.unknown == []
+
+
+def test_a_model_without_a_test_set_is_not_published(tmp_path, capsys) -> None:
+    options = ["--run_dir", str(tmp_path / "run"), "--data.test_files=null", "--hub.repo_id=alice/m"]
+    assert main(["train", *recipe(tmp_path, "masked_lm"), *options]) == 2
+    assert "hub.repo_id needs a test set" in capsys.readouterr().err
 
 
 def test_a_translation_starts_from_a_denoiser(runs, tmp_path) -> None:
