@@ -24,6 +24,17 @@ TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
 LABEL_TASKS = ("classification", "tagging")
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
+BestBy = Literal["bleu", "loss", "accuracy", "f1"]
+# Measures that can rank the validations of a task, its default first.
+RANKED_BY: dict[str, tuple[BestBy, ...]] = {
+    "translation": ("bleu", "loss"),
+    "masked_lm": ("loss", "accuracy"),
+    "causal_lm": ("loss",),
+    "span_corruption": ("loss",),
+    "denoise": ("loss",),
+    "classification": ("accuracy", "f1", "loss"),
+    "tagging": ("f1", "accuracy", "loss"),
+}
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
     "backtranslation",
@@ -48,6 +59,11 @@ def number(default: Any, **bounds: float) -> Any:
 def shown(value: object) -> str:
     """Returns a value as messages show it: its `repr`, shortened to 80 characters."""
     return shortened(repr(value), 80)
+
+
+def measure_name(measure: str) -> str:
+    """Returns a measure as messages and tables call it: `bleu` is BLEU, `word_perplexity` is word perplexity."""
+    return {"bleu": "BLEU", "f1": "F1"}.get(measure, measure.replace("_", " "))
 
 
 def shortened(text: str, most: int) -> str:
@@ -423,11 +439,14 @@ class TrainingRecipe:
     keep_best: int = number(0, at_least=0, at_most=10**6)
     """Number of checkpoints with the best validations to keep as well. If above 0, `save_every` must be a multiple of
     `validate_every`."""
-    best_by: Literal["bleu", "loss"] = "bleu"
-    """Metric that ranks validations: the highest `bleu` or the lowest `loss` is best."""
+    best_by: BestBy = "bleu"
+    """Measure that ranks validations: the lowest `loss`, or the highest `bleu`, `accuracy` or `f1` is best. A task has
+    some of them: `translation` has `bleu` and `loss`, `masked_lm` has `loss` and `accuracy`, and the other objectives
+    of running text have `loss`, which is the default of all of these."""
     best_set: str | None = None
-    """The one of several validation sets whose metric ranks validations: a name of `validation_sets`, or a direction
-    such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token of all their text."""
+    """The one of several validation sets whose measure ranks validations: a name of `validation_sets`, or a direction
+    such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token or the accuracy over all their
+    text."""
     patience: int | None = number(None, at_least=1, at_most=10**6)
     """Consecutive validations without a new best after which the run ends before `max_steps`; `null` disables early
     stopping."""
@@ -492,20 +511,24 @@ class HubRecipe:
     repo_id: str | None = None
     """Repository to publish to, as `user/name`; it is created if necessary. `null` publishes nothing."""
     min_bleu: float = number(0.0, at_least=0, at_most=100)
-    """Minimum BLEU for publishing: on the test set for the model, on the validation set for a checkpoint. Nothing is
-    published without a BLEU."""
+    """Minimum BLEU for publishing a translation model: on the test set for the model, on the validation set for a
+    checkpoint. Nothing is published without a BLEU."""
+    min_score: float | None = number(None, at_least=0, at_most=1)
+    """Minimum of the measure of `training.best_by` for publishing a model of another task, for example an accuracy of
+    0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with any score that is finite.
+    There is no minimum by `loss`."""
     not_worse_than: str | None = None
-    """Model that the published one must not be worse than: `start`, the model of `initialize.from`, if the run takes
-    all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the Hub, its
-    folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test (p <
-    0.05). Compared when something is published. `null` compares with none."""
+    """Model that a published translation model must not be worse than: `start`, the model of `initialize.from`, if the
+    run takes all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the
+    Hub, its folder, or that of its run. On no test set may the BLEU be significantly lower in a paired bootstrap test
+    (p < 0.05). Compared when something is published. `null` compares with none."""
     private: bool | None = None
     """Visibility of a repository that is created; `null` uses the owner's default. With `true`, nothing is published
     to an existing public repository."""
     revision: str = "main"
     """Branch to publish to; it is created if necessary."""
     every_n_checkpoints: int | None = number(None, at_least=1, at_most=10**6)
-    """Also publish every n-th checkpoint during training, with the BLEU of its validation; `null` publishes only the
+    """Also publish every n-th checkpoint during training, with the score of its validation; `null` publishes only the
     final model. If set, `save_every` must be a multiple of `validate_every`. With `not_worse_than`, each of these
     checkpoints translates the test sets, too."""
     license: str | None = None

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from .recipe import (
     LABEL_TASKS,
     MEASURED_TASKS,
+    RANKED_BY,
     SECTIONS,
     TEXT_TASKS,
     BacktranslationRecipe,
@@ -21,6 +22,7 @@ from .recipe import (
     SourceRecipe,
     Task,
     TrainingRecipe,
+    measure_name,
     options_of,
     shortened,
     shown,
@@ -70,9 +72,11 @@ def check_ranges(recipe: Recipe) -> None:
                 _check_prefix(name, value)
     _check_agreement(recipe.training, recipe.task in LABEL_TASKS)
     _check_task(recipe)
+    check_best_by(recipe, recipe.training.best_by, "training.best_by")
     _check_initialize(recipe.initialize)
     _check_adapter(recipe)
     _check_hub(recipe.hub, recipe.training)
+    check_minima(recipe, "hub.min_bleu", "hub.min_score")
     check_baseline(recipe, "hub.not_worse_than")
     _check_sets(recipe)
     _check_backtranslation(recipe.backtranslation)
@@ -96,12 +100,31 @@ def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe | EvaluationS
 
 def settle_task(recipe: Recipe) -> None:
     """Fills the keys whose default depends on the task, unless they are given: changes the recipe."""
-    if recipe.task in MEASURED_TASKS:
-        if "training.best_by" not in recipe.given:
-            recipe.training.best_by = "loss"
-        # The papers of these objectives have none.
-        if "training.label_smoothing" not in recipe.given:
-            recipe.training.label_smoothing = 0.0
+    if "training.best_by" not in recipe.given:
+        recipe.training.best_by = RANKED_BY[recipe.task][0]
+    # The papers of these objectives have none.
+    if recipe.task in MEASURED_TASKS and "training.label_smoothing" not in recipe.given:
+        recipe.training.label_smoothing = 0.0
+
+
+def check_best_by(recipe: Recipe, measure: str, where: str) -> None:
+    """
+    Checks that the task of a recipe has a measure to rank by.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        measure (`str`): the measure.
+        where (`str`): name of the setting in the error message.
+
+    Raises:
+        ValueError: validations of that task do not have this measure.
+    """
+    known = RANKED_BY[recipe.task]
+    if measure not in known:
+        raise ValueError(
+            f"{where} is {measure!r}, but task {recipe.task!r} has no {measure_name(measure)}: set it to "
+            f"{' or '.join(map(repr, known))}."
+        )
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -122,14 +145,10 @@ def _check_task(recipe: Recipe) -> None:
         ("evaluation.altered", bool(recipe.evaluation.altered)),
         ("initialize.add_tokens", bool(recipe.initialize.add_tokens)),
         ("initialize.vocabulary", recipe.initialize.vocabulary != "keep"),
-        ("hub.repo_id", recipe.hub.repo_id is not None),
-        ("hub.not_worse_than", recipe.hub.not_worse_than is not None),
     ]
     for key, is_set in excluded:
         if is_set:
             raise ValueError(f"{key} is for the task 'translation', but task is {recipe.task!r}: leave the key out.")
-    if training.best_by == "bleu":
-        raise ValueError(f"training.best_by is 'bleu', but task {recipe.task!r} has no BLEU: set it to 'loss'.")
     if objective.next_sentence and (recipe.task != "masked_lm" or objective.unit == "lines"):
         raise ValueError(
             "objective.next_sentence needs task 'masked_lm' and objective.unit 'blocks', because it cuts blocks at an "
@@ -305,8 +324,36 @@ def _check_hub(hub: HubRecipe, training: TrainingRecipe) -> None:
         )
     if hub.every_n_checkpoints is not None and training.save_every % training.validate_every:
         raise ValueError(
-            "hub.every_n_checkpoints publishes a checkpoint with the BLEU of its validation, so training.save_every "
+            "hub.every_n_checkpoints publishes a checkpoint with the score of its validation, so training.save_every "
             f"({training.save_every}) must be a multiple of training.validate_every ({training.validate_every})."
+        )
+
+
+def check_minima(recipe: Recipe, min_bleu: str, min_score: str) -> None:
+    """
+    Checks that the minimum for publishing is one of a measure that the task has.
+
+    Args:
+        recipe ([`Recipe`]): the recipe.
+        min_bleu (`str`), min_score (`str`): names of the two settings in the error message.
+
+    Raises:
+        ValueError: a minimum is set that the task does not have, or that of a measure of which less is better.
+    """
+    hub, task, best_by = recipe.hub, recipe.task, recipe.training.best_by
+    if task == "translation":
+        if hub.min_score is not None:
+            raise ValueError(f"{min_score} is for other tasks, but task is 'translation': set {min_bleu} instead.")
+        return
+    others = [measure for measure in RANKED_BY[task] if measure != "loss"]
+    if hub.min_bleu != HubRecipe().min_bleu:
+        advice = f"set {min_score} instead" if others else "leave it out"
+        raise ValueError(f"{min_bleu} is for the task 'translation', but task is {task!r}: {advice}.")
+    if hub.min_score is not None and best_by == "loss":
+        advice = f"set that to {' or '.join(map(repr, others))}, or leave" if others else "leave"
+        raise ValueError(
+            f"{min_score} ({hub.min_score}) needs a measure of which more is better, but training.best_by is 'loss': "
+            f"{advice} {min_score} out."
         )
 
 
@@ -319,10 +366,12 @@ def check_baseline(recipe: Recipe, where: str) -> None:
         where (`str`): name of the setting in the error message.
 
     Raises:
-        ValueError: it is `start` in a run that starts from no model, or not from a whole one; or neither a word of
-            the manual, a folder nor an id.
+        ValueError: the task has no translations to compare; it is `start` in a run that starts from no model, or not
+            from a whole one; or neither a word of the manual, a folder nor an id.
     """
     than = recipe.hub.not_worse_than
+    if than is not None and recipe.task != "translation":
+        raise ValueError(f"{where} is for the task 'translation', but task is {recipe.task!r}: leave it out.")
     if than == "start" and recipe.initialize.from_ is None:
         raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
     if than == "start" and (recipe.initialize.parts is not None or recipe.initialize.vocabulary == "transfer"):

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .files import (
     atomic_write_text,
@@ -19,7 +19,7 @@ from .files import (
     sealed,
     temporary_name,
 )
-from .recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
+from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name
 from .recipe_file import load_recipe
 from .records import Environment, Progress, Result, Validation, from_json, to_json
 
@@ -56,6 +56,7 @@ CHANGEABLE = {
     "data.license",
     "hub.repo_id",
     "hub.min_bleu",
+    "hub.min_score",
     "hub.not_worse_than",
     "hub.private",
     "hub.revision",
@@ -67,7 +68,6 @@ CHANGEABLE = {
 APART = "backtranslation."
 
 T = TypeVar("T")
-BestBy = Literal["bleu", "loss"]
 
 
 # ---- Records ----------------------------------------------------------------------------------------------------
@@ -392,34 +392,42 @@ def ranked(validations: Sequence[Validation], best_by: BestBy, best_set: str | N
 
     Args:
         validations (`Sequence[Validation]`): oldest first.
-        best_by (`str`): `"bleu"` for the highest BLEU, or `"loss"` for the lowest loss. Of equals, the later one
-            comes first.
+        best_by (`str`): `"loss"` for the lowest loss, or the name of a measure whose highest value is best: `"bleu"`,
+            `"accuracy"` or `"f1"`. Of equals, the later one comes first.
         best_set (`str`, *optional*): the validation set that counts; by default all.
 
     Returns:
         `list[Validation]`.
 
     Raises:
-        ValueError: a validation has no score of that set.
+        ValueError: a validation does not have that measure, or not of that set.
     """
     return sorted(validations, key=lambda line: (_badness(line, best_by, best_set), -line.step))
 
 
 def _badness(validation: Validation, best_by: BestBy, best_set: str | None) -> float:
-    """Less is better; a loss that is not finite is the worst."""
-    value = validation.bleu if best_by == "bleu" else validation.loss
+    """Less is better; a value that is not finite is the worst."""
+    scores = {"loss": validation.loss} | (validation.measures or {})
+    if validation.bleu is not None:
+        scores["bleu"] = validation.bleu
     # With a single set, its scores are those of the validation.
     if best_set is not None and validation.sets is not None:
-        if best_by not in validation.sets.get(best_set, {}):
+        scores = validation.sets.get(best_set, {})
+        if best_by not in scores:
             raise ValueError(
-                f"{VALIDATIONS} has no {best_by} of the validation set {best_set!r} for update {validation.step}, "
-                f"perhaps because an earlier version wrote it; its sets are {', '.join(validation.sets)}. Change "
-                "training.best_set or training.best_by."
+                f"{VALIDATIONS} has no {measure_name(best_by)} of the validation set {best_set!r} for update "
+                f"{validation.step}, perhaps because an earlier version wrote it; its sets are "
+                f"{', '.join(validation.sets)}. Change training.best_set or training.best_by."
             )
-        value = validation.sets[best_set][best_by]
-    if value is None:
+    if best_by not in scores:
+        raise ValueError(
+            f"{VALIDATIONS} has no {measure_name(best_by)} for update {validation.step}, only "
+            f"{', '.join(map(measure_name, scores))}. Change training.best_by."
+        )
+    value = scores[best_by]
+    if value is None or not math.isfinite(value):
         return math.inf
-    return -value if best_by == "bleu" else value
+    return value if best_by == "loss" else -value
 
 
 def has_stalled(

@@ -153,7 +153,32 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
         (["--data.prefix=<bt>"], "data.prefix is for the task 'translation'"),
         (["--more_data+={prefix: <bt>}"], r"more_data\[0\].prefix is for the task 'translation'"),
         (["--initialize.from=a/b", "--initialize.add_tokens=[x]"], "initialize.add_tokens is for the task 'transl"),
-        (["--hub.repo_id=me/model"], "hub.repo_id is for the task 'translation'"),
+        (["--hub.not_worse_than=last_push"], "hub.not_worse_than is for the task 'translation', but task is 'masked"),
+        (["--hub.min_bleu=30"], "hub.min_bleu is for the task 'translation'.*: set hub.min_score instead"),
+        (["--hub.min_bleu=30", "--task=causal_lm"], "hub.min_bleu is for the task 'translation'.*: leave it out"),
+        (
+            ["--hub.min_score=0.5"],
+            r"hub.min_score \(0.5\) needs a measure of which more is better, but training.best_by is 'loss': set that "
+            "to 'accuracy', or leave hub.min_score out",
+        ),
+        (["--hub.min_score=0.5", "--task=causal_lm"], "training.best_by is 'loss': leave hub.min_score out"),
+        (["--hub.min_score=30", "--training.best_by=accuracy"], "hub.min_score must be at least 0 and at most 1, but"),
+        (
+            ["--task=translation", "--hub.min_score=0.5"],
+            "hub.min_score is for other tasks, but task is 'translation': set hub.min_bleu instead",
+        ),
+        (
+            ["--training.best_by=f1"],
+            "training.best_by is 'f1', but task 'masked_lm' has no F1: set it to 'loss' or 'acc",
+        ),
+        (
+            ["--task=span_corruption", "--training.best_by=accuracy"],
+            "training.best_by is 'accuracy', but task 'span_corruption' has no accuracy: set it to 'loss'",
+        ),
+        (
+            ["--task=translation", "--training.best_by=accuracy"],
+            "training.best_by is 'accuracy', but task 'translation' has no accuracy: set it to 'bleu' or 'loss'",
+        ),
         (["--training.best_by=bleu"], "training.best_by is 'bleu', but task 'masked_lm' has no BLEU"),
         (
             ["--objective.next_sentence=true", "--objective.unit=lines"],
@@ -205,6 +230,9 @@ def test_a_task_has_its_own_defaults(tmp_path) -> None:
     path = write_recipe(tmp_path, "task: masked_lm\ndata: {train_files: text.txt}\n")
     training = load_recipe([path]).training
     assert (training.best_by, training.label_smoothing) == ("loss", 0.0)
+    published = load_recipe([path, "--hub.repo_id=me/m", "--training.best_by=accuracy", "--hub.min_score=0.5"])
+    assert (published.training.best_by, published.hub.min_score) == ("accuracy", 0.5)
+    assert load_recipe([path, "--task=translation"]).training.best_by == "bleu"
     assert load_recipe([path, "--training.label_smoothing=0.2"]).training.label_smoothing == 0.2
     # The resolved recipe of a run says the same.
     again = tmp_path / "again.yaml"

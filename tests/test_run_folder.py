@@ -1,6 +1,7 @@
 """The run folder: checkpoints are listed, ranked, kept and resumed; nothing good is lost."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,44 @@ def test_a_set_without_the_metric_is_named(tmp_path) -> None:
     with pytest.raises(ValueError, match="no loss of the validation set 'law' for update 7.*sets are law, web"):
         ranked([old], "loss", "law")
     assert ranked([replace(old, sets=None)], "loss", "law")
+
+
+@pytest.mark.parametrize(
+    ("best_by", "best_set", "best"),
+    [("accuracy", None, 2), ("f1", None, 3), ("loss", None, 1), ("accuracy", "law", 1), ("f1", "law", 2)],
+)
+def test_measures_rank_by_their_highest_value(tmp_path, best_by, best_set, best) -> None:
+    whole = {1: (1.0, 0.1, 0.3), 2: (2.0, 0.9, 0.2), 3: (3.0, 0.5, 0.4)}
+    law = {1: (3.0, 0.7, 0.1), 2: (2.0, 0.6, 0.8), 3: (1.0, 0.5, 0.3)}
+    names = ("loss", "accuracy", "f1")
+    validations = []
+    for step in (1, 2, 3):
+        measures = dict(zip(names, whole[step], strict=True))
+        sets = {"law": dict(zip(names, law[step], strict=True)), "web": measures}
+        validations.append(Validation(step, measures.pop("loss"), measures=measures.copy(), sets=sets))
+    write_validations(tmp_path, validations, best_by, best_set)
+    assert [line.step for line in read_validations(tmp_path) if line.best] == [best]
+    for step in (1, 2, 3):
+        checkpoint(tmp_path, step)
+    assert to_average(tmp_path, 1, best=1, best_by=best_by, best_set=best_set) == [best]
+    assert has_stalled(validations, best_by, 1, best_set) is (best != 3)
+
+
+def test_a_measure_that_is_not_finite_is_the_worst() -> None:
+    values = {1: None, 2: 0.1, 3: math.nan, 4: 0.2}
+    validations = [Validation(step, 1.0, measures={"accuracy": value}) for step, value in values.items()]
+    assert [line.step for line in ranked(validations, "accuracy")] == [4, 2, 3, 1]
+    assert has_stalled(validations[:3], "accuracy", 1) and not has_stalled(validations, "accuracy", 1)
+
+
+def test_a_measure_that_was_not_made_is_named() -> None:
+    text = Validation(7, 1.0, measures={"word_perplexity": 9.0})
+    with pytest.raises(ValueError, match="no F1 for update 7, only loss, word perplexity. Change training.best_by"):
+        ranked([text], "f1")
+    with pytest.raises(ValueError, match="no BLEU for update 7"):
+        ranked([text], "bleu")
+    with pytest.raises(ValueError, match="no accuracy for update 7, only loss, BLEU"):
+        ranked([Validation(7, 1.0, 30.0, 1.0, 1.0)], "accuracy")
 
 
 def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path) -> None:
@@ -277,3 +316,7 @@ def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
     recipe.more_data[0].prefix = "<bt>"
     with pytest.raises(ValueError, match=r"belongs to another recipe: more_data is \["):
         checkpoint_to_resume(recipe)
+
+
+def test_a_resumed_run_may_publish_otherwise() -> None:
+    assert not [key for key in unchangeable(Recipe()) if key.startswith("hub.")]

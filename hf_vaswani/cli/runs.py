@@ -30,7 +30,9 @@ def add_verbs(verbs: Any) -> None:
     average.add_argument("--last", type=int, metavar="N", help="average the last N checkpoints of the run, e.g. 5")
     average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
     average.add_argument(
-        "--by", choices=("bleu", "loss"), help="score that --best ranks by; default: best_by of the run's recipe"
+        "--by",
+        choices=("bleu", "loss", "accuracy", "f1"),
+        help="measure that --best ranks by; default: best_by of the run's recipe",
     )
     average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")
     average.set_defaults(run=_average)
@@ -39,16 +41,23 @@ def add_verbs(verbs: Any) -> None:
         "push",
         help="publish the model of a run on the Hub",
         description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu, "
-        "or significantly below that of --not-worse-than. "
+        "or significantly below that of --not-worse-than, or, for other tasks than translation, the measure of "
+        "training.best_by is below --min-score. "
         "Options default to the hub section of the run's recipe.",
         epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",
     )
     push.add_argument("run_dir", type=Path, metavar="RUN", help="run folder, e.g. runs/my")
     push.add_argument(
-        "--checkpoint", type=int, metavar="N", help="publish checkpoint-N with its validation BLEU instead, e.g. 4000"
+        "--checkpoint", type=int, metavar="N", help="publish checkpoint-N with its validation score instead, e.g. 4000"
     )
     push.add_argument("--repo-id", metavar="USER/NAME", help="repository, e.g. me/my-model")
     push.add_argument("--min-bleu", type=float, metavar="BLEU", help="lowest BLEU to publish, from 0 to 100")
+    push.add_argument(
+        "--min-score",
+        type=float,
+        metavar="SCORE",
+        help="lowest accuracy or other measure of training.best_by to publish, from 0 to 1",
+    )
     push.add_argument(
         "--not-worse-than",
         metavar="MODEL",
@@ -144,11 +153,15 @@ def _folders_to_average(options: argparse.Namespace) -> list[Path]:
 
 
 def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Path]:
+    from ..recipe_checks import check_best_by
     from ..run_folder import checkpoints_to_average, read_recipe
 
     if options.last is not None and options.best is not None:
         raise ValueError("--last and --best exclude each other: give one of them.")
-    training = read_recipe(run_dir).training
+    recipe = read_recipe(run_dir)
+    training = recipe.training
+    if options.by is not None:
+        check_best_by(recipe, options.by, "--by")
     found = checkpoints_to_average(
         run_dir,
         training.save_every,
@@ -167,12 +180,12 @@ def _selected_checkpoints(run_dir: Path, options: argparse.Namespace) -> list[Pa
 
 
 def _push(options: argparse.Namespace) -> None:
-    from ..recipe_checks import check_baseline, check_branch, check_repo_id
+    from ..recipe_checks import check_baseline, check_branch, check_minima, check_repo_id
     from ..run_folder import MODEL, checkpoint_folder, read_recipe
 
     recipe = read_recipe(options.run_dir)
     hub = recipe.hub
-    for key in ("repo_id", "min_bleu", "not_worse_than", "private", "revision"):
+    for key in ("repo_id", "min_bleu", "min_score", "not_worse_than", "private", "revision"):
         if getattr(options, key) is not None:
             setattr(hub, key, getattr(options, key))
     if hub.repo_id is None:
@@ -184,6 +197,9 @@ def _push(options: argparse.Namespace) -> None:
     check_baseline(recipe, "--not-worse-than")
     if not 0 <= hub.min_bleu <= 100:
         raise ValueError(f"--min-bleu must be from 0 to 100, but it is {hub.min_bleu}.")
+    if hub.min_score is not None and not 0 <= hub.min_score <= 1:
+        raise ValueError(f"--min-score must be from 0 to 1, but it is {hub.min_score}.")
+    check_minima(recipe, "--min-bleu", "--min-score")
     from ..hub.publishing import push_checkpoint
     from ..training.comparison import judge
 

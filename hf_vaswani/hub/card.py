@@ -1,25 +1,36 @@
 """The model card: rendered from the records of a run. Facts that were not recorded are omitted."""
 
 import html
-import json
 import logging
 import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from safetensors import safe_open
 
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
-from ..recipe import EvaluationSetRecipe, Files, Recipe, SourceRecipe
+from ..recipe import EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
 from ..recipe_file import load_recipe
-from ..records import Comparison, Environment, Result, Scored, Text
+from ..records import Environment, Result, Scored
 from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
+from .evaluation import (
+    SetScores,
+    before_rows,
+    eval_results,
+    headline,
+    measures_table,
+    metrics_of,
+    set_scores,
+    with_altered,
+)
+from .tasks import TASKS, papers_of, pipeline_of, purpose_of, usage
+from .text_names import datasets_on_the_hub, describe_texts, languages_of, named_sources, names_only
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +39,10 @@ _BESIDE = Path(__file__).with_name("model_card.md")
 TEMPLATE = _BESIDE if _BESIDE.is_file() else Path(__file__).parents[2] / "model_card.md"
 PICTURE = "curve.png"
 
-# The examples are not from the run's text, which may be private.
-EXAMPLES = {
-    "de": "Die Katze schläft.",
-    "en": "The cat sleeps.",
-    "fr": "Le chat dort.",
-}
-ALTERED = {
-    "upper": "in capital letters on both sides",
-    "title": "with a capital letter at the beginning of each word on both sides",
-    "typos": "with typing errors in the source",
-    "no_final_mark": "without final marks on both sides",
+NETWORKS = {
+    ("encoder", "decoder"): "encoder-decoder Transformer",
+    ("encoder",): "encoder of the Transformer",
+    ("decoder",): "decoder of the Transformer",
 }
 # Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
 WATTS_OF_A_CORE = 12
@@ -57,10 +61,13 @@ def card_files(run_dir: Path, folder: Path, scored: Scored, repo_id: str | None,
     except ImportError as error:
         logger.warning(f"The model card has no training curve. {error}")
     else:
+        recipe = load_recipe([str(run_dir / RECIPE)])
+        measure = _plotted(recipe)
         training = _curve(run_dir / CURVE, scored.step, "loss")
-        validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", "bleu")
+        validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
         if training or validations:
-            files[PICTURE] = curve_picture(training, validations)
+            per = TASKS[recipe.task].per
+            files[PICTURE] = curve_picture(training, validations, measure, f"nats per {per}")
     card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
     return files | {"README.md": str(card).encode()}
 
@@ -95,120 +102,83 @@ def render_card(
     split = "test" if isinstance(scored, Result) else "validation"
     # Runs that did not record it may have started from a folder.
     base = recipe.initialize.from_ if environment.start_is_local is False else None
-    on_hub = _datasets_on_the_hub(recipe, environment) | ({base} if base else set())
-    sources = _named_sources(recipe)
-    rows = list(_score_rows(sources, scored, split, on_hub)) if scored.bleu is not None else []
+    on_hub = datasets_on_the_hub(recipe, environment) | ({base} if base else set())
+    kind, is_translation, measure = TASKS[recipe.task], recipe.task == "translation", _plotted(recipe)
+    rows = list(set_scores(recipe, scored, split, on_hub))
     before = (scored.before or {}) if isinstance(scored, Result) else {}
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
+    config = read_json(folder / "config.json")
     parameters = _count_parameters(folder / WEIGHTS)
-    trained = sources[: 1 + len(recipe.more_data)]
-    directions = " and ".join(dict.fromkeys(f"{part.source_language}-{part.target_language}" for _, part in trained))
+    # The directions of a translation, or else the languages.
+    languages = " and ".join(dict.fromkeys(name for name, _ in named_sources(recipe)[: 1 + len(recipe.more_data)]))
+    model_id = repo_id or f"path/to/{run_dir.name}/{folder.name}"
+    pin = "" if revision == "main" or repo_id is None else f', revision="{revision}"'
     return ModelCard.from_template(
         _metadata(recipe, on_hub, base, name, rows),
         template_path=str(TEMPLATE),
+        task=recipe.task,
         title=_cell(name),
-        summary=f"A translation model for {directions} with {_many(parameters)} parameters{_headline(scored, split)}.",
+        summary=f"A {kind.model} for {languages} with {_many(parameters)} parameters"
+        f"{headline(recipe, scored, split)}.",
+        network=NETWORKS[_stacks(config)],
         origin=_origin(recipe, base),
-        model_id=repo_id or f"path/to/{run_dir.name}/{folder.name}",
-        pin="" if revision == "main" or repo_id is None else f', revision="{revision}"',
-        example=_example(recipe),
-        tag_argument=f', tgt_lang="{recipe.data.target_language}"' if recipe.data.target_tag else "",
+        purpose=purpose_of(recipe),
+        usage=usage(recipe, folder, model_id, pin),
+        trusting_usage=usage(recipe, folder, model_id, pin, is_trusted=True),
+        auto_class=kind.auto_class,
+        has_pipeline=pipeline_of(recipe.task) is not None,
         scores=[
             {"text": f"{row.name}: {_cell(row.text)}{how}"}
             | {metric: f"{score:.2f}" for metric, score in scores.items()}
             for row in rows
-            for how, scores in _with_altered(row, scored)
-        ],
+            for how, scores in with_altered(row, scored)
+        ]
+        if is_translation
+        else [],
+        measured=[[_cell(text) for text in row] for row in measures_table(rows, scored)]
+        if rows and not is_translation
+        else [],
+        per=kind.per,
         search=_search(recipe, split),
-        before=list(_before_rows(before)),
+        before=list(before_rows(before)),
         test_signature=next((each.signature for each in before.values()), ""),
-        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows else [],
+        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS]
+        if rows and is_translation
+        else [],
         curve=PICTURE if has_curve else None,
-        texts=[_cell(text) for text in _texts(recipe, environment, on_hub)],
-        facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, folder)],
+        plotted="loss" + (f" and {measure_name(measure)}" if measure else ""),
+        training_loss=_training_loss(recipe),
+        texts=[_cell(text) for text in describe_texts(recipe, environment, on_hub)],
+        facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, config)],
         command=_command(environment, on_hub).replace("```", "'''"),
         settings=_settings(recipe, on_hub).replace("```", "'''"),
-        languages=directions,
+        languages=languages,
+        papers=papers_of(recipe, _stacks(config)),
     )
 
 
-def _example(recipe: Recipe) -> str:
-    """Returns a sentence to translate, with the prefix that the model was trained with, for a Python string."""
-    sentence = EXAMPLES.get(recipe.data.source_language, "...")
-    text = sentence if recipe.data.prefix is None else f"{recipe.data.prefix} {sentence}"
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def _stacks(config: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the stacks of a model by its `config.json`: encoder, decoder or both."""
+    if config.get("is_encoder_decoder", True):
+        return ("encoder", "decoder")
+    return ("decoder",) if config.get("is_decoder") else ("encoder",)
 
 
-def _headline(scored: Scored, split: str) -> str:
-    if scored.bleu is None:
-        return ""
-    where = f"on average over {len(scored.sets)} {split} sets" if scored.sets else f"on the {split} set"
-    return f", BLEU {scored.bleu:.2f} {where}"
+def _plotted(recipe: Recipe) -> str | None:
+    """Returns the measure whose curve is beside that of the loss, if there is one."""
+    if recipe.task == "translation":
+        return "bleu"
+    return None if recipe.training.best_by == "loss" else recipe.training.best_by
 
 
-# ---- Scores ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """The scores of one evaluation set, and how the card refers to its text."""
-
-    name: str
-    direction: str
-    text: str
-    dataset: str
-    config: str | None
-    split: str | None
-    scores: dict[str, float]
-    signatures: dict[str, str]
-
-
-def _named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
-    """Returns the sources of training text by their direction, and then the validation sets by their names."""
-    trained = [(f"{part.source_language}-{part.target_language}", part) for part in (recipe.data, *recipe.more_data)]
-    return [*trained, *recipe.named_sets.items()]
-
-
-def _score_rows(
-    sources: list[tuple[str, SourceRecipe]], scored: Scored, split: str, on_hub: set[str]
-) -> Iterator[_Scores]:
-    parts = [(name, part) for name, part in sources if _text(part, split, on_hub)]
-    only = {metric: getattr(scored, metric) for metric in METRICS}
-    sets: dict[str, Any] = scored.sets or {parts[0][0]: only}
-    for (_, part), (name, scores) in zip(parts, sets.items(), strict=True):
-        from_dataset = getattr(part, f"{split}_files") is None
-        yield _Scores(
-            name=name,
-            direction=f"{part.source_language}-{part.target_language}",
-            text=_text(part, split, on_hub),
-            dataset=part.dataset if from_dataset and part.dataset in on_hub else "text",
-            # The Hub merges the results of sets that have dataset, config and split in common.
-            config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
-            split=getattr(part, f"{split}_split") if from_dataset else None,
-            scores={metric: scores[metric] for metric in METRICS},
-            signatures=scored.signatures or {},
-        )
-
-
-def _before_rows(before: dict[str, Comparison]) -> Iterator[dict[str, str]]:
-    """Yields the BLEU of each test set before and after the training, as the card shows them."""
-    for name, each in before.items():
-        earlier, later = each.before["bleu"], each.after["bleu"]
-        yield {
-            "set": name,
-            "before": f"{earlier:.2f}",
-            "after": f"{later:.2f}",
-            "difference": f"{later - earlier:+.2f}",
-            "p": f"{each.p:.3f}",
-        }
-
-
-def _with_altered(row: _Scores, scored: Scored) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yields the scores of a set, and those of its alterations with a note."""
-    yield "", row.scores
-    altered = (scored.altered if isinstance(scored, Result) else None) or {}
-    for name, scores in altered.get(row.name, {}).items():
-        yield f", {ALTERED.get(name, name)}", scores
+def _training_loss(recipe: Recipe) -> str:
+    """Returns what the training loss includes, and the validation loss does not."""
+    parts = ["dropout"]
+    if recipe.task == "translation" or recipe.training.label_smoothing > 0:
+        parts.append("label smoothing")
+    if recipe.objective.next_sentence:
+        parts.append("the loss of next-sentence prediction")
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)
 
 
 def _origin(recipe: Recipe, base: str | None) -> str:
@@ -220,36 +190,21 @@ def _origin(recipe: Recipe, base: str | None) -> str:
     return f"further from {named}"
 
 
-def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, rows: list[_Scores]) -> ModelCardData:
+def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, rows: list[SetScores]) -> ModelCardData:
     """Returns the metadata by which the Hub finds the model and shows its scores."""
     sources = [recipe.data, *recipe.more_data]
-    languages = dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language))
-    results = [
-        EvalResult(
-            task_type="translation",
-            task_name=f"Translation {row.direction}",
-            dataset_type=row.dataset,
-            dataset_name=row.text,
-            dataset_config=row.config,
-            dataset_split=row.split,
-            metric_type=metric,
-            metric_name=METRICS[metric],
-            metric_value=round(score, 2),
-            metric_args={"signature": row.signatures[metric]},
-        )
-        for row in rows
-        for metric, score in row.scores.items()
-    ]
+    results = eval_results(recipe, rows)
     return ModelCardData(
-        language=list(languages),
+        language=languages_of(recipe),
         license=recipe.hub.license,
         library_name="transformers",
-        pipeline_tag="translation",
+        # A tag without a pipeline that loads the model would be wrong on its page.
+        pipeline_tag=pipeline_of(recipe.task),
         tags=["vaswani", "attention-is-all-you-need"],
         base_model=base,
         datasets=sorted(on_hub & {str(part.dataset) for part in sources}) or None,
-        metrics=list(METRICS) if rows else None,
-        model_name=name if rows else None,
+        metrics=metrics_of(recipe, rows),
+        model_name=name if results else None,
         eval_results=results or None,
     )
 
@@ -264,64 +219,25 @@ def _search(recipe: Recipe, split: str) -> str:
     return ("beam search" if beams > 1 else "greedy search") + (f" ({', '.join(settings)})" if settings else "")
 
 
-# ---- Text --------------------------------------------------------------------------------------------------------
-
-
-def _datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
-    """Returns the datasets that were not local folders when the run began; none if the run did not record it."""
-    found = zip(_named_sources(recipe), environment.data or [], strict=False)
-    names = {part.dataset for (_, part), noted in found if not noted.dataset_is_local}
-    return {name for name in names if name not in (None, "pocket")}
-
-
-def _text(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
-    """Returns the name of a split's text, or "" without one. Paths are reduced to names: they may be private."""
-    files: Files = getattr(part, f"{split}_files")
-    if files is not None:
-        sides = (part.source_language, part.target_language)
-        names = [files[language] for language in sides] if isinstance(files, dict) else [files]
-        return ", ".join(Path(name).name for name in names)
-    name = getattr(part, f"{split}_split")
-    if part.dataset is None or name is None:
-        return ""
-    if part.dataset == "pocket":
-        return f"the synthetic corpus built into hf_vaswani ({name})"
-    config = f", {part.dataset_config}" if part.dataset_config else ""
-    return f"{_names_only('dataset', part.dataset, on_hub)}{config} ({name})"
-
-
-def _texts(recipe: Recipe, environment: Environment, on_hub: set[str]) -> Iterator[str]:
-    """Describes each source and each named set in one line: texts, numbers of pairs, licence."""
-    sources = _named_sources(recipe)
-    notes = [*(environment.data or []), *[Text(pairs={})] * len(sources)]
-    for (name, part), noted in zip(sources, notes, strict=False):
-        texts, pairs, held_out = [], noted.pairs, noted.held_out or {}
-        # Only the splits of the sources count as training text.
-        is_source = name not in recipe.validation_sets
-        for split, title in (("train", "trained on"), ("validation", "validated on"), ("test", "tested on")):
-            if (text := _text(part, split, on_hub)) and (is_source or split != "train"):
-                count = f"{pairs[split]:,} pairs" if split in pairs else ""
-                if split in held_out:
-                    count += f", {held_out[split]:,} of them with a sentence of the training text"
-                texts.append(f"{title} {text}" + (f" ({count})" if count else ""))
-        licence = f"; licence of the text: {part.license}" if part.license else ""
-        yield f"{name}: {'; '.join(texts)}{licence}."
-
-
 # ---- Model and training ------------------------------------------------------------------------------------------
 
 
 def _facts(
-    recipe: Recipe, environment: Environment, scored: Scored, parameters: int, folder: Path
+    recipe: Recipe, environment: Environment, scored: Scored, parameters: int, config: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """Yields names and values for the table of the training procedure."""
-    training, config = recipe.training, read_json(folder / "config.json")
+    training, stacks = recipe.training, _stacks(config)
     yield "parameters", f"{parameters:,}"
+    numbers = [config[f"{stack}_layers"] for stack in stacks]
+    layers = " + ".join(map(str, numbers)) + (" layer" if numbers == [1] else " layers")
+    if len(stacks) == 1:
+        layers = f"{stacks[0]} of {layers}"
     yield (
         "architecture",
-        f"{config['encoder_layers']} + {config['decoder_layers']} layers, d_model {config['d_model']}, "
-        f"d_ff {config['d_ff']}, {config['num_heads']} heads",
+        f"{layers}, d_model {config['d_model']}, d_ff {config['d_ff']}, {config['num_heads']} heads",
     )
+    if recipe.task in ("classification", "tagging"):
+        yield "labels", ", ".join(map(str, config.get("id2label", {}).values()))
     yield "vocabulary", f"{config['vocab_size']:,} entries, {recipe.tokenizer.kind}"
     averaged = scored.averaged if isinstance(scored, Result) else []
     yield (
@@ -330,7 +246,8 @@ def _facts(
     )
     processes = environment.processes
     tokens = training.tokens_per_batch * training.accumulation_steps * processes
-    yield "tokens per update", f"up to {tokens:,} on each side, padding included"
+    sides = " on each side" if len(stacks) == 2 else ""
+    yield "tokens per update", f"up to {tokens:,}{sides}, padding included"
     rate = f", peak {training.peak_learning_rate}" if training.peak_learning_rate else ""
     yield (
         "optimizer",
@@ -407,7 +324,7 @@ def _value(option: str, text: str, on_hub: set[str]) -> str:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    named = _names_only(option.lstrip("-").rstrip("+").split(".")[-1], value, on_hub)
+    named = names_only(option.lstrip("-").rstrip("+").split(".")[-1], value, on_hub)
     if named == value:
         return text
     return (
@@ -419,7 +336,9 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     """Returns the keys of a recipe that differ from their defaults, as YAML, with paths reduced to names."""
     found: dict[str, Any] = {}
     here, defaults = asdict(recipe), asdict(Recipe())
-    for section in ("data", "tokenizer", "initialize", "model", "training", "evaluation"):
+    if recipe.task != defaults["task"]:
+        found["task"] = recipe.task
+    for section in ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation"):
         changed = {
             key.removesuffix("_"): value for key, value in here[section].items() if value != defaults[section][key]
         }
@@ -436,19 +355,8 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
             name: {key: value for key, value in part.items() if value != empty[key]}
             for name, part in here["validation_sets"].items()
         }
-    found = _names_only("", found, on_hub)
+    found = names_only("", found, on_hub)
     return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True)).strip() if found else ""
-
-
-def _names_only(key: str, value: Any, on_hub: set[str]) -> Any:
-    """Reduces the paths in the value of a recipe's key to the names of files and folders: they may be private."""
-    if isinstance(value, dict):
-        inner = key.endswith("_files")
-        return {name: _names_only(key if inner else name, each, on_hub) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe", "from", "not_worse_than")
-    return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value
 
 
 def _count_parameters(path: Path) -> int:
@@ -471,9 +379,10 @@ def _cell(text: str) -> str:
 def _curve(path: Path, last: int, *names: str) -> list[dict[str, Any]]:
     """Reads the points of a log up to an update, and skips incomplete lines: the training may be writing one."""
     lines, _ = read_json_lines(path)
+    lines = [line | measures if isinstance(measures := line.get("measures"), dict) else line for line in lines]
     numbers = [(line, [line.get(name, "") for name in names]) for line in lines if line["step"] <= last]
-    # A non-finite loss is written as null, a BLEU is always finite.
-    optional = [type(None) if name == "loss" else float for name in names]
+    # A value that is not finite is written as null, but a BLEU is always finite.
+    optional = [float if name == "bleu" else type(None) for name in names]
     return [
         line
         for line, values in numbers

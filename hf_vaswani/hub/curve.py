@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
+from ..recipe import measure_name
+
 try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -16,38 +18,49 @@ TRAINING, VALIDATION = "#9aa5b1", "#1f5fa8"
 SETS = ("#1f5fa8", "#d1742b", "#3b8f5a", "#8a55a5", "#b3404a", "#5b7083")
 
 
-def plot_curve(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> Figure:
+def plot_curve(
+    training: Sequence[dict[str, Any]],
+    validations: Sequence[dict[str, Any]],
+    measure: str | None = "bleu",
+    unit: str = "nats per target token",
+) -> Figure:
     """
-    Plots loss and BLEU over the updates of a run.
+    Plots the loss, and a measure of the validations, over the updates of a run.
 
     Args:
-        training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`, in nats per target token.
-        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, `bleu` and `best`, and
-            with several sets `sets`. A loss of `None`, which was not finite, is not plotted.
+        training (`Sequence[dict[str, Any]]`): lines of `training.jsonl`: `step` and `loss`.
+        validations (`Sequence[dict[str, Any]]`): lines of `validations.jsonl`: `step`, `loss`, the measure and `best`,
+            and with several sets `sets`. A value of `None`, which was not finite, is not plotted.
+        measure (`str`, *optional*): measure with a panel of its own; `None` for none.
+        unit (`str`): unit of the loss.
 
     Returns:
-        `Figure`: one panel for the loss, and a second one for BLEU if there are validations. Each of several
+        `Figure`: one panel for the loss, and a second one for the measure if there are validations. Each of several
         validation sets has a curve of its own.
     """
-    figure = Figure(figsize=(9 if validations else 5, 3.2), dpi=120, layout="constrained")
-    panels = figure.subplots(1, 2 if validations else 1, squeeze=False, sharex=True)[0]
+    name = measure if validations else None
+    figure = Figure(figsize=(9 if name else 5, 3.2), dpi=120, layout="constrained")
+    panels = figure.subplots(1, 2 if name else 1, squeeze=False, sharex=True)[0]
     _plot(panels[0], training, "loss", "training", TRAINING)
-    panels[0].set(title="Loss", ylabel="nats per target token")
-    if validations:
-        panels[1].set(title="Validation BLEU")
-    names = list(dict.fromkeys(name for line in validations for name in line.get("sets") or ()))
-    for name, color in zip(names, cycle(SETS), strict=False):
-        of_set = [{"step": line["step"], **(line.get("sets") or {}).get(name, {})} for line in validations]
-        _plot(panels[0], of_set, "loss", name, color, ".")
-        _plot(panels[1], of_set, "bleu", name, color, ".")
-    if validations and not names:
+    panels[0].set(title="Loss", ylabel=unit)
+    if name:
+        panels[1].set(title=f"Validation {measure_name(name)}")
+    sets = list(dict.fromkeys(name for line in validations for name in line.get("sets") or ()))
+    for each, color in zip(sets, cycle(SETS), strict=False):
+        of_set = [{"step": line["step"], **(line.get("sets") or {}).get(each, {})} for line in validations]
+        _plot(panels[0], of_set, "loss", each, color, ".")
+        if name:
+            _plot(panels[1], of_set, name, each, color, ".")
+    if validations and not sets:
         _plot(panels[0], validations, "loss", "validation", VALIDATION, ".")
-        _plot(panels[1], validations, "bleu", None, VALIDATION, ".")
+        if name:
+            _plot(panels[1], validations, name, None, VALIDATION, ".")
+    ranking, panel = name or "loss", panels[-1]
     for line in validations:
-        if line.get("best") and names:
-            panels[1].axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
-        elif line.get("best"):
-            panels[1].plot(line["step"], line["bleu"], "o", color=VALIDATION, label=f"best: {line['bleu']:.2f}")
+        if line.get("best") and sets:
+            panel.axvline(line["step"], color=TRAINING, linestyle=":", label=f"best: update {line['step']:,}")
+        elif line.get("best") and line.get(ranking) is not None:
+            panel.plot(line["step"], line[ranking], "o", color=VALIDATION, label=f"best: {line[ranking]:.2f}")
     for panel in panels:
         panel.set_xlabel("updates")
         panel.grid(alpha=0.3)
@@ -66,8 +79,13 @@ def _plot(
         panel.plot(*zip(*points, strict=True), label=label, color=color, marker=marker)
 
 
-def curve_picture(training: Sequence[dict[str, Any]], validations: Sequence[dict[str, Any]]) -> bytes:
+def curve_picture(
+    training: Sequence[dict[str, Any]],
+    validations: Sequence[dict[str, Any]],
+    measure: str | None = "bleu",
+    unit: str = "nats per target token",
+) -> bytes:
     """Renders [`plot_curve`] as a PNG file; the same curve always gives the same bytes."""
     file = io.BytesIO()
-    plot_curve(training, validations).savefig(file, format="png", metadata={"Software": None})
+    plot_curve(training, validations, measure, unit).savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

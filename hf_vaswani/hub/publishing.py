@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -30,11 +31,13 @@ from huggingface_hub.errors import (
 
 from ..adapters import has_adapter
 from ..files import digest, read_json, temporary_name
-from ..recipe import HubRecipe
+from ..recipe import HubRecipe, Recipe, measure_name
+from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, to_json
 from ..run_folder import (
     EMA_WEIGHTS,
     PROGRESS,
+    RECIPE,
     RESULT,
     WEIGHTS,
     checkpoint_folders,
@@ -45,6 +48,7 @@ from ..run_folder import (
     read_result,
 )
 from .card import card_files
+from .evaluation import main_score, measures_of
 from .gate import check_not_worse
 
 logger = logging.getLogger(__name__)
@@ -85,7 +89,7 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
         progress = read_progress(folder)
         lines = [line for line in known_validations(run_dir) if line.step == progress.step]
         if not lines:
-            raise ValueError(f"{folder} has no BLEU, because it was not validated: it is not published.")
+            raise ValueError(f"{folder} has no score, because it was not validated: it is not published.")
         return replace(lines[-1], seconds=progress.seconds, files=progress.files)
     path = run_dir / RESULT
     if not path.is_file():
@@ -94,10 +98,8 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
         result = read_result(run_dir)
     except ValueError as error:
         raise ValueError(f"{error} Repeat the training command to write it again from the checkpoints.") from error
-    if result.measures is not None:
-        raise ValueError(f"{folder} has no BLEU, because its task is no translation: it is not published.")
-    if result.bleu is None:
-        raise ValueError(f"{folder} has no BLEU, because the run has no test set: it is not published.")
+    if result.bleu is None and result.measures is None:
+        raise ValueError(f"{folder} has no score, because the run has no test set: it is not published.")
     if result.files is None:
         raise ValueError(
             f"{path} was written by an older version, which did not record the scored files: {folder} is not "
@@ -106,19 +108,41 @@ def read_score(run_dir: Path, folder: Path) -> Scored:
     return result
 
 
-def check_score(folder: Path, bleu: float | None, min_bleu: float) -> None:
+def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) -> None:
     """
-    Checks that a model is whole, and that its BLEU is high enough for publishing.
+    Checks that a model is whole, and that its score is high enough for publishing.
+
+    Args:
+        folder (`Path`): folder of the model or checkpoint.
+        scored ([`Result`] or [`Validation`]): its scores.
+        hub ([`HubRecipe`]): minimum BLEU or score.
+        recipe ([`Recipe`]): that of the run; names task and measure.
 
     Raises:
-        ValueError: the folder has only adapters, or the BLEU is below `min_bleu`, NaN or missing.
+        ValueError: the folder has only adapters; or the score is below the minimum, missing or not finite.
     """
     if has_adapter(folder):
         raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
-    # A NaN fails this comparison, but would pass `bleu < min_bleu`.
-    if bleu is None or not bleu >= min_bleu:
-        found = "missing" if bleu is None else f"{bleu:.2f}"
-        raise ValueError(f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {min_bleu:.2f}.")
+    measure, value = main_score(recipe, scored)
+    if recipe.task == "translation":
+        # A NaN fails this comparison, but would pass `value < min_bleu`.
+        if value is None or not value >= hub.min_bleu:
+            found = "missing" if value is None else f"{value:.2f}"
+            raise ValueError(
+                f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {hub.min_bleu:.2f}."
+            )
+        return
+    # A model whose loss is NaN still has an accuracy.
+    for name, number in ((measure, value), ("loss", measures_of(scored).get("loss"))):
+        if number is None or not math.isfinite(number):
+            raise ValueError(f"{folder} is not published: its {measure_name(name)} is missing or not finite.")
+    if hub.min_score is not None and measure != recipe.training.best_by:
+        raise ValueError(f"{folder} is not published: hub.min_score is no minimum of training.best_by 'loss'.")
+    if hub.min_score is not None and not (value is not None and value >= hub.min_score):
+        raise ValueError(
+            f"{folder} is not published: its {measure_name(measure)} is {value:.4f}, and hub.min_score is "
+            f"{hub.min_score:.4f}."
+        )
 
 
 # ---- Commit ------------------------------------------------------------------------------------------------------
@@ -131,7 +155,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     Args:
         run_dir (`Path`): the run folder.
         folder (`Path`): its `model`, or one of its checkpoints.
-        hub ([`HubRecipe`]): destination, minimum BLEU, and the model that this one must not be worse than.
+        hub ([`HubRecipe`]): destination, minimum BLEU or score, and the model that this one must not be worse than.
         verdict ([`Verdict`], *optional*): the comparison with that model. Without it, nothing is published if
             `not_worse_than` is set.
 
@@ -139,14 +163,15 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
         `str`: URL of the commit; without changes, that of the last commit.
 
     Raises:
-        ValueError: the BLEU is missing or too low, the model is significantly worse than the other one or was not
+        ValueError: the score is missing or too low, the model is significantly worse than the other one or was not
             compared with it, or a file differs from the one that was scored.
         PublishingError: the Hub refused, or could not be reached.
     """
-    scored = read_score(run_dir, folder)
-    check_score(folder, scored.bleu, hub.min_bleu)
+    scored, recipe = read_score(run_dir, folder), load_recipe([str(run_dir / RECIPE)])
+    check_score(folder, scored, hub, recipe)
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
+    measure, value = main_score(recipe, scored)
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
     with _publishing_errors(folder, repo_id, revision):
         api = HfApi()
@@ -160,7 +185,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
                 *(CommitOperationAdd(name, content) for name, content in sorted(files.items())),
                 *(CommitOperationDelete(name) for name in sorted(old)),
             ],
-            commit_message=f"{folder.name}: BLEU {scored.bleu:.2f} after {scored.step:,} updates",
+            commit_message=f"{folder.name}: {measure_name(measure)} {value:.2f} after {scored.step:,} updates",
             revision=revision,
             # The Hub refuses the commit if somebody else has committed in the meantime.
             parent_commit=head.sha,
@@ -289,11 +314,11 @@ def _waiting(run_dir: Path) -> list[Path]:
 def push_waiting(run_dir: Path, hub: HubRecipe) -> None:
     """
     Publishes the newest of the checkpoints that wait to be published, and discards the others. It is discarded too if
-    its BLEU is too low by now, or if it was not compared with the model that it must not be worse than.
+    its score is too low by now, or if it was not compared with the model that it must not be worse than.
 
     Args:
         run_dir (`Path`): the run folder.
-        hub ([`HubRecipe`]): destination and minimum BLEU.
+        hub ([`HubRecipe`]): destination and minimum BLEU or score.
 
     Raises:
         PublishingError: the Hub refused, or could not be reached; the checkpoints are kept.
@@ -329,7 +354,7 @@ class Publisher:
 
     Args:
         run_dir (`Path`): the run folder.
-        hub ([`HubRecipe`]): destination, frequency and minimum BLEU.
+        hub ([`HubRecipe`]): destination, frequency and minimum BLEU or score.
         step (`int`): updates of the checkpoint that the run resumes from, or 0. Waiting checkpoints of later updates
             are discarded, because the training will write them again.
     """
@@ -349,10 +374,10 @@ class Publisher:
         self.lock = threading.Lock()
 
     def offer(self, checkpoint: Path, verdict: Verdict | None) -> None:
-        """Publishes a checkpoint in the background, if its BLEU is high enough, and it is not worse than it may be."""
+        """Publishes a checkpoint in the background, if its score is high enough and it is not worse than it may be."""
         try:
             scored = read_score(self.run_dir, checkpoint)
-            check_score(checkpoint, scored.bleu, self.hub.min_bleu)
+            check_score(checkpoint, scored, self.hub, load_recipe([str(self.run_dir / RECIPE)]))
             check_not_worse(checkpoint, self.hub.not_worse_than, verdict)
             self._keep(checkpoint, [*(scored.files or {}), PROGRESS], verdict)
         except (ValueError, OSError) as error:

@@ -175,12 +175,11 @@ def judge(run_dir: Path, folder: Path, hub: HubRecipe) -> Verdict | None:
     if hub.not_worse_than is None:
         return None
     # Checks without translation come first.
-    scored = read_score(run_dir, folder)
-    check_score(folder, scored.bleu, hub.min_bleu)
+    scored, recipe = read_score(run_dir, folder), read_recipe(run_dir)
+    check_score(folder, scored, hub, recipe)
     name, verdict = baseline_name(run_dir, folder, hub), Verdict(hub.not_worse_than, {})
     if name is None:
         return verdict
-    recipe = read_recipe(run_dir)
     texts = evaluation_texts(read_evaluation_sources(recipe), "test")
     if not texts:
         raise ValueError(f"{folder} is not published: models are compared on test sets, but its recipe has none.")

@@ -26,7 +26,7 @@ from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, on_main_process
-from ..recipe import MEASURED_TASKS, Recipe, TrainingRecipe
+from ..recipe import MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
     CURVE,
@@ -61,7 +61,7 @@ from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
-from .validation import measure, score_altered, translate_and_score, validate
+from .validation import finite, measure, score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -439,7 +439,8 @@ def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) 
     earlier: dict[str, list[str]] = {}
     if "test" in run.sets and run.recipe.task in MEASURED_TASKS:
         measures, sets = measure(run, model, "test")
-        result = replace(result, measures=cast(Any, measures), sets=cast(Any, sets))
+        each = {name: finite(part) for name, part in (sets or {}).items()}
+        result = replace(result, measures=finite(measures), sets=each or None)
     elif "test" in run.sets:
         translator = cast(VaswaniForConditionalGeneration, model)
         translations, scored = translate_and_score(run, translator, "test", run.recipe.evaluation.num_beams)
@@ -473,7 +474,7 @@ def _warn_of_no_gain(recipe: Recipe) -> None:
         and validations[0].step == 0
         and has_stalled(validations, training.best_by, len(validations) - 1, training.best_set)
     ):
-        what = "a higher BLEU" if training.best_by == "bleu" else "a lower loss"
+        what = "a lower loss" if training.best_by == "loss" else f"a higher {measure_name(training.best_by)}"
         logger.warning(f"no validation has {what} than that before the first update")
 
 
@@ -499,8 +500,6 @@ def _write_result(
 
 
 def _write_card(recipe: Recipe, result: Result) -> None:
-    if recipe.task in MEASURED_TASKS:
-        return
     run_dir = Path(recipe.run_dir)
     # The picture comes first: a card implies its picture.
     for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
@@ -566,9 +565,7 @@ def _complete(recipe: Recipe, accelerator: Accelerator, result: Result) -> None:
         read_environment(run_dir)
     except ValueError:
         tasks[run_dir / ENVIRONMENT] = lambda: write_environment(run_dir, describe_environment(recipe, accelerator))
-    if recipe.task not in MEASURED_TASKS and (
-        not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file())
-    ):
+    if not card.is_file() or (PICTURE in card.read_text("utf-8", errors="replace") and not picture.is_file()):
         tasks[card] = lambda: _write_card(recipe, result)
     if tasks:
         with exclusive_run(run_dir):

@@ -270,11 +270,17 @@ def _validation_of_text(run: Run, model: VaswaniPreTrainedModel, step: int) -> t
     values = measures | {
         f"{name}/{part}": value for part, each in (sets or {}).items() for name, value in each.items()
     }
-    finite = {name: {key: _finite(value) for key, value in each.items()} for name, each in (sets or {}).items()}
-    rest = {name: _finite(value) for name, value in measures.items() if name != "loss"}
-    return values, Validation(step, _finite(measures["loss"]), measures=rest, sets=finite or None)
+    rest = finite(measures)
+    loss = rest.pop("loss")
+    each = {name: finite(part) for name, part in (sets or {}).items()}
+    return values, Validation(step, loss, measures=rest, sets=each or None)
 
 
-def _finite(loss: float) -> float | None:
-    """Returns a loss as JSON can hold it, which has no infinity."""
-    return loss if math.isfinite(loss) else None
+def finite(measures: dict[str, float]) -> dict[str, float | None]:
+    """Returns measures as JSON can hold them: `None` stands for one that is not finite."""
+    return {name: _finite(value) for name, value in measures.items()}
+
+
+def _finite(value: float) -> float | None:
+    """Returns a number as JSON can hold it, which has no infinity."""
+    return value if math.isfinite(value) else None

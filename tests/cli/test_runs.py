@@ -1,12 +1,14 @@
 """hf-vaswani train, average, push."""
 
 import json
+from typing import get_args
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import recipe_file
 from hf_vaswani.cli import main
+from hf_vaswani.recipe import BestBy
 
 
 def test_average_writes_a_model(tiny_run, tmp_path, capsys) -> None:
@@ -88,6 +90,39 @@ def test_the_best_are_ranked_by_the_recipe_or_by_the_option(tmp_path, monkeypatc
         for by in ([], ["--by", "bleu"], ["--by", "loss"]):
             assert main(["average", str(tmp_path), "--best", "1", *by, "--output", str(tmp_path / "new")]) == 0
     assert averaged == [f"checkpoint-{step}" for step in (1, 1, 2, 2, 1, 2)]
+
+
+def test_the_best_of_other_tasks_are_ranked_by_what_they_measure(tmp_path, monkeypatch, capsys) -> None:
+    from hf_vaswani import averaging
+
+    averaged = []
+    monkeypatch.setattr(averaging, "save_average", lambda folders, output: averaged.append(folders[0].name))
+    lines = [
+        {"step": 1, "loss": 2.0, "measures": {"accuracy": 0.9}},
+        {"step": 2, "loss": 1.0, "measures": {"accuracy": 0.8}},
+    ]
+    record = {"position": {}, "data": {}, "launch": {}, "nonfinite": 0, "seconds": 1.0, "files": {}}
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "progress.json").write_text(json.dumps({"step": step, **record}))
+    (tmp_path / "validations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = "task: masked_lm\ntraining: {save_every: 1, validate_every: 1}"
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    average = ["average", str(tmp_path), "--best", "1", "--output", str(tmp_path / "new")]
+    assert main([*average, "--by", "accuracy"]) == main(average) == 0
+    assert averaged == ["checkpoint-1", "checkpoint-2"]
+    for by, name in (("bleu", "BLEU"), ("f1", "F1")):
+        assert main([*average, "--by", by]) == 2
+        said = capsys.readouterr().err
+        assert f"--by is '{by}', but task 'masked_lm' has no {name}: set it to 'loss' or 'accuracy'." in said
+        assert said.count("\n") == 1
+    assert len(averaged) == 2
+
+
+def test_every_measure_can_be_asked_for(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["average", "--help"])
+    assert f"--by {{{','.join(get_args(BestBy))}}}" in capsys.readouterr().out
 
 
 def test_train_takes_every_argument_for_the_recipe(monkeypatch, capsys) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
 from hf_vaswani.run_folder import read_result
 
-from ..conftest import tiny_recipe
+from ..conftest import ROOT, tiny_recipe
+
+SAVED = ROOT / "tests" / "saved"
 
 
 @pytest.fixture
@@ -39,6 +42,38 @@ def change_recipe(run: Path, section: str, **values: Any) -> None:
 
 def card(run: Path, **options: Any) -> ModelCard:
     return render_card(run, run / "model", read_result(run), **options)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A finished run that is the same everywhere."""
+    with tarfile.open(SAVED / "run_0.1.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "run"
+
+
+def test_the_card_of_a_translation_is_the_saved_one(saved) -> None:
+    assert str(card(saved)) == (SAVED / "card.md").read_text("utf-8")
+
+
+def test_the_card_of_several_directions_is_the_saved_one(saved) -> None:
+    """With every part that a card can have."""
+    recipe = yaml.safe_load((saved / "recipe.yaml").read_text())
+    files = {f"{split}_files": {"en": f"{split}.en", "fr": f"{split}.fr"} for split in ("train", "validation", "test")}
+    recipe["more_data"] = [{"target_language": "fr", "license": "mit", **files}]
+    recipe["data"] |= {"target_tag": True, "prefix": "<bt>", "license": "cc-by-4.0"}
+    recipe["validation_sets"] = {"law": {"dataset": "acme/law", "test_split": "held_out"}}
+    recipe |= {"initialize": {"from": "acme/base"}, "hub": {"license": "apache-2.0"}}
+    (saved / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    noted = {"dataset_is_local": False, "pairs": {"train": 1900, "test": 50}, "held_out": {"test": 3}}
+    change(saved / "environment.json", data=[noted] * 3, start_is_local=False, gpu="A GPU", gpu_watts=300.0)
+    scores = {"bleu": 30.125, "chrf": 50.0, "ter": 40.5}
+    compared = {"before": scores, "after": scores | {"bleu": 31.5}, "p": 0.02, "signature": "nrefs:1|bs:1000"}
+    sets = {"en-de": scores, "en-fr": scores | {"bleu": 28.0}, "law": scores | {"bleu": 9.5}}
+    altered = {"en-de": {"upper": scores, "typos": scores | {"ter": 77.0}}}
+    change(saved / "test.json", bleu=22.54, sets=sets, altered=altered, before=dict.fromkeys(sets, compared))
+    rendered = card(saved, repo_id="me/model", revision="v2", has_curve=True)
+    assert str(rendered) == (SAVED / "card_of_several_directions.md").read_text("utf-8")
 
 
 def test_the_metadata_is_what_huggingface_hub_reads(run) -> None:
@@ -255,3 +290,132 @@ def test_the_card_says_what_of_the_test_was_trained_on(run) -> None:
     # Runs of earlier versions, and streams, do not know.
     change(run / "environment.json", data=[noted])
     assert "(1,000 pairs)" in str(card(run)) and "of them with" not in str(card(run))
+
+
+# ---- Running text ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (
+            "masked_lm",
+            {
+                "A masked language model for en with 4,432 parameters, accuracy 0.41 on the test set.",
+                "It is the encoder of the Transformer of [Attention",
+                "trained from scratch with `hf_vaswani` to predict masked tokens.",
+                'pipeline("fill-mask", model="path/to/my-run/model")',
+                'fill("The cat [MASK].")',
+                "`AutoModelForMaskedLM` and `AutoTokenizer` load",
+                "| text | loss ↓ | perplexity ↓ | accuracy ↑ |",
+                "| en: test.txt | 3.2500 | 25.79 | 0.4125 |",
+                "nats per masked token",
+                "| architecture | encoder of 2 layers, d_model 16, d_ff 24, 2 heads |",
+                "for predicting masked words of text in en",
+                "@article{devlin2018bert",
+            },
+        ),
+        (
+            "causal_lm",
+            {
+                "A causal language model for en with",
+                "perplexity 25.79 on the test set.",
+                "It is the decoder of the Transformer of [Attention",
+                'generator("The cat", max_new_tokens=20)',
+                "| en: test.txt | 3.2500 | 25.79 | 1,234.50 | 2.50 |",
+                "| architecture | decoder of 3 layers, d_model 16",
+                "for continuing text in en",
+                "@techreport{radford2018improving",
+            },
+        ),
+        (
+            "span_corruption",
+            {
+                "A sequence-to-sequence language model for en with",
+                "It is the encoder-decoder Transformer of",
+                'tokenizer("The cat <extra_0>.", return_tensors="pt")',
+                "| architecture | 2 + 3 layers, d_model 16",
+                "padding included",
+                "@article{raffel2019exploring",
+            },
+        ),
+        (
+            "denoise",
+            {
+                'tokenizer("The cat [MASK].", split_special_tokens=False, return_tensors="pt")',
+                "to restore corrupted text",
+                "@article{lewis2019bart",
+            },
+        ),
+    ],
+)
+def test_running_text_has_a_card_of_its_own(text_run, task, words) -> None:
+    run = text_run(task)
+    rendered = card(run)
+    said = " ".join(rendered.text.split())
+    for word in words:
+        assert word in said, word
+    assert said.count("@") == 2 and "vaswani2017attention" in said
+    assert "- en: trained on train.txt (9,000 lines); validated on dev.txt (50 lines); tested on test.txt (77" in said
+    for word in ("BLEU", "pairs", "en-de", "mistranslation", "/home/me", "None"):
+        assert word not in said, word
+    settings = yaml.safe_load(rendered.text.split("```yaml\n")[1].split("```")[0])
+    assert settings["task"] == task
+    sides = " on each side" if task in ("span_corruption", "denoise") else ""
+    # The loss has no label smoothing here, as in the papers.
+    assert f"up to 25,000{sides}, padding included" in said and "label smoothing" not in said
+
+
+def test_the_metadata_of_running_text(text_run) -> None:
+    data = ModelCard(str(card(text_run("masked_lm"), repo_id="me/tiny"))).data
+    assert (data.language, data.pipeline_tag, data.metrics) == (["en"], "fill-mask", ["perplexity", "accuracy"])
+    found = {each.metric_type: each.metric_value for each in data.eval_results}
+    assert found == {"loss": 3.25, "perplexity": 25.79, "accuracy": 0.4125}
+    assert {(each.task_type, each.dataset_name) for each in data.eval_results} == {("fill-mask", "test.txt")}
+    # transformers has no pipeline that loads this one.
+    assert "pipeline_tag" not in ModelCard(str(card(text_run("denoise")))).data.to_dict()
+
+
+def test_measures_that_are_not_finite_are_said_to_be(text_run) -> None:
+    run = text_run("causal_lm", {"measures": {"loss": None, "perplexity": None, "byte_perplexity": 3.0}})
+    rendered = card(run)
+    assert "parameters. It is" in " ".join(rendered.text.split())
+    assert "| en: test.txt | not finite | not finite | 3.00 |" in rendered.text
+    assert [each.metric_type for each in ModelCard(str(rendered)).data.eval_results] == ["byte_perplexity"]
+    unscored = card(text_run("causal_lm", {"measures": None}))
+    assert "## Evaluation" not in unscored.text and "model-index" not in str(unscored)
+
+
+def test_several_languages_and_sets_of_running_text(text_run) -> None:
+    part = {"accuracy": 0.25, "loss": 4.0, "perplexity": 54.6}
+    sets = {"en": part, "fr": part | {"accuracy": 0.5}, "law": part | {"loss": 1.0}}
+    more = [{"source_language": "fr", "train_files": "a|b.txt", "test_files": "a|b.txt"}]
+    law = {"law": {"test_files": "/home/me/law.txt"}}
+    run = text_run("masked_lm", {"sets": sets}, more_data=more, validation_sets=law, data={"target_tag": True})
+    rendered = card(run)
+    said = " ".join(rendered.text.split())
+    assert "A masked language model for en and fr with" in said and "accuracy 0.41 on 3 test sets." in said
+    assert "| all sets together | 3.2500 | 25.79 | 0.4125 | | en: test.txt | 4.0000 | 54.60 | 0.2500 |" in said
+    assert "| fr: a\\|b.txt | 4.0000 | 54.60 | 0.5000 | | law: law.txt | 1.0000" in said
+    assert rendered.data.language == ["en", "fr"] and 'fill("<2en> The cat [MASK].")' in said
+    assert len(ModelCard(str(rendered)).data.eval_results) == 9
+
+
+def test_the_curve_of_running_text_is_that_of_what_ranks(text_run, monkeypatch) -> None:
+    from hf_vaswani.hub import curve
+
+    drawn = []
+    monkeypatch.setattr(curve, "curve_picture", lambda *arguments: drawn.append(arguments) or b"PNG")
+    for best_by in ("loss", "accuracy"):
+        options = {"best_by": best_by, "label_smoothing": 0.1}
+        run = text_run("masked_lm", training=options, objective={"next_sentence": True})
+        text = card_files(run, run / "model", read_result(run), None, "main")["README.md"].decode()
+        assert (
+            f"![Training curve: loss{' and accuracy' if best_by == 'accuracy' else ''} by update](curve.png)" in text
+        )
+        assert "loss includes dropout, label smoothing and the loss of next-sentence prediction; the" in text
+        shutil.rmtree(run)
+    (training, lines, *loss), (_, _, *accuracy) = drawn
+    assert [line["loss"] for line in training] == [4.0, 3.0]
+    assert (lines[0]["accuracy"], lines[0]["loss"]) == (0.4125, 3.5)
+    assert loss == [None, "nats per masked token"] and accuracy == ["accuracy", "nats per masked token"]

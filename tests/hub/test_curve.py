@@ -21,6 +21,22 @@ def test_without_validations_there_is_one_panel() -> None:
     assert loss.get_ylabel() == "nats per target token"
 
 
+def test_another_measure_takes_the_place_of_bleu() -> None:
+    validations = [{"step": 15, "loss": 2.5, "f1": 0.25}, {"step": 30, "loss": 2.1, "f1": 0.5, "best": True}]
+    loss, score = plot_curve(TRAINING, validations, "f1", "nats per text").axes
+    assert (loss.get_ylabel(), score.get_title()) == ("nats per text", "Validation F1")
+    assert score.lines[0].get_xydata().tolist() == [[15, 0.25], [30, 0.5]]
+    assert score.get_legend_handles_labels()[1] == ["best: 0.50"]
+
+
+def test_without_a_measure_the_best_is_that_of_the_loss() -> None:
+    (loss,) = plot_curve(TRAINING, VALIDATIONS, None).axes
+    assert loss.get_legend_handles_labels()[1] == ["training", "validation", "best: 2.10"]
+    # A loss that is not finite has no place in the picture.
+    unknown = [{"step": 15, "loss": None, "best": True}]
+    assert plot_curve(TRAINING, unknown, None).axes[0].get_legend_handles_labels()[1] == ["training"]
+
+
 def test_the_picture_of_a_curve_is_always_the_same() -> None:
     assert curve_picture(TRAINING, VALIDATIONS).startswith(b"\x89PNG")
     assert curve_picture(TRAINING, VALIDATIONS) == curve_picture(TRAINING, VALIDATIONS)

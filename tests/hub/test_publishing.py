@@ -1,6 +1,7 @@
 """Models go to a Hub on loopback, by the real client: with a score and complete, or not at all. They load anywhere."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -67,7 +68,7 @@ def push(
 ) -> Callable[..., tuple[int, str]]:
     """Runs `hf-vaswani push`, and asserts that its output contains no token."""
 
-    def call(*options: str, token: str = WRITE) -> tuple[int, str]:
+    def call(*options: str, token: str = WRITE, run: Path = run) -> tuple[int, str]:
         files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
         for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
@@ -120,7 +121,7 @@ def of_an_older_version(run: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (without_score, "has no BLEU, because the run has no test set"),
+        (without_score, "has no score, because the run has no test set"),
         (with_other_weights, "model.safetensors was changed since the model was scored"),
         (with_another_network, "config.json was changed since the model was scored"),
         (
@@ -147,12 +148,14 @@ def test_nothing_is_published_without_a_score_of_these_weights(hub, run, push, c
         (["--repo-id", "alice"], "--repo-id must have the form user/name, but it is 'alice'"),
         (["--repo-id", "alice/m m"], "--repo-id must have the form user/name"),
         (["--min-bleu", "101"], "--min-bleu must be from 0 to 100"),
+        (["--min-score", "0.5"], "--min-score is for other tasks, but task is 'translation': set --min-bleu instead"),
+        (["--min-score", "nan"], "--min-score must be from 0 to 1, but it is nan"),
         (
             ["--revision", "no..branch"],
             "--revision must be the name of a branch, such as main or v2, but it is 'no..branch'",
         ),
         (["--checkpoint", "3"], "checkpoint-3 does not exist"),
-        (["--checkpoint", "4"], "checkpoint-4 has no BLEU, because it was not validated"),
+        (["--checkpoint", "4"], "checkpoint-4 has no score, because it was not validated"),
     ],
 )
 def test_bad_options_are_named(hub, push, options, words) -> None:
@@ -347,6 +350,75 @@ def test_the_moving_average_of_a_checkpoint_is_published(hub, run, push) -> None
     files = hub.files("alice/m")
     assert "ema.safetensors" not in files
     assert files["model.safetensors"] == (run / "checkpoint-8" / "model.safetensors").read_bytes()
+
+
+# ---- Other tasks than translation --------------------------------------------------------------------------------
+
+
+def test_a_language_model_is_published_with_its_measure(hub, push, text_run) -> None:
+    run = text_run("masked_lm", training={"best_by": "accuracy"})
+    code, said = push("--min-score", "0.42", run=run)
+    assert code == 2 and "its accuracy is 0.4125, and hub.min_score is 0.4200" in said and said.count("\n") == 1
+    assert hub.log == []
+    assert push("--min-score", "0.41", run=run)[0] == 0
+    assert hub.commits("alice/m")[0].title == "model: accuracy 0.41 after 6 updates"
+    files = hub.files("alice/m")
+    assert files["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+    card = ModelCard(files["README.md"].decode())
+    assert 'pipeline("fill-mask", model="alice/m")' in card.text and card.data.pipeline_tag == "fill-mask"
+
+
+def test_a_checkpoint_of_a_language_model_has_the_measure_of_its_validation(hub, push, text_run) -> None:
+    run = text_run("causal_lm")
+    assert push("--checkpoint", "6", run=run)[0] == 0
+    assert hub.commits("alice/m")[0].title == "checkpoint-6: perplexity 25.79 after 6 updates"
+    # The loss of the validation, not that of the test.
+    values = {each.metric_type: each.metric_value for each in ModelCard(_card(hub)).data.eval_results}
+    assert values["loss"] == 3.5
+
+
+def _card(hub: HubServer) -> str:
+    return hub.files("alice/m")["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("best_by", "measures", "words"),
+    [
+        ("accuracy", {"accuracy": None, "loss": 1.0}, "its accuracy is missing or not finite"),
+        ("accuracy", {"accuracy": math.nan, "loss": 1.0}, "its accuracy is missing or not finite"),
+        ("accuracy", {"loss": 1.0}, "its accuracy is missing or not finite"),
+        ("accuracy", {"accuracy": 0.5, "loss": None}, "its loss is missing or not finite"),
+        ("loss", {"accuracy": 0.5, "loss": math.nan}, "its loss is missing or not finite"),
+        ("loss", {"perplexity": math.inf, "loss": 800.0}, "its perplexity is missing or not finite"),
+        ("loss", None, "has no score, because the run has no test set"),
+    ],
+)
+def test_no_language_model_is_published_without_its_measure(hub, push, text_run, best_by, measures, words) -> None:
+    run = text_run("masked_lm", {"measures": measures}, training={"best_by": best_by})
+    code, said = push(run=run)
+    assert code == 2 and words in said and said.count("\n") == 1
+    assert hub.log == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--min-bleu", "30"], "--min-bleu is for the task 'translation', but task is 'masked_lm': set --min-score"),
+        (["--min-score", "0.5"], "--min-score (0.5) needs a measure of which more is better, but training.best_by is"),
+        (["--min-score", "1.5"], "--min-score must be from 0 to 1, but it is 1.5"),
+        (["--not-worse-than", "last_push"], "--not-worse-than is for the task 'translation', but task is 'masked_lm'"),
+    ],
+)
+def test_a_language_model_has_no_bleu_to_ask_for(hub, push, text_run, options, words) -> None:
+    code, said = push(*options, run=text_run("masked_lm"))
+    assert code == 2 and words in said and said.count("\n") == 1
+    assert hub.log == []
+
+
+def test_a_minimum_is_never_compared_with_another_measure(text_run) -> None:
+    run = text_run("causal_lm")
+    with pytest.raises(ValueError, match="hub.min_score is no minimum of training.best_by 'loss'"):
+        publishing.push_checkpoint(run, run / "model", HubRecipe(repo_id="alice/m", min_score=0.5))
 
 
 # ---- Failures ----------------------------------------------------------------------------------------------------

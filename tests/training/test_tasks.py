@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,16 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.sources import EvaluationSet
+from hf_vaswani.hub.card import card_files, render_card
 from hf_vaswani.recipe import ObjectiveRecipe, Recipe
+from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.tasks import model_class, perplexities
 
 from ..conftest import ROOT
+from ..hub_server import Access, HubServer
 from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained, weights
+
+TOKEN = "hf_the_writing_token"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +42,10 @@ def test_a_run_is_complete(name, runs) -> None:
     assert [line["step"] for line in lines] == [3, 6] and result["averaged"] == ["checkpoint-3", "checkpoint-6"]
     assert "bleu" not in result and "bleu" not in lines[0]
     assert [line["best"] for line in lines].count(True) == 1
-    assert min(lines, key=lambda line: line["loss"])["best"]
+    by = {"classification": "accuracy", "tagging": "f1"}.get(TASKS[name][0])
+    badness = [line["loss"] if by is None else -line["measures"][by] for line in lines]
+    # Of equals, the later one is the best.
+    assert lines[0 if badness[0] < badness[1] else 1]["best"]
     expected = {"accuracy", "f1"} if name in LABELLED else {"perplexity"}
     if TASKS[name][0] == "masked_lm":
         expected |= {"accuracy"}
@@ -174,6 +184,80 @@ def test_a_classifier_learns(name, tmp_path) -> None:
     assert main(["train", *arguments, *faster, "--run_dir", str(tmp_path / "run")]) == 0
     measures = json.loads((tmp_path / "run" / "test.json").read_text("utf-8"))["measures"]
     assert measures["accuracy"] > 0.9 and measures["f1"] > 0.9
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_run_leaves_its_card(name, runs, tmp_path) -> None:
+    model = runs[name] / "model"
+    result = read_result(runs[name])
+    files = card_files(runs[name], model, result, None, "main")
+    assert files == {file: (model / file).read_bytes() for file in ("README.md", "curve.png")}
+    data = ModelCard(files["README.md"].decode()).data
+    assert {each.metric_type for each in data.eval_results} == set(result.measures)
+    # A finished run writes a card that was deleted again.
+    run = tmp_path / "run"
+    shutil.copytree(runs[name], run)
+    (run / "model" / "README.md").unlink()
+    assert main(["train", *recipe(runs[name].parent, name), "--run_dir", str(run)]) == 0
+    assert (run / "model" / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_examples_of_a_card_run(name, runs) -> None:
+    """With the package, and by the code beside the weights; the last line is what the model makes of the example."""
+    folder = runs[name] / "model"
+    card = render_card(runs[name], folder, read_result(runs[name]), repo_id=str(folder))
+    examples = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        *lines, last = example.strip().splitlines()
+        names: dict[str, object] = {}
+        exec("\n".join(lines), names)
+        found = eval(last, names)
+        if "inputs" in names:
+            assert isinstance(found, str)
+            mask = {"denoise": "<mask>", "span_corruption": "<extra_0>"}[name]
+            assert names["tokenizer"].convert_tokens_to_ids(mask) in names["inputs"]["input_ids"][0].tolist()
+        else:
+            keys = {"causal_lm": "generated_text", "tagging": "entity"} | dict.fromkeys(LABELLED[:3], "label")
+            found = [found] if isinstance(found, dict) else found
+            assert all(keys.get(name, "token_str") in each for each in found)
+
+
+def test_a_training_publishes_a_language_model(tmp_path) -> None:
+    """A checkpoint with the accuracy of its validation, and then the model with that of its test."""
+    with HubServer(tokens={TOKEN: Access("alice", "write")}) as hub:
+        options = ["--run_dir", str(tmp_path / "run"), "--hub.repo_id=alice/m", "--hub.min_score=0"]
+        arguments = [*recipe(tmp_path, "next_sentence", best_by="accuracy"), *options, "--hub.every_n_checkpoints=2"]
+        command = [sys.executable, str(ROOT / "train.py"), *arguments]
+        environment = os.environ | hub.environment(tmp_path / "home", TOKEN)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        titles = [commit.title for commit in reversed(hub.commits("alice/m"))]
+        lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
+        accuracies = [line["measures"]["accuracy"] for line in lines]
+        tested = json.loads((tmp_path / "run" / "test.json").read_text())["measures"]["accuracy"]
+        assert titles == [
+            "initial commit",
+            f"checkpoint-6: accuracy {accuracies[1]:.2f} after 6 updates",
+            f"model: accuracy {tested:.2f} after 6 updates",
+        ]
+        files, model = hub.files("alice/m"), tmp_path / "run" / "model"
+        assert files.keys() - {".gitattributes"} == {path.name for path in model.iterdir()}
+        assert all(files[path.name] == path.read_bytes() for path in model.iterdir())
+        assert "Training curve: loss and accuracy by update" in files["README.md"].decode()
+        assert [line["best"] for line in lines] == [accuracies[0] > accuracies[1], accuracies[1] >= accuracies[0]]
+        # The same command with a minimum that no model reaches publishes nothing, and says so.
+        done = subprocess.run([*command, "--hub.min_score=1"], env=environment, capture_output=True, check=False)
+        assert done.returncode == 2 and b"and hub.min_score is 1.0000" in done.stderr.splitlines()[-1]
+        assert len(hub.commits("alice/m")) == 3
+        assert hub.unknown == []
+
+
+def test_a_model_without_a_test_set_is_not_published(tmp_path, capsys) -> None:
+    options = ["--run_dir", str(tmp_path / "run"), "--data.test_files=null", "--hub.repo_id=alice/m"]
+    assert main(["train", *recipe(tmp_path, "masked_lm"), *options]) == 2
+    assert "hub.repo_id needs a test set" in capsys.readouterr().err
 
 
 def test_perplexities_count_words_and_bytes() -> None:

@@ -1,6 +1,7 @@
 """Validation: the loss recomputed pair by pair, the search of each split, one line for each validation."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from hf_vaswani.cli import main
 from hf_vaswani.model.as_written_vaswani import is_unmodified
 from hf_vaswani.run_folder import read_result
+from hf_vaswani.training.validation import finite
 from hf_vaswani.translation.batches import translate_corpus
 
 from ..conftest import tiny_recipe
@@ -244,3 +246,8 @@ def test_altered_test_sets_are_scored_at_the_end(tiny_run, tmp_path, monkeypatch
     blind = ["--data.test_files=null", "--run_dir", str(tmp_path / "blind")]
     assert main(["train", *arguments, *blind]) == 2
     assert "evaluation.altered needs a test set" in capsys.readouterr().err
+
+
+def test_measures_that_are_not_finite_are_written_as_null() -> None:
+    measures = {"loss": math.nan, "perplexity": math.inf, "accuracy": 0.5}
+    assert finite(measures) == {"loss": None, "perplexity": None, "accuracy": 0.5}
