@@ -23,6 +23,12 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TEXT = datasets.Value("string")
 
 
+def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """Returns the share of texts that equal their reference, but for white space at the ends and runs of it."""
+    pairs = zip(predictions, references, strict=True)
+    return sum(ours.split() == theirs.split() for ours, theirs in pairs) / len(predictions)
+
+
 # ---- Metrics of `evaluate` ---------------------------------------------------------------------------------------
 # They are defined here, because `evaluate.load` would download them from the Hub.
 

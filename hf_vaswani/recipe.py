@@ -18,16 +18,22 @@ Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 Part = Literal["encoder", "decoder", "embeddings"]
 Alteration = Literal["upper", "title", "typos", "no_final_mark"]
 Noise = Literal["infilling", "permutation", "fragment"]
-Task = Literal["translation", "masked_lm", "causal_lm", "span_corruption", "denoise", "classification", "tagging"]
-# Tasks on running text, and on text with labels; the others are on sentence pairs.
+Task = Literal[
+    *("translation", "text_to_text"),
+    *("masked_lm", "causal_lm", "span_corruption", "denoise"),
+    *("classification", "tagging"),
+]
+# Tasks on pairs of texts, whose models are scored by their translations; on running text; and on text with labels.
+PAIR_TASKS = ("translation", "text_to_text")
 TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
 LABEL_TASKS = ("classification", "tagging")
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
-BestBy = Literal["bleu", "loss", "accuracy", "f1"]
+BestBy = Literal["bleu", "loss", "accuracy", "f1", "exact_match"]
 # Measures that can rank the validations of a task, its default first.
 RANKED_BY: dict[str, tuple[BestBy, ...]] = {
     "translation": ("bleu", "loss"),
+    "text_to_text": ("bleu", "exact_match", "loss"),
     "masked_lm": ("loss", "accuracy"),
     "causal_lm": ("loss",),
     "span_corruption": ("loss",),
@@ -572,8 +578,9 @@ class Recipe:
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the dropout, the order of the data, the built-in corpus and back-translation."""
     task: Task = "translation"
-    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017); pre-training on running
-    text in one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT: Radford et
+    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017); `text_to_text`, several
+    tasks on pairs of texts in one model, told apart by `prefix` (Raffel et al., 2019); pre-training on running text in
+    one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT: Radford et
     al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS); or
     `classification` of texts or pairs of texts, and `tagging` of words, both from text with labels."""
     data: DataRecipe = field(default_factory=DataRecipe)

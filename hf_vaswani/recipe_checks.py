@@ -10,6 +10,7 @@ from typing import Any, get_args
 from .recipe import (
     LABEL_TASKS,
     MEASURED_TASKS,
+    PAIR_TASKS,
     RANKED_BY,
     SECTIONS,
     TEXT_TASKS,
@@ -20,7 +21,6 @@ from .recipe import (
     Part,
     Recipe,
     SourceRecipe,
-    Task,
     TrainingRecipe,
     measure_name,
     options_of,
@@ -131,7 +131,7 @@ def _check_task(recipe: Recipe) -> None:
     """Refuses keys that the task of a recipe does not have, and blocks that do not fit."""
     training, model, objective = recipe.training, recipe.model, recipe.objective
     _check_columns(recipe)
-    if recipe.task not in MEASURED_TASKS:
+    if recipe.task in PAIR_TASKS:
         if objective != type(objective)():
             raise ValueError(f"objective has no effect with task {recipe.task!r}, which is not about running text.")
         return
@@ -176,7 +176,7 @@ def _check_columns(recipe: Recipe) -> None:
         "document_column": TEXT_TASKS,
         "label_column": LABEL_TASKS,
         "pair_column": LABEL_TASKS[:1],
-        "target_column": tuple(task for task in get_args(Task) if task not in MEASURED_TASKS),
+        "target_column": PAIR_TASKS,
     }
     for where, part in _named_sources(recipe):
         for column, allowed in tasks.items():
@@ -341,9 +341,9 @@ def check_minima(recipe: Recipe, min_bleu: str, min_score: str) -> None:
         ValueError: a minimum is set that the task does not have, or that of a measure of which less is better.
     """
     hub, task, best_by = recipe.hub, recipe.task, recipe.training.best_by
-    if task == "translation":
+    if task in PAIR_TASKS:
         if hub.min_score is not None:
-            raise ValueError(f"{min_score} is for other tasks, but task is 'translation': set {min_bleu} instead.")
+            raise ValueError(f"{min_score} is for other tasks, but task is {task!r}: set {min_bleu} instead.")
         return
     others = [measure for measure in RANKED_BY[task] if measure != "loss"]
     if hub.min_bleu != HubRecipe().min_bleu:
@@ -370,7 +370,7 @@ def check_baseline(recipe: Recipe, where: str) -> None:
             from a whole one; or neither a word of the manual, a folder nor an id.
     """
     than = recipe.hub.not_worse_than
-    if than is not None and recipe.task != "translation":
+    if than is not None and recipe.task not in PAIR_TASKS:
         raise ValueError(f"{where} is for the task 'translation', but task is {recipe.task!r}: leave it out.")
     if than == "start" and recipe.initialize.from_ is None:
         raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")

@@ -124,7 +124,11 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "configs", folder / "configs")
     small_recipe(blocks("README.md", "yaml")[0], folder / "configs" / "my.yaml", hub={"repo_id": "me/my-model"})
     small_recipe(blocks("docs/data.md", "yaml")[0], folder / "configs" / "multilingual.yaml")
-    small_recipe(blocks("docs/family.md", "yaml")[0], folder / "configs" / "bert.yaml")
+    bert, topics, several = blocks("docs/family.md", "yaml")
+    small_recipe(bert, folder / "configs" / "bert.yaml")
+    # Its vocabulary and sizes are those of the start.
+    small_recipe(topics, folder / "configs" / "topics.yaml", tokenizer={}, model={})
+    small_recipe(several, folder / "configs" / "tasks.yaml")
     (folder / "runs").mkdir()
     (folder / "runs" / "quickstart").symlink_to(tiny_run)
     for name in ("a", "b"):
@@ -137,6 +141,9 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             (corpus / f"{name}.{language}").write_text(text, encoding="utf-8")
     for name in ("documents", "held-out"):
         (corpus / f"{name}.txt").write_text(source.replace("\n", "\n\n", 60), encoding="utf-8")
+    labelled = [f"{line}\t{('sport', 'other')[i % 2]}\n" for i, line in enumerate(source.splitlines())]
+    for name in ("topics", "topics.dev", "topics.test"):
+        (corpus / f"{name}.tsv").write_text("en\ttopic\n" + "".join(labelled), encoding="utf-8")
     pairs = list(zip(source.splitlines(), target.splitlines(), strict=True))[:20]
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in pairs]
     (corpus / "test.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")

@@ -12,7 +12,7 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import pipeline
 
-from hf_vaswani.metrics import Bleu, ChrF, Ter, compare, score, sentence_scores
+from hf_vaswani.metrics import Bleu, ChrF, Ter, compare, exact_match, score, sentence_scores
 
 HYPOTHESES = ["The cat sat on the mat.", "A dog runs quickly!", "Nothing here"]
 REFERENCES = ["The cat sat on a mat.", "A dog runs fast!", "nothing here at all"]
@@ -161,3 +161,7 @@ def test_the_evaluator_of_evaluate_takes_a_model_but_no_pipeline(tiny_run) -> No
     assert scored["bleu"] == score(translations, references)["bleu"]
     with pytest.raises(AttributeError, match="TFPreTrainedModel"):
         evaluator.compute(model_or_pipeline=translator, **columns)
+
+
+def test_exact_match_ignores_white_space_alone() -> None:
+    assert exact_match(["a  b ", "a b", "A b", "a"], ["a b", "a b", "a b", "a b"]) == 0.5

@@ -206,6 +206,7 @@ def _repeated(
 
 def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
     """Reads the recipe that is given, or makes one of the text that is given."""
+    from ..recipe import PAIR_TASKS
     from ..recipe_file import load_recipe
 
     text = options.text
@@ -217,8 +218,8 @@ def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
         if options.columns or options.languages:
             raise ValueError("--columns and --languages do not apply to a recipe: set keys of its data section.")
         recipe = load_recipe([text[0], *keys], "hf-vaswani check")
-        if recipe.task != "translation":
-            raise ValueError(f"{text[0]} has running text (task: {recipe.task}), and only sentence pairs are checked.")
+        if recipe.task not in PAIR_TASKS:
+            raise ValueError(f"{text[0]} has no sentence pairs (task: {recipe.task}), and only these are checked.")
     else:
         # No run is made: the name is never used.
         recipe = load_recipe(["--run_dir=check", *_as_keys(options), *keys], "hf-vaswani check")

@@ -127,7 +127,8 @@ def read_sources(recipe: Recipe) -> list[Source]:
                     f"The {split} set{of} is empty: the {section} section of the recipe gives no pairs of text for it."
                 )
     targets = dict.fromkeys(source.recipe.target_language for source in sources)
-    if len(targets) > 1 and not recipe.data.target_tag:
+    is_told = recipe.data.target_tag or all(source.recipe.prefix is not None for source in sources)
+    if len(targets) > 1 and not is_told:
         logger.warning(
             f"The target languages are {', '.join(targets)}, but the source sentences have no tag for them: set "
             "data.target_tag, unless the text itself names the target language"

@@ -15,11 +15,12 @@ from safetensors import safe_open
 
 from ..files import read_json, read_json_lines
 from ..metrics import METRICS
-from ..recipe import EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
+from ..recipe import PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
 from ..recipe_file import load_recipe
 from ..records import Environment, Result, Scored
 from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 from .evaluation import (
+    EXACT,
     SetScores,
     before_rows,
     eval_results,
@@ -103,7 +104,7 @@ def render_card(
     # Runs that did not record it may have started from a folder.
     base = recipe.initialize.from_ if environment.start_is_local is False else None
     on_hub = datasets_on_the_hub(recipe, environment) | ({base} if base else set())
-    kind, is_translation, measure = TASKS[recipe.task], recipe.task == "translation", _plotted(recipe)
+    kind, has_pairs, measure = TASKS[recipe.task], recipe.task in PAIR_TASKS, _plotted(recipe)
     rows = list(set_scores(recipe, scored, split, on_hub))
     before = (scored.before or {}) if isinstance(scored, Result) else {}
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
@@ -129,22 +130,20 @@ def render_card(
         has_pipeline=pipeline_of(recipe.task) is not None,
         scores=[
             {"text": f"{row.name}: {_cell(row.text)}{how}"}
-            | {metric: f"{score:.2f}" for metric, score in scores.items()}
+            | {metric: f"{score:.4f}" if metric == EXACT else f"{score:.2f}" for metric, score in scores.items()}
             for row in rows
             for how, scores in with_altered(row, scored)
         ]
-        if is_translation
+        if has_pairs
         else [],
         measured=[[_cell(text) for text in row] for row in measures_table(rows, scored)]
-        if rows and not is_translation
+        if rows and not has_pairs
         else [],
         per=kind.per,
         search=_search(recipe, split),
         before=list(before_rows(before)),
         test_signature=next((each.signature for each in before.values()), ""),
-        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS]
-        if rows and is_translation
-        else [],
+        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows and has_pairs else [],
         curve=PICTURE if has_curve else None,
         plotted="loss" + (f" and {measure_name(measure)}" if measure else ""),
         training_loss=_training_loss(recipe),
@@ -166,7 +165,7 @@ def _stacks(config: dict[str, Any]) -> tuple[str, ...]:
 
 def _plotted(recipe: Recipe) -> str | None:
     """Returns the measure whose curve is beside that of the loss, if there is one."""
-    if recipe.task == "translation":
+    if recipe.task in PAIR_TASKS:
         return "bleu"
     return None if recipe.training.best_by == "loss" else recipe.training.best_by
 
@@ -174,7 +173,7 @@ def _plotted(recipe: Recipe) -> str | None:
 def _training_loss(recipe: Recipe) -> str:
     """Returns what the training loss includes, and the validation loss does not."""
     parts = ["dropout"]
-    if recipe.task == "translation" or recipe.training.label_smoothing > 0:
+    if recipe.task in PAIR_TASKS or recipe.training.label_smoothing > 0:
         parts.append("label smoothing")
     if recipe.objective.next_sentence:
         parts.append("the loss of next-sentence prediction")

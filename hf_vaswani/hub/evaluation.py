@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from ..metrics import METRICS
-from ..recipe import RANKED_BY, Recipe, measure_name
+from ..recipe import PAIR_TASKS, RANKED_BY, Recipe, measure_name
 from ..records import Comparison, Result, Scored
 from .tasks import TASKS
 from .text_names import named_sources, text_name
@@ -29,6 +29,8 @@ ARROWS = {
     "f1": "↑",
     "next_sentence_accuracy": "↑",
 }
+# The measure of `text_to_text` besides the metrics.
+EXACT = "exact_match"
 # The measures that are metrics of `evaluate`, by which the Hub knows them.
 KNOWN = ("perplexity", "accuracy", "f1")
 
@@ -77,10 +79,10 @@ def main_score(recipe: Recipe, scored: Scored) -> tuple[str, float | None]:
         scored ([`Result`] or [`Validation`]): its scores.
 
     Returns:
-        `str` and `float`: for translation, BLEU; otherwise the measure of `training.best_by`, or in the place of the
-        loss another one of the task, for example the perplexity. `None` if it is missing or not finite.
+        `str` and `float`: for tasks on pairs of texts, BLEU; otherwise the measure of `training.best_by`, or in the
+        place of the loss another one of the task, for example the perplexity. `None` if it is missing or not finite.
     """
-    if recipe.task == "translation":
+    if recipe.task in PAIR_TASKS:
         return "bleu", scored.bleu
     found, best_by = measures_of(scored), recipe.training.best_by
     candidates = [best_by, *RANKED_BY[recipe.task], "perplexity"] if best_by == "loss" else [best_by]
@@ -96,7 +98,7 @@ def headline(recipe: Recipe, scored: Scored, split: str) -> str:
         return ""
     where = f"on the {split} set"
     if scored.sets:
-        average = "on average over" if recipe.task == "translation" else "on"
+        average = "on average over" if recipe.task in PAIR_TASKS else "on"
         where = f"{average} {len(scored.sets)} {split} sets"
     return f", {measure_name(name)} {value:.2f} {where}"
 
@@ -114,9 +116,11 @@ def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> 
         split (`str`): `"test"` or `"validation"`.
         on_hub (`set[str]`): datasets on the Hub.
     """
-    is_translation = recipe.task == "translation"
-    only = {metric: getattr(scored, metric) for metric in METRICS} if is_translation else measures_of(scored)
-    if (scored.bleu if is_translation else scored.measures) is None:
+    has_pairs = recipe.task in PAIR_TASKS
+    only = measures_of(scored)
+    if has_pairs:
+        only = {metric: getattr(scored, metric) for metric in METRICS} | (scored.measures or {})
+    if (scored.bleu if has_pairs else scored.measures) is None:
         return
     parts = [(name, part) for name, part in named_sources(recipe) if text_name(part, split, on_hub)]
     sets: dict[str, Any] = scored.sets or {parts[0][0]: only}
@@ -124,13 +128,15 @@ def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> 
         from_dataset = getattr(part, f"{split}_files") is None
         yield SetScores(
             name=name,
-            languages=f"{part.source_language}-{part.target_language}" if is_translation else part.source_language,
+            languages=f"{part.source_language}-{part.target_language}" if has_pairs else part.source_language,
             text=text_name(part, split, on_hub),
             dataset=part.dataset if from_dataset and part.dataset in on_hub else "text",
             # The Hub merges the results of sets that have dataset, config and split in common.
             config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
             split=getattr(part, f"{split}_split") if from_dataset else None,
-            scores={metric: scores[metric] for metric in METRICS} if is_translation else _ordered(scores),
+            scores={name: scores[name] for name in (*METRICS, EXACT) if name in scores}
+            if has_pairs
+            else _ordered(scores),
             signatures=scored.signatures or {},
         )
 
@@ -183,7 +189,7 @@ def _ordered(measures: Mapping[str, float | None]) -> dict[str, float | None]:
 
 def eval_results(recipe: Recipe, rows: list[SetScores]) -> list[EvalResult]:
     """Returns the results of a model in the form of `huggingface_hub`, without values that are not finite."""
-    kind, is_translation = TASKS[recipe.task], recipe.task == "translation"
+    kind = TASKS[recipe.task]
     return [
         EvalResult(
             task_type=kind.hub_task,
@@ -193,9 +199,9 @@ def eval_results(recipe: Recipe, rows: list[SetScores]) -> list[EvalResult]:
             dataset_config=row.config,
             dataset_split=row.split,
             metric_type=metric,
-            metric_name=METRICS[metric] if is_translation else measure_name(metric),
-            metric_value=round(score, 2 if is_translation else 4),
-            metric_args={"signature": row.signatures[metric]} if is_translation else None,
+            metric_name=METRICS.get(metric) or measure_name(metric),
+            metric_value=round(score, 2 if metric in METRICS else 4),
+            metric_args={"signature": row.signatures[metric]} if metric in METRICS else None,
         )
         for row in rows
         for metric, score in row.scores.items()
@@ -205,5 +211,5 @@ def eval_results(recipe: Recipe, rows: list[SetScores]) -> list[EvalResult]:
 
 def metrics_of(recipe: Recipe, rows: list[SetScores]) -> list[str] | None:
     """Returns the metrics of a model by the Hub's names; `None` without any."""
-    known = METRICS if recipe.task == "translation" else KNOWN
+    known = (*METRICS, EXACT) if recipe.task in PAIR_TASKS else KNOWN
     return [name for name in known if any(name in row.scores for row in rows)] or None

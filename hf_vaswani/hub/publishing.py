@@ -31,7 +31,7 @@ from huggingface_hub.errors import (
 
 from ..adapters import has_adapter
 from ..files import digest, read_json, temporary_name
-from ..recipe import HubRecipe, Recipe, measure_name
+from ..recipe import PAIR_TASKS, HubRecipe, Recipe, measure_name
 from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, to_json
 from ..run_folder import (
@@ -124,7 +124,7 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
     if has_adapter(folder):
         raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
     measure, value = main_score(recipe, scored)
-    if recipe.task == "translation":
+    if recipe.task in PAIR_TASKS:
         # A NaN fails this comparison, but would pass `value < min_bleu`.
         if value is None or not value >= hub.min_bleu:
             found = "missing" if value is None else f"{value:.2f}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import read_json
-from ..recipe import Recipe
+from ..recipe import PAIR_TASKS, Recipe
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,16 @@ class CardTask:
 TASKS = {
     "translation": CardTask(
         "translation model", "Translation", "", "translation", "AutoModelForSeq2SeqLM", "target token", "pairs"
+    ),
+    "text_to_text": CardTask(
+        "text-to-text model",
+        "Text to text",
+        "for several tasks, which are told apart by the beginning of a text",
+        "translation",
+        "AutoModelForSeq2SeqLM",
+        "target token",
+        "pairs",
+        "T5",
     ),
     "masked_lm": CardTask(
         "masked language model",
@@ -119,7 +129,7 @@ EXAMPLES = {
 def pipeline_of(task: str) -> str | None:
     """Returns the pipeline for the model of a task, or `None` if transformers has no pipeline that loads it."""
     kind = TASKS[task]
-    is_loaded = task == "translation" or kind.auto_class != "AutoModelForSeq2SeqLM"
+    is_loaded = task in PAIR_TASKS or kind.auto_class != "AutoModelForSeq2SeqLM"
     return kind.hub_task if is_loaded else None
 
 
@@ -167,7 +177,7 @@ def usage(recipe: Recipe, folder: Path, model_id: str, pin: str, is_trusted: boo
         options = ""
         if recipe.data.pair_column is not None:
             text = f'{{"text": {text}, "text_pair": {text}}}'
-        if recipe.task == "translation" and recipe.data.target_tag:
+        if recipe.task in PAIR_TASKS and recipe.data.target_tag:
             options = f', tgt_lang="{recipe.data.target_language}"'
         elif recipe.task == "causal_lm":
             options = ", max_new_tokens=20"
@@ -192,7 +202,7 @@ def example_of(recipe: Recipe, folder: Path) -> str:
         text = f"{begin} {_mask_token(folder)}."
     else:
         text = f"{begin} {end}".strip()
-    if recipe.task != "translation" and recipe.data.target_tag:
+    if recipe.task not in PAIR_TASKS and recipe.data.target_tag:
         text = f"<2{language}> {text}"
     return text if recipe.data.prefix is None else f"{recipe.data.prefix} {text}"
 

@@ -1,10 +1,11 @@
 """The text of a run as a model card names it: paths, which may be private, are reduced to names."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..recipe import Files, Recipe, SourceRecipe
+from ..recipe import PAIR_TASKS, Files, Recipe, SourceRecipe
 from ..records import Environment, Text
 from .tasks import TASKS
 
@@ -12,7 +13,7 @@ from .tasks import TASKS
 def named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
     """Returns the sources of training text by direction or language, and then the validation sets by their names."""
     sources = [recipe.data, *recipe.more_data]
-    if recipe.task == "translation":
+    if recipe.task in PAIR_TASKS:
         trained = [(f"{part.source_language}-{part.target_language}", part) for part in sources]
     else:
         trained = [(part.source_language, part) for part in sources]
@@ -22,9 +23,13 @@ def named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
 def languages_of(recipe: Recipe) -> list[str]:
     """Returns the language codes of a recipe's training text, in its order."""
     sources = [recipe.data, *recipe.more_data]
-    if recipe.task == "translation":
-        return list(dict.fromkeys(code for part in sources for code in (part.source_language, part.target_language)))
-    return list(dict.fromkeys(part.source_language for part in sources))
+    codes = [part.source_language for part in sources]
+    if recipe.task in PAIR_TASKS:
+        codes = [code for part in sources for code in (part.source_language, part.target_language)]
+    if recipe.task == "text_to_text":
+        # A target may be no language, for example a label.
+        codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}([-_]\w+)?", code)]
+    return list(dict.fromkeys(codes))
 
 
 def datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:

@@ -14,7 +14,7 @@ from ..data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
 from ..data.encoding import pair_lengths
 from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
-from ..metrics import METRICS, score
+from ..metrics import METRICS, exact_match, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..recipe import MEASURED_TASKS
 from ..records import Validation
@@ -109,7 +109,8 @@ def translate_and_score(
 
     Returns:
         `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and scores as [`score`]
-        returns them. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has the scores of each set.
+        returns them. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has the scores of each set. For
+        `text_to_text`, they have an exact match, too, whose mean is in `measures`.
     """
     evaluation = run.recipe.evaluation
     translations, sets, scored = {}, {}, {}
@@ -117,8 +118,12 @@ def translate_and_score(
         translations[pairs.name] = translate(run, model, pairs.source, num_beams)
         scored = score(translations[pairs.name], pairs.target, evaluation.tokenize, evaluation.lowercase)
         sets[pairs.name] = {metric: scored[metric] for metric in METRICS}
+        if run.recipe.task == "text_to_text":
+            sets[pairs.name]["exact_match"] = exact_match(translations[pairs.name], pairs.target)
+    means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in next(iter(sets.values()))}
+    if run.recipe.task == "text_to_text":
+        scored["measures"] = {"exact_match": means.pop("exact_match")}
     if len(sets) > 1:
-        means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in METRICS}
         scored |= means | {"sets": sets}
     return translations, scored
 
@@ -255,9 +260,8 @@ def _validation_of_translation(
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
     for name, part in sets.items():
         part["loss"] = _mean([found[name]])
-    metrics = ("loss", *METRICS)
-    values = {metric: (scored | {"loss": loss})[metric] for metric in metrics}
-    values |= {f"{metric}/{name}": part[metric] for name, part in sets.items() for metric in metrics}
+    values = {"loss": loss} | {metric: scored[metric] for metric in METRICS} | scored.get("measures", {})
+    values |= {f"{metric}/{name}": value for name, part in sets.items() for metric, value in part.items()}
     for part in sets.values():
         part["loss"] = _finite(part["loss"])
     return values, Validation(step, _finite(loss), **scored)
