@@ -18,15 +18,12 @@ Schedule = Literal["noam", "inverse_sqrt", "constant", "cosine"]
 Part = Literal["encoder", "decoder", "embeddings"]
 Alteration = Literal["upper", "title", "typos", "no_final_mark"]
 Noise = Literal["infilling", "permutation", "fragment"]
-Task = Literal[
-    *("translation", "text_to_text"),
-    *("masked_lm", "causal_lm", "span_corruption", "denoise"),
-    *("classification", "tagging"),
-]
+PairTask = Literal["translation", "text_to_text"]
+TextTask = Literal["masked_lm", "causal_lm", "span_corruption", "denoise"]
+LabelTask = Literal["classification", "tagging"]
+Task = Literal[PairTask, TextTask, LabelTask]
 # Tasks on pairs of texts, whose models are scored by their translations; on running text; and on text with labels.
-PAIR_TASKS = ("translation", "text_to_text")
-TEXT_TASKS = ("masked_lm", "causal_lm", "span_corruption", "denoise")
-LABEL_TASKS = ("classification", "tagging")
+PAIR_TASKS, TEXT_TASKS, LABEL_TASKS = map(get_args, (PairTask, TextTask, LabelTask))
 # Tasks whose models are measured by their predictions, and not by translations.
 MEASURED_TASKS = (*TEXT_TASKS, *LABEL_TASKS)
 BestBy = Literal["bleu", "loss", "accuracy", "f1", "exact_match"]
