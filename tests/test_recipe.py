@@ -48,7 +48,7 @@ def test_the_model_section_is_the_configuration() -> None:
     """Names and defaults are equal, except for settings that follow from the data, the tokenizer or transformers."""
     # Only converted fairseq models have a `position_offset`, and `language_pairs` follow from the data.
     decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset", "language_pairs"}
-    # `type_vocab_size` follows from the objective, and no recipe trains a classifier.
+    # `type_vocab_size` follows from the task, and the dropout of a classifier is that of its model.
     decided |= {"type_vocab_size", "classifier_dropout"}
     config = VaswaniConfig()
     own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
