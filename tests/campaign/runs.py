@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import tiny_recipe
+from tests.training.task_recipes import TASKS
+from tests.training.task_recipes import recipe as task_recipe
 
 from .judge import Child, End, run
 from .verbs import Fault, verb
@@ -19,6 +21,9 @@ KINDS: dict[str, dict[str, object]] = {
     "muon": {"optimizer": "muon", "schedule": "constant", "peak_learning_rate": 0.01},
     "stream": {},
     "two processes": {"ema_decay": 0.9},
+    # Tasks without translations.
+    "next_sentence": {},
+    "tagging": {},
 }
 # Three checkpoints, of which the first is deleted, two validations, and an average of two.
 STEPS = {"max_steps": 6, "save_every": 2, "keep_last": 2, "average_last": 2, "validate_every": 4, "log_every": 1}
@@ -26,6 +31,8 @@ STEPS = {"max_steps": 6, "save_every": 2, "keep_last": 2, "average_last": 2, "va
 
 def recipe(folder: Path, kind: str) -> list[str]:
     """Returns the command line of a kind of training, without `--run_dir`; writes its text to `folder`."""
+    if kind in TASKS:
+        return ["train", *task_recipe(folder, kind, **STEPS, **KINDS[kind])]
     arguments = ["train", *tiny_recipe(folder, **STEPS, **KINDS[kind])]
     return [*arguments, "--data.streaming=true", "--data.stream_window=50"] if kind == "stream" else arguments
 

@@ -255,6 +255,4 @@ def test_running_text_is_not_checked(tmp_path, capsys) -> None:
     recipe = tmp_path / "bert.yaml"
     recipe.write_text("task: masked_lm\ndata: {train_files: text.txt}\n", encoding="utf-8")
     assert main(["check", str(recipe)]) == 2
-    assert (
-        "bert.yaml has no sentence pairs (task: masked_lm), and only these are checked" in capsys.readouterr().err
-    )
+    assert "bert.yaml has no sentence pairs (task: masked_lm), and only these are checked" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from itertools import islice
 
 import pytest
+import torch
 
 from hf_vaswani.data.text_sources import (
     build_text_updates,
@@ -161,3 +162,19 @@ def test_text_is_needed(text, tmp_path) -> None:
     settings.data.train_files = str(tmp_path / "absent.txt")
     with pytest.raises(FileNotFoundError, match="absent"):
         read_texts(settings)
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("task", "unit"), [("masked_lm", "blocks"), ("causal_lm", "blocks"), ("denoise", "lines")])
+def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:
+    """In blocks and in single lines, at most 5 % of the positions of an update."""
+    settings = recipe(str(multi30k / "train.en"), task)
+    settings.objective = ObjectiveRecipe(block_length=128, unit=unit)
+    settings.tokenizer.vocab_size = 2000
+    settings.training.tokens_per_batch = 2048
+    sources = read_texts(settings)
+    tokenizer = make_text_tokenizer(settings, sources)
+    updates = build_text_updates(settings, sources, tokenizer)
+    batches = [batch for some, _ in islice(updates.after(updates.start), 50) for batch in some]
+    is_token = torch.cat([(batch["input_ids"] != tokenizer.pad_token_id).flatten() for batch in batches])
+    assert is_token.numel() > 50_000 and is_token.float().mean() > 0.95
