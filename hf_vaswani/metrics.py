@@ -23,8 +23,10 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 TEXT = datasets.Value("string")
 
 
-def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
-    """Returns the share of texts that equal their reference, but for white space at the ends and runs of it."""
+def exact_match(predictions: Sequence[str], references: Sequence[str], lowercase: bool = False) -> float:
+    """Returns the share of texts that equal their reference, but for runs of white space and, if asked for, case."""
+    if lowercase:
+        predictions, references = ([text.lower() for text in texts] for texts in (predictions, references))
     pairs = zip(predictions, references, strict=True)
     return sum(ours.split() == theirs.split() for ours, theirs in pairs) / len(predictions)
 

@@ -232,7 +232,7 @@ class InitializeRecipe:
     """Branch, tag or commit of a model on the Hub; `null` is its main branch."""
     parts: list[Part] | None = None
     """Parts to take from the model, of `encoder`, `decoder` (the layers of each) and `embeddings` (all embedding and
-    output matrices); the others start from random weights. `null` takes all."""
+    output matrices); the others start from random weights. A head is taken with its stack. `null` takes all."""
     vocabulary: Literal["keep", "transfer"] = "keep"
     """`keep` keeps the vocabulary of the model; `transfer` exchanges it for that of the recipe's `tokenizer` section:
     entries that both have keep their embeddings, the others begin as the mean of the old entries that spell them."""
@@ -443,9 +443,10 @@ class TrainingRecipe:
     """Number of checkpoints with the best validations to keep as well. If above 0, `save_every` must be a multiple of
     `validate_every`."""
     best_by: BestBy = "bleu"
-    """Measure that ranks validations: the lowest `loss`, or the highest `bleu`, `accuracy` or `f1` is best. A task has
-    some of them: `translation` has `bleu` and `loss`, `masked_lm` has `loss` and `accuracy`, and the other objectives
-    of running text have `loss`, which is the default of all of these."""
+    """Measure that ranks validations: the lowest `loss`, or the highest of another one is best. A task has some of
+    them, its default first: `translation` has `bleu` and `loss`, `text_to_text` has `bleu`, `exact_match` and `loss`,
+    `masked_lm` has `loss` and `accuracy`, the other objectives of running text have `loss`, `classification` has
+    `accuracy`, `f1` and `loss`, and `tagging` has `f1`, `accuracy` and `loss`."""
     best_set: str | None = None
     """The one of several validation sets whose measure ranks validations: a name of `validation_sets`, or a direction
     such as `en-de`; `null` takes the mean BLEU over all sets, or the loss per token or the accuracy over all their
@@ -517,9 +518,9 @@ class HubRecipe:
     """Minimum BLEU for publishing a translation model: on the test set for the model, on the validation set for a
     checkpoint. Nothing is published without a BLEU."""
     min_score: float | None = number(None, at_least=0, at_most=1)
-    """Minimum of the measure of `training.best_by` for publishing a model of another task, for example an accuracy of
-    0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with any score that is finite.
-    There is no minimum by `loss`."""
+    """Minimum of the measure of `training.best_by` for publishing, where that is `accuracy`, `f1` or `exact_match`,
+    for example an accuracy of 0.8; as with `min_bleu`, on the test set or on the validation set. `null` publishes with
+    any score that is finite."""
     not_worse_than: str | None = None
     """Model that a published translation model must not be worse than: `start`, the model of `initialize.from`, if the
     run takes all its parts and its vocabulary; `last_push`, what `repo_id` has now; or another model: its id on the

@@ -70,7 +70,7 @@ def check_ranges(recipe: Recipe) -> None:
             _check_value(name, value, part.metadata)
             if part.name == "prefix" and value is not None:
                 _check_prefix(name, value)
-    _check_agreement(recipe.training, recipe.task in LABEL_TASKS)
+    _check_agreement(recipe.training, has_head=recipe.task in (*LABEL_TASKS, "masked_lm"))
     _check_task(recipe)
     check_best_by(recipe, recipe.training.best_by, "training.best_by")
     _check_initialize(recipe.initialize)
@@ -148,7 +148,7 @@ def _check_task(recipe: Recipe) -> None:
     ]
     for key, is_set in excluded:
         if is_set:
-            raise ValueError(f"{key} is for the task 'translation', but task is {recipe.task!r}: leave the key out.")
+            raise ValueError(f"{key} is for pairs of texts, but task is {recipe.task!r}: leave the key out.")
     if objective.next_sentence and (recipe.task != "masked_lm" or objective.unit == "lines"):
         raise ValueError(
             "objective.next_sentence needs task 'masked_lm' and objective.unit 'blocks', because it cuts blocks at an "
@@ -341,19 +341,19 @@ def check_minima(recipe: Recipe, min_bleu: str, min_score: str) -> None:
         ValueError: a minimum is set that the task does not have, or that of a measure of which less is better.
     """
     hub, task, best_by = recipe.hub, recipe.task, recipe.training.best_by
-    if task in PAIR_TASKS:
+    if task == "translation":
         if hub.min_score is not None:
-            raise ValueError(f"{min_score} is for other tasks, but task is {task!r}: set {min_bleu} instead.")
+            raise ValueError(f"{min_score} is for other tasks, but task is 'translation': set {min_bleu} instead.")
         return
-    others = [measure for measure in RANKED_BY[task] if measure != "loss"]
-    if hub.min_bleu != HubRecipe().min_bleu:
+    others = [measure for measure in RANKED_BY[task] if measure not in ("loss", "bleu")]
+    if hub.min_bleu != HubRecipe().min_bleu and task not in PAIR_TASKS:
         advice = f"set {min_score} instead" if others else "leave it out"
-        raise ValueError(f"{min_bleu} is for the task 'translation', but task is {task!r}: {advice}.")
-    if hub.min_score is not None and best_by == "loss":
+        raise ValueError(f"{min_bleu} is for pairs of texts, but task is {task!r}: {advice}.")
+    if hub.min_score is not None and best_by not in others:
         advice = f"set that to {' or '.join(map(repr, others))}, or leave" if others else "leave"
         raise ValueError(
-            f"{min_score} ({hub.min_score}) needs a measure of which more is better, but training.best_by is 'loss': "
-            f"{advice} {min_score} out."
+            f"{min_score} ({hub.min_score}) is a share from 0 to 1, but training.best_by is {best_by!r}: {advice} "
+            f"{min_score} out."
         )
 
 
@@ -371,7 +371,7 @@ def check_baseline(recipe: Recipe, where: str) -> None:
     """
     than = recipe.hub.not_worse_than
     if than is not None and recipe.task not in PAIR_TASKS:
-        raise ValueError(f"{where} is for the task 'translation', but task is {recipe.task!r}: leave it out.")
+        raise ValueError(f"{where} is for pairs of texts, but task is {recipe.task!r}: leave it out.")
     if than == "start" and recipe.initialize.from_ is None:
         raise ValueError(f"{where} is 'start', but the run starts from no model: set initialize.from.")
     if than == "start" and (recipe.initialize.parts is not None or recipe.initialize.vocabulary == "transfer"):
@@ -401,12 +401,14 @@ def check_set_name(name: str) -> None:
 
 def _check_sets(recipe: Recipe) -> None:
     """Refuses validation sets whose names are taken or not valid."""
-    directions = ["-".join(pair) for pair in recipe.language_pairs]
+    directions, kind = ["-".join(pair) for pair in recipe.language_pairs], "direction"
+    if recipe.task in MEASURED_TASKS:
+        directions, kind = [source for source, _ in recipe.language_pairs], "language"
     for name in recipe.validation_sets:
         check_set_name(name)
         if name in directions:
             raise ValueError(
-                f"validation_sets.{name} has the name of a direction, by which the sets of data and more_data are "
+                f"validation_sets.{name} has the name of a {kind}, by which the sets of data and more_data are "
                 "called: choose another name."
             )
 

@@ -149,16 +149,16 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["--training.simcut={alpha: 3}"], "training.simcut is for the task 'translation', but task is 'masked_lm'"),
-        (["--data.prefix=<bt>"], "data.prefix is for the task 'translation'"),
-        (["--more_data+={prefix: <bt>}"], r"more_data\[0\].prefix is for the task 'translation'"),
-        (["--initialize.from=a/b", "--initialize.add_tokens=[x]"], "initialize.add_tokens is for the task 'transl"),
-        (["--hub.not_worse_than=last_push"], "hub.not_worse_than is for the task 'translation', but task is 'masked"),
-        (["--hub.min_bleu=30"], "hub.min_bleu is for the task 'translation'.*: set hub.min_score instead"),
-        (["--hub.min_bleu=30", "--task=causal_lm"], "hub.min_bleu is for the task 'translation'.*: leave it out"),
+        (["--training.simcut={alpha: 3}"], "training.simcut is for pairs of texts, but task is 'masked_lm'"),
+        (["--data.prefix=<bt>"], "data.prefix is for pairs of texts"),
+        (["--more_data+={prefix: <bt>}"], r"more_data\[0\].prefix is for pairs of texts"),
+        (["--initialize.from=a/b", "--initialize.add_tokens=[x]"], "initialize.add_tokens is for pairs of texts"),
+        (["--hub.not_worse_than=last_push"], "hub.not_worse_than is for pairs of texts, but task is 'masked"),
+        (["--hub.min_bleu=30"], "hub.min_bleu is for pairs of texts.*: set hub.min_score instead"),
+        (["--hub.min_bleu=30", "--task=causal_lm"], "hub.min_bleu is for pairs of texts.*: leave it out"),
         (
             ["--hub.min_score=0.5"],
-            r"hub.min_score \(0.5\) needs a measure of which more is better, but training.best_by is 'loss': set that "
+            r"hub.min_score \(0.5\) is a share from 0 to 1, but training.best_by is 'loss': set that "
             "to 'accuracy', or leave hub.min_score out",
         ),
         (["--hub.min_score=0.5", "--task=causal_lm"], "training.best_by is 'loss': leave hub.min_score out"),

@@ -31,7 +31,7 @@ def add_verbs(verbs: Any) -> None:
     average.add_argument("--best", type=int, metavar="N", help="average the N checkpoints with the best validations")
     average.add_argument(
         "--by",
-        choices=("bleu", "loss", "accuracy", "f1"),
+        choices=("bleu", "loss", "accuracy", "f1", "exact_match"),
         help="measure that --best ranks by; default: best_by of the run's recipe",
     )
     average.add_argument("--output", required=True, metavar="FOLDER", help="new folder for the model")

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from ..recipe import Recipe, SourceRecipe
 from .batching import EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .encoding import EncodedRows, as_lists, pair_lengths
+from .objectives import SPACES
 from .reading import load_labelled
-from .sources import EvaluationSet, Source, batch_order, set_names
+from .sources import EvaluationSet, Source, batch_order, longest_input, set_names
 from .text_sources import NO_TRAINING_TEXT, TextSource
 from .texts import plain_tokenizer
 from .tokenizer import load_tokenizer, put_special_tokens, train_tokenizer
@@ -106,18 +107,17 @@ def label_names(sources: Sequence[Source]) -> list[str]:
 
     Returns:
         `list[str]`: each label once.
-
-    Raises:
-        ValueError: there are fewer than two.
     """
     names = {name for source in sources for row in _labels(source.pairs["train"]) for name in row}
-    if len(names) < 2:
-        origin = " and ".join(name for source in sources for name in source.origin("train"))
-        raise ValueError(
-            f"A classifier needs two labels or more, but the training text has only {', '.join(map(repr, names))}: "
-            f"{origin}."
-        )
     return sorted(names, key=lambda name: (int(name) if name.isdecimal() else -1, name))
+
+
+def check_labels(labels: Sequence[str], sources: Sequence[Source]) -> None:
+    """Raises a `ValueError` if a model of these labels would have nothing to choose from."""
+    if len(labels) < 2:
+        origin = " and ".join(name for source in sources for name in source.origin("train"))
+        found = f"only {labels[0]!r}" if labels else "none"
+        raise ValueError(f"A classifier needs two labels or more, but the training text has {found}: {origin}.")
 
 
 def _labels(rows: Any) -> list[list[str]]:
@@ -172,7 +172,7 @@ def encode_labelled(
     rows: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     labels: Sequence[str],
-    longest: int,
+    longest: int | None,
     where: str,
     first_number: int = 1,
     num_proc: int | None = None,
@@ -184,7 +184,8 @@ def encode_labelled(
         rows (`Dataset`): columns of [`load_labelled`].
         tokenizer ([`PreTrainedTokenizerBase`]): a fast tokenizer.
         labels (`Sequence[str]`): names of the labels, by id.
-        longest (`int`): most tokens of a text or a pair of texts, special tokens included; longer ones are cut.
+        longest (`int`, *optional*): most tokens of a text or a pair of texts, special tokens included; longer ones are
+            cut.
         where (`str`): name of the text, for error messages.
         first_number (`int`), num_proc (`int`, *optional*): as in [`encode_pairs`].
 
@@ -197,12 +198,15 @@ def encode_labelled(
         ValueError: a label is not one of `labels`.
     """
     plain, ids = plain_tokenizer(tokenizer), {name: i for i, name in enumerate(labels)}
-    plain.enable_truncation(longest)
+    if longest is not None:
+        plain.enable_truncation(longest)
     lists = ["source_ids", "target_ids"]
     if "token_type_ids" in tokenizer.model_input_names:
         lists.append("segments")
 
     def encode(table: pa.Table, indices: list[int]) -> pa.Table:
+        # Another process receives the tokenizer without it.
+        plain.encode_special_tokens = True
         batch = table.to_pydict()
         if "words" in batch:
             encodings = plain.encode_batch([" ".join(words) for words in batch["words"]])
@@ -255,8 +259,12 @@ def tag_places(encoding: Encoding, words: Sequence[str], tags: Sequence[int]) ->
     found = [-100] * len(encoding.ids)
     place, start = 0, 0
     for word, tag in zip(words, tags, strict=True):
-        # A piece may begin with the space in front of its word.
-        while place < len(found) and (encoding.special_tokens_mask[place] or encoding.offsets[place][1] <= start):
+        # A piece may begin with the space in front of its word, or be that space.
+        while place < len(found) and (
+            encoding.special_tokens_mask[place]
+            or encoding.offsets[place][1] <= start
+            or encoding.tokens[place] in SPACES
+        ):
             place += 1
         end = start + len(word)
         if place < len(found) and encoding.offsets[place][0] < end:
@@ -303,10 +311,9 @@ def build_labelled_updates(
     order = batch_order(recipe, num_processes, process_index)
     weights = [(len(part), source.recipe.weight) for part, source in zip(parts, sources, strict=True)]
     sampler = TokenBudgetBatchSampler(lengths, order, weights)
-    cut = int((lengths[:, 0] == recipe.objective.block_length).sum())
     logger.info(f"{len(encoded):,} labelled texts, {int(lengths[:, 0].sum()):,} tokens, {len(labels)} labels")
-    if cut:
-        logger.info(f"{cut:,} texts have objective.block_length tokens: what was longer is cut")
+    for part, source in zip(parts, sources, strict=True):
+        _report_cut(part, source.pairs["train"], recipe.objective.block_length, f"training text of {source.name}")
     collator = PairCollator(tokenizer.pad_token_id, label_columns(recipe, encoded))
     updates = EpochUpdates(EncodedRows(encoded), sampler, collator, recipe.training.data_workers)
     targets = [batch.column("target_ids").values for batch in encoded.data.to_batches()]
@@ -315,6 +322,17 @@ def build_labelled_updates(
         crc = zlib.crc32(values.to_numpy().tobytes(), crc)
     updates.fingerprint = updates.fingerprint | {"labels": list(labels), "crc32_of_labels": crc}
     return updates
+
+
+def _report_cut(encoded: Dataset, rows: Dataset, longest: int | None, what: str) -> None:
+    """Logs how many texts are cut, and warns of words whose tags are not scored."""
+    if longest is not None and (cut := int((pair_lengths(encoded)[:, 0] == longest).sum())):
+        logger.info(f"{cut:,} texts of the {what} have {longest} tokens: what was longer is cut")
+    if "tags" in rows.column_names:
+        words = sum(map(len, rows["tags"]))
+        known = sum(tag != -100 for row in encoded["target_ids"] for tag in row)
+        if known < words:
+            logger.warning(f"{words - known:,} words of the {what} have no token in their text, and do not count")
 
 
 def label_columns(recipe: Recipe, encoded: Dataset) -> list[str]:
@@ -345,7 +363,10 @@ def encode_labelled_sets(
         for source, name in zip(with_text, set_names(sources, split), strict=True):
             rows: Any = source.pairs[split]
             where = " and ".join(source.origin(split))
-            encoded = encode_labelled(rows, tokenizer, labels, recipe.objective.block_length, where)
+            # All words count: their sentences are cut only where the model cannot read on.
+            longest = longest_input(recipe) if recipe.task == "tagging" else recipe.objective.block_length
+            encoded = encode_labelled(rows, tokenizer, labels, longest, where)
+            _report_cut(encoded, rows, longest, f"{split} text of {name}")
             texts, names = ["\t".join(each) for each in _texts(rows)], [" ".join(each) for each in _labels(rows)]
             language = source.recipe.source_language
             sets.setdefault(split, []).append(EvaluationSet(name, texts, names, None, None, language, encoded))

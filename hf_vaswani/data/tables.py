@@ -123,7 +123,7 @@ def aligned_files(
     if sorted(map(str, files)) != sorted(languages):
         raise ValueError(
             f"Line-aligned files are given for {' and '.join(sorted(map(str, files)))}, "
-            f"but the languages are {languages[0]} and {languages[1]}."
+            f"but {'the languages are' if names == SIDES else 'are expected for'} {languages[0]} and {languages[1]}."
         )
     paths = [existing(Path(files[language])) for language in languages]
     # Tuples, because `datasets` treats a list as shards, which it may read in parallel.
@@ -340,11 +340,14 @@ def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: 
 
 
 def _check_different(columns: Columns, where: str) -> None:
-    """Refuses one column for both sides; the lines of a text may be documents of their own."""
+    """Refuses one column for two things; the lines of a text may be documents of their own."""
     if tuple(columns) == SIDES and columns["source"] == columns["target"]:
         raise ValueError(
             f"Source and target must be different columns of {where}, but both are {columns['source']!r}."
         )
+    if tuple(columns) != LINE and len(set(columns.values())) < len(columns):
+        names = " and ".join(columns)
+        raise ValueError(f"{names} must be different columns of {where}, but they are {[*columns.values()]}.")
 
 
 def _names(known: list[str], languages: tuple[str, str] | None, columns: Columns, where: str) -> dict[str, str]:

@@ -58,6 +58,8 @@ def encode_lines(texts: Dataset, tokenizer: PreTrainedTokenizerBase, num_proc: i
     plain = plain_tokenizer(tokenizer)
 
     def encode(rows: pa.Table) -> pa.Table:
+        # Another process receives the tokenizer without it.
+        plain.encode_special_tokens = True
         ids = id_lists(rows["text"].to_pylist(), plain, add_special_tokens=False)
         return pa.table({"ids": ids, "document": rows["document"].cast(pa.string())})
 

@@ -213,7 +213,7 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
     if bos is None and (reads or continues):
         raise ValueError(
             f"task {task!r} needs <s> in the vocabulary, which this tokenizer does not have: name another "
-            "tokenizer.path, or let the recipe train a tokenizer."
+            "tokenizer.path or initialize.from, or let the recipe train a tokenizer."
         )
     single, pair = f"$A {eos}", f"$A {eos} $B {eos}"
     if continues:
@@ -226,8 +226,11 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
     tokenizer.split_special_tokens = task != "masked_lm"
     segments = ["token_type_ids"] if has_segments else []
     tokenizer.model_input_names = ["input_ids", *segments, "attention_mask"]
-    # transformers saves this dictionary, and not the attribute.
-    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names
+    # transformers saves this dictionary, and not the attributes.
+    tokenizer.init_kwargs |= {
+        "model_input_names": tokenizer.model_input_names,
+        "split_special_tokens": tokenizer.split_special_tokens,
+    }
 
 
 # ---- One function for each kind -----------------------------------------------------------------------------------

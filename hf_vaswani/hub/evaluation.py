@@ -79,10 +79,11 @@ def main_score(recipe: Recipe, scored: Scored) -> tuple[str, float | None]:
         scored ([`Result`] or [`Validation`]): its scores.
 
     Returns:
-        `str` and `float`: for tasks on pairs of texts, BLEU; otherwise the measure of `training.best_by`, or in the
-        place of the loss another one of the task, for example the perplexity. `None` if it is missing or not finite.
+        `str` and `float`: for pairs of texts, BLEU or the exact match by which they are ranked; otherwise the measure
+        of `training.best_by`, or in the place of the loss another one of the task, for example the perplexity. `None`
+        if it is missing or not finite.
     """
-    if recipe.task in PAIR_TASKS:
+    if recipe.task in PAIR_TASKS and recipe.training.best_by != EXACT:
         return "bleu", scored.bleu
     found, best_by = measures_of(scored), recipe.training.best_by
     candidates = [best_by, *RANKED_BY[recipe.task], "perplexity"] if best_by == "loss" else [best_by]

@@ -125,19 +125,21 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
         raise ValueError(f"{folder} is not published: it has only adapters. Publish the model of the finished run.")
     measure, value = main_score(recipe, scored)
     if recipe.task in PAIR_TASKS:
-        # A NaN fails this comparison, but would pass `value < min_bleu`.
-        if value is None or not value >= hub.min_bleu:
-            found = "missing" if value is None else f"{value:.2f}"
+        # A NaN fails this comparison, but would pass `bleu < min_bleu`.
+        if scored.bleu is None or not scored.bleu >= hub.min_bleu:
+            found = "missing" if scored.bleu is None else f"{scored.bleu:.2f}"
             raise ValueError(
                 f"{folder} is not published: its BLEU is {found}, and hub.min_bleu is {hub.min_bleu:.2f}."
             )
-        return
-    # A model whose loss is NaN still has an accuracy.
-    for name, number in ((measure, value), ("loss", measures_of(scored).get("loss"))):
-        if number is None or not math.isfinite(number):
-            raise ValueError(f"{folder} is not published: its {measure_name(name)} is missing or not finite.")
+    else:
+        # A model whose loss is NaN still has an accuracy.
+        for name, number in ((measure, value), ("loss", measures_of(scored).get("loss"))):
+            if number is None or not math.isfinite(number):
+                raise ValueError(f"{folder} is not published: its {measure_name(name)} is missing or not finite.")
     if hub.min_score is not None and measure != recipe.training.best_by:
-        raise ValueError(f"{folder} is not published: hub.min_score is no minimum of training.best_by 'loss'.")
+        raise ValueError(
+            f"{folder} is not published: hub.min_score does not apply to training.best_by {recipe.training.best_by!r}."
+        )
     if hub.min_score is not None and not (value is not None and value >= hub.min_score):
         raise ValueError(
             f"{folder} is not published: its {measure_name(measure)} is {value:.4f}, and hub.min_score is "

@@ -28,7 +28,7 @@ def languages_of(recipe: Recipe) -> list[str]:
         codes = [code for part in sources for code in (part.source_language, part.target_language)]
     if recipe.task == "text_to_text":
         # A target may be no language, for example a label.
-        codes = [code for code in codes if re.fullmatch(r"[a-z]{2,3}([-_]\w+)?", code)]
+        codes = [code for code in codes if re.fullmatch(r"[a-z]{2}([-_]\w+)?", code)]
     return list(dict.fromkeys(codes))
 
 

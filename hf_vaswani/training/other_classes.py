@@ -23,6 +23,9 @@ from .tasks import config_of_labels, model_class
 
 logger = logging.getLogger(__name__)
 
+# The layer of a classifier with a row for each label.
+LABELS = "classifier."
+
 
 def load_other(
     folder: Path, recipe: Recipe, labels: Sequence[str]
@@ -54,14 +57,23 @@ def load_other(
         model, report = kind.from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    check_shapes(model, report)
+    if isinstance(model, VaswaniClassifier) and not is_same:
+        # The rows of another classifier are of other labels.
+        model.classifier = torch.nn.Linear(model.config.d_model, model.config.num_labels)
+        model._init_weights(model.classifier)
+        report["mismatched_keys"] = {each for each in report["mismatched_keys"] if not each[0].startswith(LABELS)}
+        report["missing_keys"] = {*report["missing_keys"], f"{LABELS}weight"}
+    try:
+        check_shapes(model, report)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
     lost = [name for name in report["missing_keys"] if is_same or not _may_be_new(name, saved)]
     if lost:
         raise ValueError(f"{folder} lacks {len(lost)} weights (first: {min(lost)}).")
     if name := find_non_finite(model):
         raise ValueError(f"{folder} has non-finite values in {name}.")
     if (folder / EMA_WEIGHTS).is_file():
-        _load_average(model, folder)
+        _load_average(model, folder, () if is_same else (LABELS,))
     if isinstance(model, VaswaniForConditionalGeneration):
         model.generation_config.update(**search_of(recipe.evaluation))
     check_vocabulary(model, tokenizer, folder)
@@ -102,12 +114,12 @@ def _described(name: str) -> str:
     return name.removeprefix("model.").split(".")[0]
 
 
-def _load_average(model: VaswaniPreTrainedModel, folder: Path) -> None:
-    """Loads the moving average of a checkpoint in place of its weights."""
+def _load_average(model: VaswaniPreTrainedModel, folder: Path, new: tuple[str, ...]) -> None:
+    """Loads the moving average of a checkpoint in place of its weights, but for the new ones."""
     weights = load_weights(folder)
     for before, after in stored_embedding(type(model), folder, {}).items():
         weights |= {name.replace(before, after): weight for name, weight in weights.items() if before in name}
-    names = model.state_dict().keys() & weights.keys()
+    names = {name for name in model.state_dict().keys() & weights.keys() if not name.startswith(new)}
     model.load_state_dict({name: weights[name] for name in names}, strict=False)
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batching import Updates
 from ..data.labels import (
     build_labelled_updates,
+    check_labels,
     encode_labelled_sets,
     label_names,
     make_label_tokenizer,
@@ -124,6 +125,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     sources = read(recipe)
     evaluated = [*sources, *read_sets(recipe)]
     labels = label_names(sources) if recipe.task in LABEL_TASKS else []
+    if recipe.task in LABEL_TASKS and recipe.initialize.from_ is None:
+        check_labels(labels, sources)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None and recipe.initialize.from_ is not None:
@@ -146,6 +149,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             if recipe.initialize.from_ is not None:
                 # A classifier goes on with its own labels.
                 labels = labels_of(Path(recipe.run_dir) / START)
+                check_labels(labels, sources)
             updates = build_labelled_updates(recipe, sources, tokenizer, labels, *processes)
             sets = encode_labelled_sets(recipe, evaluated, tokenizer, labels)
         elif recipe.task in TEXT_TASKS:

@@ -30,8 +30,7 @@ def shard_tied_weights(accelerator: Accelerator, model: VaswaniPreTrainedModel) 
     if accelerator.mixed_precision == "bf16":
         # Accelerate's own policy would also round the loss, and the sums of gradients, to bfloat16.
         plugin.mixed_precision_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    stacks = (model.model.encoder, model.model.decoder)
-    modules = [*(stack.embed_tokens for stack in stacks if stack is not None), model.lm_head]
+    modules = vocabulary_modules(model)
     for weight in {id(module.weight): module.weight for module in modules}.values():
         fully_shard(
             [module for module in modules if module.weight is weight],
@@ -39,6 +38,13 @@ def shard_tied_weights(accelerator: Accelerator, model: VaswaniPreTrainedModel) 
             mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
             offload_policy=plugin.cpu_offload,
         )
+
+
+def vocabulary_modules(model: VaswaniPreTrainedModel) -> list[torch.nn.Module]:
+    """Returns the embeddings of the stacks that a model has, and its output unless it is a classifier."""
+    stacks = (model.model.encoder, model.model.decoder)
+    embeddings = [stack.embed_tokens for stack in stacks if stack is not None]
+    return [*embeddings, *([model.lm_head] if hasattr(model, "lm_head") else [])]
 
 
 def full_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -149,7 +149,8 @@ def _load(
         check_checkpoint(folder)
     is_whole = read_json(folder / "config.json").get("is_encoder_decoder", True)
     if not is_whole or model_class(recipe) is not VaswaniForConditionalGeneration:
-        return load_other(folder, recipe, labels)
+        with _seeded(recipe.seed):
+            return load_other(folder, recipe, labels)
     model, tokenizer = load_translator(folder, torch.float32)
     if (folder / EMA_WEIGHTS).is_file():
         model.load_state_dict(load_weights(folder), strict=False)
@@ -159,6 +160,8 @@ def _load(
             f"The tokenizer of {folder} does not put {tokenizer.eos_token} after a sentence, so a model would never "
             "learn where to end."
         )
+    if recipe.task != "translation":
+        model.config.language_pairs = None
     return model, tokenizer
 
 
@@ -339,10 +342,11 @@ def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedToke
 
 
 def _with_random_parts(model: VaswaniPreTrainedModel, parts: Collection[str], seed: int) -> VaswaniPreTrainedModel:
+    if foreign := set(parts) - {"embeddings", *model.config.stacks}:
+        raise ValueError(f"initialize.parts has {min(foreign)!r}, which this task's model does not have: remove it.")
     with _seeded(seed):
         network = type(model)(model.config)
-    # A head is taken with the stack below it.
-    taken = {*parts, "head"}
+    taken = {*parts, *(["head"] if set(model.config.stacks) <= set(parts) else [])}
     weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in taken}
     network.load_state_dict(weights, strict=False)
     network.generation_config = model.generation_config

@@ -117,8 +117,13 @@ def build_model(run: Run) -> VaswaniPreTrainedModel:
         model.load_state_dict(load_weights(run.folder / START), strict=False)
         if model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
+    # As `save_pretrained` does: a checkpoint must tell its class, too.
+    model.config.architectures = [type(model).__name__]
+    freeze = run.recipe.training.freeze
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(part_of(name) not in run.recipe.training.freeze)
+        parameter.requires_grad_(part_of(name) not in freeze)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"training.freeze ({', '.join(freeze)}) leaves nothing to train in this model: name less.")
     if run.accelerator.device.type == "cpu" and run.accelerator.mixed_precision == "bf16":
         # On a CPU, the backward pass of torch's fused attention takes ten times as long in bfloat16 as in float32.
         model.set_attn_implementation("eager")
@@ -140,8 +145,7 @@ def _config(run: Run) -> VaswaniConfig:
     if run.start is not None:
         config: VaswaniConfig = VaswaniConfig.from_pretrained(run.folder / START)
         config.update({name: settings[name] for name in FREE})
-        if run.recipe.task == "translation":
-            config.language_pairs = run.recipe.language_pairs
+        config.language_pairs = run.recipe.language_pairs if run.recipe.task == "translation" else None
         return config
     start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
     return VaswaniConfig(

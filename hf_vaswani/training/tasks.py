@@ -124,9 +124,11 @@ def label_measures(found: torch.Tensor, truth: torch.Tensor, names: Mapping[int,
     measures = {"accuracy": _accuracy(found[known], truth[known])}
     if truth.dim() == 2 and are_spans(names.values()):
         return measures | {"f1": _f1_of_spans(found, truth, names)}
-    for i in names:
-        ours, theirs = found[known] == i, truth[known] == i
-        measures[f"{F1_OF}{i}"] = 2 * float((ours & theirs).sum()), float(ours.sum() + theirs.sum())
+    ours, theirs = found[known], truth[known]
+    parts = (ours[ours == theirs], ours, theirs)
+    correct, *counts = (torch.bincount(part, minlength=len(names)).tolist() for part in parts)
+    for i, (both, *each) in enumerate(zip(correct, *counts, strict=True)):
+        measures[f"{F1_OF}{i}"] = 2.0 * both, float(sum(each))
     return measures
 
 
@@ -163,16 +165,17 @@ def spans(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def mean_of_labels(measures: Mapping[str, float]) -> dict[str, float]:
-    """Replaces the F1 of single labels by their mean, over the labels that are predicted or true somewhere."""
+    """Replaces the F1 of single labels by their mean over those that are predicted or true somewhere, if any are."""
     rest = {name: value for name, value in measures.items() if not name.startswith(F1_OF)}
-    found = [value for name, value in measures.items() if name.startswith(F1_OF) and not math.isnan(value)]
-    return rest | {"f1": sum(found) / len(found)} if found else rest
+    found = [value for name, value in measures.items() if name.startswith(F1_OF)]
+    known = [value for value in found if not math.isnan(value)]
+    return rest | ({"f1": sum(known) / len(known) if known else math.nan} if found else {})
 
 
 def perplexities(recipe: Recipe, nats: float, tokens: float, sets: list[EvaluationSet]) -> dict[str, float]:
     """
     Returns the perplexity of a model on text, and of a causal language model also that per word and per byte, by which
-    models of different vocabularies can be compared; none of a classifier.
+    models of different vocabularies can be compared. A classifier has none.
 
     Args:
         recipe ([`Recipe`]): the experiment.

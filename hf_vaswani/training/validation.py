@@ -119,7 +119,7 @@ def translate_and_score(
         scored = score(translations[pairs.name], pairs.target, evaluation.tokenize, evaluation.lowercase)
         sets[pairs.name] = {metric: scored[metric] for metric in METRICS}
         if run.recipe.task == "text_to_text":
-            sets[pairs.name]["exact_match"] = exact_match(translations[pairs.name], pairs.target)
+            sets[pairs.name]["exact_match"] = exact_match(translations[pairs.name], pairs.target, evaluation.lowercase)
     means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in next(iter(sets.values()))}
     if run.recipe.task == "text_to_text":
         scored["measures"] = {"exact_match": means.pop("exact_match")}

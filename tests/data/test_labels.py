@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from hf_vaswani.data.labels import (
     build_labelled_updates,
+    check_labels,
     encode_labelled,
     encode_labelled_sets,
     label_names,
@@ -132,9 +133,9 @@ def test_the_tag_of_a_word_is_at_its_first_token(kind) -> None:
     tags = tag_places(encoding, words, range(6))
     assert [tag for tag in tags if tag != -100] == list(range(6))
     for word, place in zip(words, [tags.index(tag) for tag in range(6)], strict=True):
-        piece = encoding.tokens[place]
-        start = encoding.offsets[place][0]
-        assert " ".join(words)[start:].lstrip().startswith(word) or piece.strip() == ""
+        start, end = encoding.offsets[place]
+        assert " ".join(words)[start:].lstrip().startswith(word)
+        assert " ".join(words)[start:end].strip()
 
 
 def test_words_beyond_the_longest_text_have_no_tag() -> None:
@@ -153,6 +154,8 @@ def test_words_beyond_the_longest_text_have_no_tag() -> None:
             "classification",
             "needs two labels or more, but the training text has only 'x'",
         ),
+        (["en\tlabel", "\t"], "tagging", "needs two labels or more, but the training text has none"),
+        (["en\tlabel", "a\tx"], "classification", "must be different columns of"),
         (["en\tkind", "a\tx"], "classification", "has no column 'label'; it has ['en', 'kind']. Name the column"),
         (["en\tlabel", "a\t"], "classification", "has '' for its label"),
         (["en\tlabel", "a b\tO"], "tagging", "row 1, has 2 words but 1 tags: each word needs one tag"),
@@ -161,8 +164,35 @@ def test_words_beyond_the_longest_text_have_no_tag() -> None:
 )
 def test_bad_labels_are_refused(lines, task, expected, tmp_path) -> None:
     with pytest.raises(ValueError, match="a.tsv") as error:
-        label_names(read_labelled(recipe(write(tmp_path / "a.tsv", *lines), task)))
+        columns = {"label_column": "en"} if "different" in expected else {}
+        sources = read_labelled(recipe(write(tmp_path / "a.tsv", *lines), task, **columns))
+        check_labels(label_names(sources), sources)
     assert expected in str(error.value)
+
+
+def test_processes_encode_alike(tmp_path) -> None:
+    """A special token in a text is text in every process."""
+    lines = ["en\tlabel", *["the </s> cat <mask>\tx", "a dog\ty"] * 4]
+    settings = recipe(write(tmp_path / "a.tsv", *lines))
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    rows = sources[0].pairs["train"]
+    one, two = (encode_labelled(rows, tokenizer, ["x", "y"], 64, "a.tsv", n, n) for n in (1, 2))
+    assert one["source_ids"] == two["source_ids"]
+    assert one["source_ids"][0].count(tokenizer.eos_token_id) == 1
+
+
+def test_words_of_held_out_sentences_are_not_cut(tmp_path, caplog) -> None:
+    words = [f"w{i}" for i in range(30)]
+    path = write(tmp_path / "a.tsv", "en\tlabel", f"{' '.join(words)}\t{' '.join(['O', 'X'] * 15)}")
+    settings = recipe(path, "tagging")
+    settings.objective = ObjectiveRecipe(block_length=16)
+    sources = read_labelled(settings)
+    tokenizer = make_label_tokenizer(settings, sources)
+    (test,) = encode_labelled_sets(settings, sources, tokenizer, ["O", "X"])["test"]
+    assert sum(tag != -100 for tag in test.encoded["target_ids"][0]) == 30
+    build_labelled_updates(settings, sources, tokenizer, ["O", "X"])
+    assert "words of the training text of en have no token in their text" in caplog.text
 
 
 def test_a_label_that_the_training_text_does_not_have(tmp_path) -> None:

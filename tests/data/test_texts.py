@@ -22,6 +22,7 @@ def tokenizer():
 
 def test_lines_are_encoded_without_special_tokens(tokenizer) -> None:
     encoded = encode_lines(Dataset.from_dict(TEXT), tokenizer)
+    assert encode_lines(Dataset.from_dict(TEXT), tokenizer, num_proc=2)["ids"] == encoded["ids"]
     rows = EncodedRows(encoded.select_columns("ids"))
     assert len(rows) == 5
     for i, text in enumerate(TEXT["text"]):

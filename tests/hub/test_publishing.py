@@ -403,10 +403,10 @@ def test_no_language_model_is_published_without_its_measure(hub, push, text_run,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--min-bleu", "30"], "--min-bleu is for the task 'translation', but task is 'masked_lm': set --min-score"),
+        (["--min-bleu", "30"], "--min-bleu is for pairs of texts, but task is 'masked_lm': set --min-score"),
         (["--min-score", "0.5"], "--min-score (0.5) needs a measure of which more is better, but training.best_by is"),
         (["--min-score", "1.5"], "--min-score must be from 0 to 1, but it is 1.5"),
-        (["--not-worse-than", "last_push"], "--not-worse-than is for the task 'translation', but task is 'masked_lm'"),
+        (["--not-worse-than", "last_push"], "--not-worse-than is for pairs of texts, but task is 'masked_lm'"),
     ],
 )
 def test_a_language_model_has_no_bleu_to_ask_for(hub, push, text_run, options, words) -> None:
@@ -417,7 +417,7 @@ def test_a_language_model_has_no_bleu_to_ask_for(hub, push, text_run, options, w
 
 def test_a_minimum_is_never_compared_with_another_measure(text_run) -> None:
     run = text_run("causal_lm")
-    with pytest.raises(ValueError, match="hub.min_score is no minimum of training.best_by 'loss'"):
+    with pytest.raises(ValueError, match="hub.min_score does not apply to training.best_by 'loss'"):
         publishing.push_checkpoint(run, run / "model", HubRecipe(repo_id="alice/m", min_score=0.5))
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani.cli.main import main
 
 from .task_recipes import CLASSES, recipe, trained, weights
 
-STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs")
+STARTS = ("masked_lm", "next_sentence", "causal_lm", "denoise", "classification", "pairs", "tagging")
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,8 @@ CARRIED = {
     ("pairs", "masked_lm"): ("model.encoder.", "pooler.", "classifier."),
     ("tagging", "denoise"): ("model.encoder.", "classifier."),
     ("decoder", "causal_lm"): ("model.decoder.", "classifier."),
+    ("classification", "tagging"): ("model.encoder.", "pooler.", "classifier."),
+    ("tagging", "classification"): ("model.encoder.", "classifier."),
     ("classification", "classification"): ("",),
     ("masked_lm", "next_sentence"): ("",),
     ("causal_lm", "causal_lm"): ("",),
@@ -43,8 +46,8 @@ def test_a_task_starts_from_another(name, start, runs, tmp_path) -> None:
     both = [key for key in first if key.startswith(taken) and not key.startswith(tuple(new))]
     assert both and all(torch.equal(first[key], before[key]) for key in both)
     assert all(key.startswith(tuple(new)) for key in first.keys() - before.keys())
-    settings = json.loads((run / "model" / "config.json").read_text("utf-8"))
-    assert settings["architectures"] == [CLASSES[name][0].__name__]
+    settings = [json.loads((run / part / "config.json").read_text("utf-8")) for part in ("checkpoint-3", "model")]
+    assert all(each["architectures"] == [CLASSES[name][0].__name__] for each in settings)
     lines = [json.loads(line)["step"] for line in (run / "validations.jsonl").read_text("utf-8").splitlines()]
     assert lines == [0, 3, 6]
     last = weights(run / "checkpoint-6")
@@ -68,6 +71,39 @@ def test_a_classifier_keeps_its_labels(runs, tmp_path, capsys) -> None:
     assert (
         f"row {len(rows)}, has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
     )
+
+
+def test_a_classifier_with_as_many_labels_of_another_kind_gets_new_rows(runs, tmp_path) -> None:
+    """The tags O, B-ANIMAL and B-THING are no cats, dogs and trees."""
+    arguments = recipe(tmp_path, "tagging")
+    for path in tmp_path.glob("*.tsv"):
+        path.write_text(path.read_text("utf-8").replace("I-THING", "B-THING"), encoding="utf-8")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "tagger")]) == 0
+    again = [*recipe(tmp_path, "classification"), f"--initialize.from={tmp_path / 'tagger'}"]
+    assert main(["train", *again, "--run_dir", str(tmp_path / "run")]) == 0
+    first, before = weights(tmp_path / "run" / "start"), weights(tmp_path / "tagger" / "model")
+    assert first["classifier.weight"].shape == before["classifier.weight"].shape
+    assert not torch.equal(first["classifier.weight"], before["classifier.weight"])
+    settings = json.loads((tmp_path / "run" / "start" / "config.json").read_text("utf-8"))
+    assert settings["id2label"] == {"0": "cat", "1": "dog", "2": "tree"}
+
+
+@pytest.mark.parametrize("name", ["classification", "tagging"])
+def test_a_checkpoint_with_a_moving_average_is_a_start(name, tmp_path) -> None:
+    """A classifier goes on with its average and its labels; another one takes the average of the encoder."""
+    arguments = recipe(tmp_path, "classification", ema_decay=0.5)
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "first")]) == 0
+    checkpoint = tmp_path / "first" / "checkpoint-6"
+    average = load_file(checkpoint / "ema.safetensors")
+    again = [*recipe(tmp_path, name), f"--initialize.from={checkpoint}", "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *again]) == 0
+    first = weights(tmp_path / "run" / "start")
+    stack = [key for key in first if key.startswith("model.encoder.")]
+    assert stack and all(torch.equal(first[key], average[key]) for key in stack)
+    is_same = first["classifier.weight"].shape == average["classifier.weight"].shape and torch.equal(
+        first["classifier.weight"], average["classifier.weight"]
+    )
+    assert is_same == (name == "classification")
 
 
 def test_a_frozen_encoder_stays_what_it_was(runs, tmp_path) -> None:
@@ -124,7 +160,14 @@ def test_a_translation_starts_from_another_task(start, taken, runs, tmp_path) ->
         ("masked_lm", "causal_lm", [], "has a model with decoder alone"),
         ("masked_lm", "denoise", ["--model.d_model=8"], "model.d_model is 8, but the model"),
         ("span_corruption", "denoise", [], "task 'span_corruption' needs <extra_0> in the vocabulary"),
-        ("classification", "denoise", ["--initialize.vocabulary=transfer"], "initialize.vocabulary is for the task"),
+        ("classification", "denoise", ["--initialize.parts=[decoder]"], "initialize.parts has 'decoder', which this"),
+        (
+            "causal_lm",
+            "causal_lm",
+            ["--training.freeze=[decoder,embeddings]"],
+            "leaves nothing to train in this model",
+        ),
+        ("classification", "denoise", ["--initialize.vocabulary=transfer"], "initialize.vocabulary is for pairs"),
     ],
 )
 def test_a_start_that_does_not_fit(name, start, options, expected, runs, tmp_path, capsys) -> None:
@@ -132,4 +175,5 @@ def test_a_start_that_does_not_fit(name, start, options, expected, runs, tmp_pat
     arguments = [*recipe(tmp_path, name), f"--initialize.from={runs[start]}", *options, "--run_dir", str(run)]
     assert main(["train", *arguments]) == 2
     assert expected in capsys.readouterr().err
-    assert not (run / "start").exists() or expected.startswith("task")
+    # What the model itself must show is found later.
+    assert not (run / "start").exists() or expected.startswith(("task", "leaves"))

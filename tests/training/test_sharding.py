@@ -12,9 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 
-from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani import (
+    VaswaniConfig,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+    VaswaniForSequenceClassification,
+)
 from hf_vaswani.training.optimization import build_optimizer
-from hf_vaswani.training.sharding import full_weights, shard_tied_weights
+from hf_vaswani.training.sharding import full_weights, shard_tied_weights, vocabulary_modules
 
 from ..conftest import ROOT, tiny_recipe
 from ..networks import tiny_model
@@ -59,6 +64,14 @@ def on_two_processes(*arguments: str, **environment: str) -> subprocess.Complete
     command += ["-m", "tests.training.test_sharding", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
+
+
+def test_a_classifier_has_no_output_over_the_vocabulary() -> None:
+    sizes = tied_model(next(iter(TIES))).config.to_dict() | {"is_encoder_decoder": False}
+    model = VaswaniForSequenceClassification(VaswaniConfig.from_dict(sizes))
+    assert vocabulary_modules(model) == [model.model.encoder.embed_tokens]
+    model = VaswaniForMaskedLM(VaswaniConfig.from_dict(sizes))
+    assert vocabulary_modules(model) == [model.model.encoder.embed_tokens, model.lm_head]
 
 
 def test_fsdp2_equals_the_whole_model(tmp_path) -> None:
