@@ -404,7 +404,7 @@ def test_no_language_model_is_published_without_its_measure(hub, push, text_run,
     ("options", "words"),
     [
         (["--min-bleu", "30"], "--min-bleu is for pairs of texts, but task is 'masked_lm': set --min-score"),
-        (["--min-score", "0.5"], "--min-score (0.5) needs a measure of which more is better, but training.best_by is"),
+        (["--min-score", "0.5"], "--min-score (0.5) is a share from 0 to 1, but training.best_by is"),
         (["--min-score", "1.5"], "--min-score must be from 0 to 1, but it is 1.5"),
         (["--not-worse-than", "last_push"], "--not-worse-than is for pairs of texts, but task is 'masked_lm'"),
     ],
