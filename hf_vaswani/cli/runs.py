@@ -102,13 +102,15 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _print_result(result: "Result") -> None:
+    from ..recipe import measure_name
+
     for sample in result.samples or []:
         sys.stdout.write("".join(f"{name:>11}  {text}\n" for name, text in sample.items()) + "\n")
     if result.signatures is not None:
         sys.stdout.write(f"Test BLEU {result.bleu:.2f}  ({result.signatures['bleu']})\n")
         sys.stdout.write(f"     chrF {result.chrf:.2f}  ({result.signatures['chrf']})\n")
     if result.measures is not None:
-        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in _rounded(result.measures).items())
+        shown = ", ".join(f"{measure_name(name)} {value}" for name, value in _rounded(result.measures).items())
         sys.stdout.write(f"Test {shown}\n")
     for name, each in (result.before or {}).items():
         before, after = each.before["bleu"], each.after["bleu"]

@@ -16,7 +16,7 @@ from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
 from ..metrics import METRICS, exact_match, score
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..recipe import MEASURED_TASKS
+from ..recipe import MEASURED_TASKS, measure_name
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
@@ -269,7 +269,7 @@ def _validation_of_translation(
 
 def _validation_of_text(run: Run, model: VaswaniPreTrainedModel, step: int) -> tuple[dict[str, float], Validation]:
     measures, sets = measure(run, model, "validation")
-    shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in measures.items())
+    shown = ", ".join(f"{measure_name(name)} {value:.3f}" for name, value in measures.items())
     logger.info(f"update {step}: validation {shown}")
     values = measures | {
         f"{name}/{part}": value for part, each in (sets or {}).items() for name, value in each.items()
