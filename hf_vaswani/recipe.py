@@ -301,7 +301,7 @@ class ModelRecipe:
 
 @dataclass
 class ObjectiveRecipe:
-    """What a model learns from running or labelled text (`task`). A key that the task does not name has no effect."""
+    """Objective of a task on running or labelled text. A key applies to the tasks that it names, or to all of them."""
 
     unit: Literal["blocks", "lines"] = "blocks"
     """What a model reads at once: `blocks` are as many lines of a document as fit `block_length`, `lines` single lines
@@ -576,7 +576,7 @@ class Recipe:
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
     """Seed of the initial weights, the dropout, the order of the data, the built-in corpus and back-translation."""
     task: Task = "translation"
-    """What the model is trained for: `translation` of sentence pairs (Vaswani et al., 2017); `text_to_text`, several
+    """Task of the model: `translation` of sentence pairs (Vaswani et al., 2017); `text_to_text`, several
     tasks on pairs of texts in one model, told apart by `prefix` (Raffel et al., 2019); pre-training on running text in
     one language: `masked_lm` (an encoder, BERT: Devlin et al., 2018), `causal_lm` (a decoder, GPT: Radford et
     al., 2018), `span_corruption` (both, T5: Raffel et al., 2019) or `denoise` (both, BART and MASS); or

@@ -338,7 +338,7 @@ def check_minima(recipe: Recipe, min_bleu: str, min_score: str) -> None:
         min_bleu (`str`), min_score (`str`): names of the two settings in the error message.
 
     Raises:
-        ValueError: a minimum is set that the task does not have, or that of a measure of which less is better.
+        ValueError: a minimum is set that the task does not have, or `training.best_by` is no share from 0 to 1.
     """
     hub, task, best_by = recipe.hub, recipe.task, recipe.training.best_by
     if task == "translation":

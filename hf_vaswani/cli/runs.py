@@ -41,7 +41,7 @@ def add_verbs(verbs: Any) -> None:
         "push",
         help="publish the model of a run on the Hub",
         description="Publish the model of a run on the Hub with its model card, unless its BLEU is below --min-bleu, "
-        "or significantly below that of --not-worse-than, or, for other tasks than translation, the measure of "
+        "or significantly below that of --not-worse-than, or, for tasks other than translation, the measure of "
         "training.best_by is below --min-score. "
         "Options default to the hub section of the run's recipe.",
         epilog="example: hf-vaswani push runs/my --repo-id me/my-model --min-bleu 30",

@@ -81,7 +81,7 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
 
 
 def existing(path: Path) -> Path:
-    """Returns the path of a file, or raises a `ValueError` or `FileNotFoundError` if it is none."""
+    """Returns a path unchanged; raises a `ValueError` or `FileNotFoundError` unless it leads to a file."""
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, but a text file is expected: name one of its files.")
     if not path.exists():

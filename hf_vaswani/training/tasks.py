@@ -112,7 +112,7 @@ def label_measures(found: torch.Tensor, truth: torch.Tensor, names: Mapping[int,
 
     Args:
         found (`torch.LongTensor` of shape `(batch,)` or `(batch, length)`): predicted labels.
-        truth (`torch.LongTensor` of the same shape): true labels, or -100 where there is none.
+        truth (`torch.LongTensor` of the same shape): true labels; positions with -100 have no label and are ignored.
         names (`dict[int, str]`): names of the labels.
 
     Returns:
