@@ -25,27 +25,30 @@ RECIPE = Path(__file__).resolve().parents[1] / "configs" / "family" / "python_do
 PROMPTS = ("Return the number of", "If the file does not exist,", "The :mod:`json` module")
 
 
+def gpt2_config(config: VaswaniConfig) -> GPT2Config:
+    """Returns the config of transformers' GPT-2 of the same sizes."""
+    return GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.max_position_embeddings,
+        n_embd=config.d_model,
+        n_layer=config.decoder_layers,
+        n_head=config.num_heads,
+        n_inner=config.d_ff,
+        activation_function=config.activation_function,
+        resid_pdrop=config.dropout,
+        embd_pdrop=config.dropout,
+        attn_pdrop=config.attention_dropout,
+        layer_norm_epsilon=config.layer_norm_eps,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+
+
 class Gpt2(GPT2LMHeadModel):
-    """transformers' GPT-2, of the sizes of a [`VaswaniConfig`], for the training loop."""
+    """transformers' GPT-2, for the training loop."""
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(
-            GPT2Config(
-                vocab_size=config.vocab_size,
-                n_positions=config.max_position_embeddings,
-                n_embd=config.d_model,
-                n_layer=config.decoder_layers,
-                n_head=config.num_heads,
-                n_inner=config.d_ff,
-                activation_function=config.activation_function,
-                resid_pdrop=config.dropout,
-                embd_pdrop=config.dropout,
-                attn_pdrop=config.attention_dropout,
-                layer_norm_epsilon=config.layer_norm_eps,
-                bos_token_id=config.bos_token_id,
-                eos_token_id=config.eos_token_id,
-            )
-        )
+        super().__init__(gpt2_config(config))
 
     def forward(self, *, epsilon_ls: float = 0.0, loss_only: bool = False, **batch: Any) -> Any:
         """Takes the arguments of the loop; there is no label smoothing."""
@@ -65,7 +68,9 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder for the runs")
     arguments, more = parser.parse_known_args()
     files = {"train": "train", "validation": "valid", "test": "test"}
-    options = [f"--data.{split}_files={arguments.folder / name}.tsv.gz" for split, name in files.items()] + more
+    options = [f"--data.{split}_files={arguments.folder / name}.tsv.gz" for split, name in files.items()]
+    # One process in place of the two that the recipe is made for.
+    options += ["--training.accumulation_steps=2", *more]
     print("| model | perplexity | of a word | of a byte |\n|---|---:|---:|---:|")
     for kind in (VaswaniForCausalLM, Gpt2):
         measures = trained(kind, arguments.runs / kind.__name__, options).measures or {}

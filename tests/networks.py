@@ -13,7 +13,9 @@ def tiny_config(**fields) -> VaswaniConfig:
     return VaswaniConfig(**(sizes | fields))
 
 
-def tiny_model(seed: int = 0, eos: float | None = None, **fields) -> VaswaniForConditionalGeneration:
+def tiny_model(
+    seed: int = 0, eos: float | None = None, kind: type = VaswaniForConditionalGeneration, **fields
+) -> VaswaniForConditionalGeneration:
     """
     A random model in evaluation mode.
 
@@ -21,12 +23,13 @@ def tiny_model(seed: int = 0, eos: float | None = None, **fields) -> VaswaniForC
         seed (`int`): seed of the weights.
         eos (`float`, *optional*): gives the output layer a random bias and adds this number to that of `</s>`: the
             translations vary in length, `inf` ends them at once and `-inf` never.
+        kind (`type`): class of the model, which has an `lm_head`.
         fields: fields of the config.
     """
     torch.manual_seed(seed)
     if eos is not None:
         fields["lm_head_bias"] = True
-    model = VaswaniForConditionalGeneration(tiny_config(**fields)).eval()
+    model = kind(tiny_config(**fields)).eval()
     with torch.no_grad():
         # The output of a freshly initialised post-norm model hardly depends on its input; larger matrices make it.
         for module in model.modules():

@@ -4,6 +4,7 @@
 patched modules or functions is left to transformers' searches, which call its modules.
 """
 
+from collections import ChainMap
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from transformers.modeling_utils import PreTrainedModel
 # modelling file, or one of torch's.
 PARTS = {
     "VaswaniForConditionalGeneration": {"model": "VaswaniModel", "lm_head": "linear"},
+    "VaswaniForCausalLM": {"model": "VaswaniModel", "lm_head": "linear"},
     # The encoder is called, whatever it is.
     "VaswaniModel": {"encoder": "any", "decoder": "VaswaniDecoder"},
     "VaswaniDecoder": {
@@ -46,6 +48,8 @@ PARTS = {
     },
     "VaswaniDropout": {},
 }
+# Parts that a layer without attention to a source lacks.
+OF_SOURCE = {"cross_attn", "cross_attn_norm"}
 TORCH: dict[str, set[Any]] = {
     "linear": {nn.Linear},
     "embedding": {nn.Embedding, type(None)},
@@ -116,24 +120,22 @@ class AsWritten:
     Snapshot of the modelling file at import, to check later whether a model still computes what the file says.
 
     Args:
-        names (`dict[str, Any]`): global names of the file.
-        kernels (`dict[str, Any]`): global names of the kernels' file.
+        model (`str`): name of the model's class.
+        files (`dict[str, Any]`): global names of each file that the model is computed by; the first has its class.
     """
 
-    def __init__(self, names: dict[str, Any], kernels: dict[str, Any]) -> None:
-        self.names = names
-        files = {file["__name__"]: file for file in (names, kernels)}
-        self.functions = [
-            (file, name, value) for file in files.values() for name, value in file.items() if callable(value)
-        ]
-        ours = [value for _, _, value in self.functions if getattr(value, "__module__", "") in files]
+    def __init__(self, model: str, *files: dict[str, Any]) -> None:
+        self.model, self.names = model, ChainMap(*files)
+        self.functions = [(file, name, value) for file in files for name, value in file.items() if callable(value)]
+        modules = {file["__name__"] for file in files}
+        ours = [value for _, _, value in self.functions if getattr(value, "__module__", "") in modules]
         self.classes = {
             kind: {name: value for name, value in vars(kind).items() if computes(name, value)}
             for kind in (*FOREIGN, *ours)
             if isinstance(kind, type)
         }
         self.torch = {name: getattr(nn.functional, name) for name in FUNCTIONS}
-        self.attentions = dict(names["ALL_ATTENTION_FUNCTIONS"])
+        self.attentions = dict(self.names["ALL_ATTENTION_FUNCTIONS"])
         self.masks = dict(ALL_MASK_ATTENTION_FUNCTIONS)
         self.callables: dict[type, set[str]] = {}
 
@@ -149,7 +151,7 @@ class AsWritten:
             and all(file.get(name) is value for file, name, value in self.functions)
             and all(getattr(nn.functional, name) is value for name, value in self.torch.items())
             and all(is_unchanged(kind, attributes) for kind, attributes in self.classes.items())
-            and self._is(model, "VaswaniForConditionalGeneration")
+            and self._is(model, self.model)
             and model.lm_head.out_features == model.config.vocab_size
         )
 
@@ -163,7 +165,10 @@ class AsWritten:
             return all(self._is(layer, "VaswaniDecoderLayer") for layer in module)
         if kind == "VaswaniAttention" and not (_is_regular(module) and self._is_known(module)):
             return False
-        return all(self._is(getattr(module, name, None), part) for name, part in PARTS.get(kind, {}).items())
+        parts = PARTS.get(kind, {})
+        if kind == "VaswaniDecoderLayer" and not module.has_source:
+            parts = {name: part for name, part in parts.items() if name not in OF_SOURCE}
+        return all(self._is(getattr(module, name, None), part) for name, part in parts.items())
 
     def _is_untouched(self, module: nn.Module, kind: str) -> bool:
         """Returns whether a module has no hook or overridden method, and no additional parameter or submodule."""
@@ -202,6 +207,6 @@ class AsWritten:
 
 
 def is_unmodified(model: Any) -> bool:
-    """Returns whether [`IncrementalDecoder`] computes what a [`VaswaniForConditionalGeneration`] computes."""
+    """Returns whether [`IncrementalDecoder`] computes what a model with an `lm_head` on its decoder computes."""
     as_written: AsWritten = model.as_written
     return as_written.matches(model)

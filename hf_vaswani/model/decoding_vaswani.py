@@ -7,7 +7,8 @@
   mask over all positions that its sentence has written changes, instead of keys and values being copied. Each product
   has more columns than necessary, but all hypotheses of a sentence share it. Positions that no hypothesis sees any
   more are removed from time to time.
-- One hypothesis reads the prompt, which all hypotheses of a sentence share.
+- One hypothesis reads the prompt, which all hypotheses of a sentence share. A decoder on its own, whose prompts are
+  long, reads them at once by its modules.
 - Finished sentences are removed.
 
 It bypasses the modules whose results it computes. [`is_unmodified`] checks that a model has these modules, unchanged.
@@ -15,6 +16,7 @@ It bypasses the modules whose results it computes. [`is_unmodified`] checks that
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,6 +93,29 @@ def add_and_norm(module: Any, sublayer: Callable[..., torch.Tensor]) -> Callable
     if module.norm_first:
         return lambda states, *more: sublayer(norm(states), states, *more)
     return lambda states, *more: norm(sublayer(states, states, *more))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Texts that a decoder on its own has read at once, and what it computed."""
+
+    states: torch.Tensor  # output at the last position, [sentences, d_model]
+    layers: Sequence[Any]  # of a [`Cache`]: keys and values of each layer, [sentences, heads, prompt, head_dim]
+    mask: torch.Tensor | None  # 1 for tokens, 0 for padding, [sentences, prompt]; None if there is no padding
+
+    @classmethod
+    def read(cls, decoder: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> "Prompt":
+        """
+        Reads texts.
+
+        Args:
+            decoder ([`VaswaniDecoder`]): the module.
+            input_ids (`torch.LongTensor` of shape `(sentences, prompt)`): the texts.
+            mask (`torch.Tensor` of shape `(sentences, prompt)`, *optional*): 1 for tokens, 0 for padding.
+            cache ([`Cache`]): an empty one.
+        """
+        states = decoder(input_ids, mask, past_key_values=cache, use_cache=True).last_hidden_state
+        return cls(states[:, -1], cache.layers, None if mask is None or mask.all() else mask != 0)
 
 
 class SourceAttention:
@@ -172,6 +197,10 @@ class TargetAttention:
         stored[:, :, :written] = self.stored[:, :, :written]
         self.stored = stored
 
+    def recall(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Takes keys and values of a prompt, of shape `(sentences, heads, prompt, head_dim)`."""
+        self.stored = torch.cat((keys, values), dim=3)
+
     def keep(self, sentences: torch.Tensor, written: int) -> None:
         """Keeps the sentences with these indices, and the places in use."""
         self.stored = self.stored[:, :, :written].index_select(0, sentences)
@@ -194,7 +223,7 @@ class IncrementalLayer:
 
     def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None) -> None:
         self.target = TargetAttention(layer.self_attn, encoder_states)
-        self.source = SourceAttention(layer.cross_attn, encoder_states, source_bias)
+        self.source = SourceAttention(layer.cross_attn, encoder_states, source_bias) if layer.has_source else None
         fc1, fc2, activation = (
             fused_linear(layer.feed_forward.fc1),
             linear_add(layer.feed_forward.fc2),
@@ -203,14 +232,18 @@ class IncrementalLayer:
         if type(activation) is nn.ReLU:
             activation = torch.relu_
         self.attend_to_target = add_and_norm(layer.self_attn_norm, self.target)
-        self.attend_to_source = add_and_norm(layer.cross_attn_norm, self.source)
+        if self.source is not None:
+            self.attend_to_source = add_and_norm(layer.cross_attn_norm, self.source)
         self.feed_forward = add_and_norm(
             layer.feed_forward_norm, lambda states, residual: fc2(activation(fc1(states)), residual)
         )
 
     def step(self, states: torch.Tensor, written: int, bias: torch.Tensor | None) -> torch.Tensor:
         """Computes one position of each hypothesis; arguments as in [`TargetAttention`]."""
-        return self.feed_forward(self.attend_to_source(self.attend_to_target(states, written, bias)))
+        states = self.attend_to_target(states, written, bias)
+        if self.source is not None:
+            states = self.attend_to_source(states)
+        return self.feed_forward(states)
 
 
 def by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
@@ -232,7 +265,8 @@ class IncrementalDecoder:
 
     Args:
         decoder ([`VaswaniDecoder`]): the module.
-        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
+        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder; of a decoder on
+            its own any states of these sentences.
         source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
         num_beams (`int`): number of hypotheses of a sentence.
     """
@@ -245,7 +279,9 @@ class IncrementalDecoder:
         if source_mask is not None and not source_mask.all():
             source_bias = as_bias(source_mask != 0, encoder_states.dtype)[:, None, None]
         self.layers = [IncrementalLayer(layer, encoder_states, source_bias) for layer in decoder.layers]
-        self.length = 0  # tokens that each hypothesis has read
+        self.length = 0  # tokens that each hypothesis of the longest sentence has read
+        # Tokens that the others have less, [sentences]; None if all have as many.
+        self.lag: torch.Tensor | None = None
         self.written = 0  # places of keys and values in use
         self.room = 0  # places in the buffers
         # Mask of the places that each hypothesis sees.
@@ -254,6 +290,23 @@ class IncrementalDecoder:
         own = torch.eye(num_beams, dtype=torch.bool, device=encoder_states.device)
         self.own = as_bias(own, encoder_states.dtype)
         self.encoding = encoder_states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
+
+    def recall(self, prompt: Prompt) -> None:
+        """Continues a prompt, which all hypotheses of a sentence share, in place of reading it."""
+        for layer, of_prompt in zip(self.layers, prompt.layers, strict=True):
+            layer.target.recall(of_prompt.keys, of_prompt.values)
+        self.length = self.written = self.room = prompt.layers[0].keys.shape[2]
+        self.bias = self.bias.new_zeros(*self.bias.shape[:3], self.room)
+        if prompt.mask is not None:
+            self.bias += as_bias(prompt.mask, self.bias.dtype)[:, None, None]
+            self.lag = (~prompt.mask).sum(dim=1)
+            self._compare_lengths()
+
+    def _compare_lengths(self) -> None:
+        """Finds the longest sentence that is left."""
+        if self.lag is not None:
+            least = int(self.lag.min())
+            self.lag, self.length = self.lag - least, self.length - least
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """
@@ -269,9 +322,10 @@ class IncrementalDecoder:
         beams = tokens.shape[1]
         self._make_room(beams)
         embeds = self.decoder.embed_tokens(tokens.reshape(-1))  # [rows, d_model]
-        states = self.decoder.positions.add(embeds, self.encoding[self.length])
+        positions = self.length if self.lag is None else (self.length - self.lag).repeat_interleave(beams)
+        states = self.decoder.positions.add(embeds, self.encoding[positions])
         bias = None
-        if beams > 1:
+        if beams > 1 or self.lag is not None:
             self.bias[..., self.written : self.written + beams] = self.own
             bias = self.bias[..., : self.written + beams]
         for layer in self.layers:
@@ -282,7 +336,7 @@ class IncrementalDecoder:
 
     def _make_room(self, beams: int) -> None:
         """Ensures that the buffers have places for the next step, and removes unused ones before they grow."""
-        if self.length == len(self.encoding):
+        if self.length >= len(self.encoding):
             wanted, table = max(TOKENS_AT_A_TIME, 2 * self.length), self.decoder.positions.table
             if table is not None:
                 wanted = max(self.length + 1, min(wanted, table.num_embeddings))
@@ -326,9 +380,13 @@ class IncrementalDecoder:
         """
         self.room = self.written
         self.bias = self.bias.index_select(0, sentences)
+        if self.lag is not None:
+            self.lag = self.lag.index_select(0, sentences)
+            self._compare_lengths()
         for layer in self.layers:
             layer.target.keep(sentences, self.written)
-            layer.source.keep(sentences)
+            if layer.source is not None:
+                layer.source.keep(sentences)
 
 
 def as_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -367,9 +425,10 @@ class EnsembleDecoder:
     The decoders of one or several models, which predict tokens by the mean of their probabilities.
 
     Args:
-        models (`Sequence` of [`VaswaniForConditionalGeneration`]): models with the same vocabulary.
+        models (`Sequence` of [`VaswaniForConditionalGeneration`], or one [`VaswaniForCausalLM`]): models with the same
+            vocabulary.
         encoder_states (`Sequence` of `torch.Tensor` of shape `(sentences, source, d_model)`): outputs of their
-            encoders.
+            encoders; of a decoder on its own see [`IncrementalDecoder`].
         source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
         num_beams (`int`): number of hypotheses of a sentence.
     """
@@ -388,6 +447,11 @@ class EnsembleDecoder:
             for model, states in zip(models, encoder_states, strict=True)
         ]
         self.states: list[torch.Tensor] = []  # outputs of the decoders at the last tokens
+
+    def recall(self, prompt: Prompt) -> None:
+        """Continues a prompt of the only model, see [`IncrementalDecoder.recall`]."""
+        self.decoders[0].recall(prompt)
+        self.states = [prompt.states]
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""

@@ -32,12 +32,14 @@ the generation config, because transformers reports them as mistakes when there 
 `generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
 same vocabulary on the same device, with the settings of this model.
 
-Greedy and beam search run in `search_vaswani.py`, which returns the translations of transformers' searches, and
-`sequences_scores` without `output_scores`, but no `past_key_values`. Everything else (sampling, outputs of every step,
-custom caches or stopping criteria, hooks, autocast, training mode) falls back to transformers' own searches.
+Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
+and `sequences_scores` without `output_scores`, but no `past_key_values`. Everything else (beams with sampling, outputs
+of every step, custom caches or stopping criteria, hooks, autocast, training mode) falls back to transformers' own
+searches. A decoder on its own has this search, too, with the settings and rules of transformers.
 """
 
 import inspect
+import itertools
 import math
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -51,7 +53,7 @@ from transformers.utils import logging
 
 from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
-from .search_vaswani import beam_search, fast_search_inputs, greedy_search
+from .search_vaswani import beam_search, fast_search_inputs, single_search
 
 logger = logging.get_logger(__name__)
 
@@ -78,7 +80,39 @@ LARGEST_ALPHA = 10
 RUNNING_RULES: ContextVar[BeamSearchRules] = ContextVar("running_rules")
 
 
-class VaswaniGenerationMixin(GenerationMixin):
+class FastSearchMixin(GenerationMixin):
+    """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
+
+    def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+        """Runs [`single_search`], or transformers' own search if it cannot take the call."""
+        streamer = kwargs.pop("streamer", None)
+        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        if inputs is not None:
+            return single_search(input_ids, generation_config, inputs, streamer)
+        return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
+
+
+class CausalGenerationMixin(FastSearchMixin):
+    """`generate()` of a decoder on its own: the settings and rules of transformers."""
+
+    def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
+        """Sets what the searches read: transformers' rules, and one maximum length for all texts."""
+        config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
+        config._ensemble, config.length_penalty_type, config.finish_candidates = (), "power", "top"
+        texts = kwargs["inputs_tensor"]
+        config._max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
+        return config
+
+    def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+        """Runs [`beam_search`], or transformers' own if it cannot take the call."""
+        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        if inputs is None:
+            return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        rules = BeamSearchRules.from_config(generation_config, input_ids)
+        return beam_search(input_ids, generation_config, inputs, rules)
+
+
+class VaswaniGenerationMixin(FastSearchMixin):
     """Overrides hooks of `generate()` with the rules of this module; a base class in front of [`PreTrainedModel`]."""
 
     # See [`find_loading_error`]. A pipeline rejects a model that has one.
@@ -218,7 +252,7 @@ class VaswaniGenerationMixin(GenerationMixin):
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`beam_search`], or transformers' own if it cannot take the call, both by [`BeamSearchRules`]."""
         rules = BeamSearchRules.from_config(generation_config, input_ids)
-        inputs = fast_search_inputs(self, generation_config, **kwargs)
+        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
         if inputs is not None:
             return beam_search(input_ids, generation_config, inputs, rules)
         # transformers returns scores of hypotheses only together with the scores of every step.
@@ -234,14 +268,6 @@ class VaswaniGenerationMixin(GenerationMixin):
         if only_scores:
             found.scores = None
         return found
-
-    def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
-        """Runs [`greedy_search`], or transformers' own search if it cannot take the call."""
-        streamer = kwargs.pop("streamer", None)
-        inputs = fast_search_inputs(self, generation_config, **kwargs)
-        if inputs is not None:
-            return greedy_search(input_ids, generation_config, inputs, streamer)
-        return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
 
     def _update_finished_beams(
         self,
@@ -364,7 +390,7 @@ def changed_hooks(theirs: type) -> list[str]:
     """
     changed = []
     for name in HOOKS:
-        ours = getattr(vars(VaswaniGenerationMixin)[name], "__func__", vars(VaswaniGenerationMixin)[name])
+        ours = getattr(VaswaniGenerationMixin, name)
         wanted = {p.name for p in inspect.signature(ours).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD}
         if not hasattr(theirs, name) or wanted - set(inspect.signature(getattr(theirs, name)).parameters):
             changed.append(name)
@@ -402,6 +428,7 @@ def generate_as_transformers(self: Any, inputs: Any = None, generation_config: A
 # Importing must not fail: a saved model has this file, and must load and train with any later transformers.
 CHANGED_HOOKS = changed_hooks(GenerationMixin)
 if CHANGED_HOOKS:
-    for name in HOOKS:
-        delattr(VaswaniGenerationMixin, name)
+    for kind, name in itertools.product((VaswaniGenerationMixin, CausalGenerationMixin, FastSearchMixin), HOOKS):
+        if name in vars(kind):
+            delattr(kind, name)
     VaswaniGenerationMixin.generate = generate_as_transformers

@@ -22,9 +22,12 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
+from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
+from .generation_vaswani import CausalGenerationMixin
 from .modeling_vaswani import (
     HEADS,
+    KERNELS,
     VaswaniDropout,
     VaswaniLanguageModel,
     VaswaniModel,
@@ -255,9 +258,10 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
         )
 
 
-class VaswaniForCausalLM(VaswaniLanguageModel, GenerationMixin):
+class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, GenerationMixin):
     """The decoder alone with the linear transformation on top: predicts the next token (Radford et al., 2018)."""
 
+    as_written: AsWritten
     stacks = ("decoder",)
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)encoder\.", r"\.cross_attn(_norm)?\.", *HEADS]
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
@@ -537,3 +541,7 @@ def check_class_labels(name: str, labels: torch.Tensor, batch: int, num_labels: 
     if labels.shape != (batch,):
         raise ValueError(f"{name} has the shape {tuple(labels.shape)}, but must be ({batch},): one for each text.")
     check_ids(name, labels.masked_fill(labels == -100, 0), num_labels, "num_labels")
+
+
+# As in `modeling_vaswani.py`: a model that was changed is left to transformers' search.
+VaswaniForCausalLM.as_written = AsWritten("VaswaniForCausalLM", globals(), check_ids.__globals__, KERNELS)

@@ -1264,4 +1264,5 @@ def check_layer_indices(layers: nn.ModuleList) -> None:
 
 # The fast search of `generate()` has its own computation of the decoder above: change both together. Models that were
 # changed, subclassed or patched are recognised by this snapshot, and left to transformers' search.
-VaswaniForConditionalGeneration.as_written = AsWritten(globals(), smoothed_linear_cross_entropy.__globals__)
+KERNELS = smoothed_linear_cross_entropy.__globals__
+VaswaniForConditionalGeneration.as_written = AsWritten("VaswaniForConditionalGeneration", globals(), KERNELS)

@@ -1,7 +1,7 @@
-"""Greedy and beam search of Section 6.1 on [`EnsembleDecoder`].
+"""Sampling, and greedy and beam search of Section 6.1, on [`EnsembleDecoder`].
 
-Both return the translations of transformers' own searches, several times faster. A call that needs more than token ids
-and scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
+They return the tokens of transformers' own searches, several times faster. A call that needs more than token ids and
+scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ from transformers import (
 )
 from transformers.generation import (
     EosTokenCriteria,
+    GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
+    GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
     logits_process,
 )
 
 from .as_written_vaswani import is_unmodified
-from .decoding_vaswani import EnsembleDecoder
+from .decoding_vaswani import EnsembleDecoder, Prompt
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
@@ -37,15 +39,23 @@ MIN_SCORES_TO_GROUP = 2**15
 MIN_FINISHED_FRACTION = 1 / 8
 # Settings that only transformers' searches support.
 TRANSFORMERS_ONLY = (
-    "do_sample",
     "output_attentions",
     "output_hidden_states",
     "output_scores",
     "output_logits",
     "cache_implementation",
+    "prefill_chunk_size",
 )
 # Arguments of the model that a search reads, and the tokenizer of pipelines, which only stopping criteria read.
-MODEL_KWARGS = {"encoder_outputs", "attention_mask", "past_key_values", "use_cache", "tokenizer"}
+MODEL_KWARGS = {
+    "encoder_outputs",
+    "attention_mask",
+    "past_key_values",
+    "use_cache",
+    "tokenizer",
+    "position_ids",
+    "logits_to_keep",
+}
 # Processors that treat each row by itself, and so do not notice that finished sentences have left the batch.
 ROW_BY_ROW = {
     logits_process.ExponentialDecayLengthPenalty,
@@ -61,6 +71,9 @@ ROW_BY_ROW = {
     logits_process.SequenceBiasLogitsProcessor,
     logits_process.SuppressTokensAtBeginLogitsProcessor,
     logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
 }
 
 
@@ -71,19 +84,26 @@ ROW_BY_ROW = {
 class FastSearchInputs:
     """Inputs of a search, beside the decoder's prompt and the generation config."""
 
-    models: Sequence[Any]  # one [`VaswaniForConditionalGeneration`], or several that translate together
+    models: Sequence[Any]  # a [`VaswaniForConditionalGeneration`], several that translate together, or a causal model
     logits_processor: LogitsProcessorList
     encoder_states: Sequence[torch.Tensor]  # of each model's encoder, [batch, source, d_model]
     source_mask: torch.Tensor | None  # 1 for tokens, 0 for padding, [batch, source]
+    prompt: Prompt | None = None  # what a causal model has read
 
     @property
     def is_row_by_row(self) -> bool:
-        """True if every logits processor treats each row by itself."""
-        return all(type(processor) in ROW_BY_ROW for processor in self.logits_processor)
+        """True if every logits processor treats each row by itself, and alike."""
+        # Prompts of different lengths make a processor count the rows.
+        return not any(
+            type(processor) not in ROW_BY_ROW
+            or isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+            for processor in self.logits_processor
+        )
 
 
 def fast_search_inputs(
     model: Any,
+    input_ids: torch.Tensor,
     generation_config: GenerationConfig,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
@@ -91,22 +111,26 @@ def fast_search_inputs(
     **model_kwargs: Any,
 ) -> FastSearchInputs | None:
     """
-    Returns the inputs of [`beam_search`] and [`greedy_search`], or `None` if only transformers' searches can do what
+    Returns the inputs of [`beam_search`] and [`single_search`], or `None` if only transformers' searches can do what
     a call of `generate()` asks for.
 
     Raises:
         ValueError: only transformers' searches can do it, but the call has an ensemble, which they do not support.
     """
     models = (model, *generation_config._ensemble)
-    obstacle = find_obstacle(models, generation_config, stopping_criteria, synced_gpus, model_kwargs)
+    obstacle = find_obstacle(models, input_ids, generation_config, stopping_criteria, synced_gpus, model_kwargs)
     if obstacle is not None:
         if len(models) > 1:
             raise ValueError(f"ensemble supports plain greedy and beam search only, but {obstacle}.")
         return None
     # transformers has repeated each sentence for each beam.
     of_each = slice(None, None, generation_config.num_beams)
-    encoder_states, mask = [model_kwargs["encoder_outputs"][0][of_each]], model_kwargs.get("attention_mask")
+    mask = model_kwargs.get("attention_mask")
     mask = None if mask is None else mask[of_each]
+    if not model.config.is_encoder_decoder:
+        prompt = Prompt.read(model.model.decoder, input_ids[of_each], mask, model_kwargs["past_key_values"])
+        return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt)
+    encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
         encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask)
@@ -114,6 +138,7 @@ def fast_search_inputs(
 
 def find_obstacle(
     models: Sequence[Any],
+    input_ids: torch.Tensor,
     generation_config: GenerationConfig,
     stopping_criteria: StoppingCriteriaList,
     synced_gpus: bool,
@@ -123,6 +148,8 @@ def find_obstacle(
     for name in TRANSFORMERS_ONLY:
         if getattr(generation_config, name):
             return f"{name}={getattr(generation_config, name)!r} was given"
+    if generation_config.do_sample and generation_config.num_beams > 1:
+        return "do_sample=True was given"
     if synced_gpus or not model_kwargs.get("use_cache"):
         return f"{'synced_gpus=True' if synced_gpus else 'use_cache=False'} was given"
     # A cache of the caller's may have entries, and must have more of them afterwards.
@@ -134,17 +161,36 @@ def find_obstacle(
     for criterion in stopping_criteria:
         if not is_supported_criterion(criterion, generation_config):
             return f"the stopping criterion {type(criterion).__name__} was given"
+    positions = model_kwargs.get("position_ids")
+    if positions is not None and not is_usual(positions, model_kwargs.get("attention_mask")):
+        return "position_ids was given"
+    if positions is not None and not is_left_padded(model_kwargs.get("attention_mask")):
+        return "a text is padded on the right"
     for number, model in enumerate(models):
         if not is_unmodified(model):
             which = f"item {number} of it" if number else "this model"
             return f"{which} is in training mode, or has hooks or modified modules"
-    if torch.is_autocast_enabled(model_kwargs["encoder_outputs"][0].device.type):
+    if torch.is_autocast_enabled(input_ids.device.type):
         return "autocast is enabled"
     mask = model_kwargs.get("attention_mask")
     # Attention to a sentence without tokens is undefined: each implementation computes something else.
     if mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()):
         return "attention_mask is not a matrix with a token in each row"
     return None
+
+
+def is_usual(positions: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Returns whether positions are those that a causal model counts by itself, of the tokens that a mask shows."""
+    if mask is None or mask.dim() != 2:
+        usual = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
+    else:
+        usual = (mask.long().cumsum(dim=1) - 1).masked_fill(mask == 0, 0)
+    return torch.equal(positions, usual)
+
+
+def is_left_padded(mask: torch.Tensor | None) -> bool:
+    """Returns whether each text of a mask ends in its last column."""
+    return mask is None or bool((mask[:, -1] != 0).all())
 
 
 def is_supported_criterion(criterion: StoppingCriteria, generation_config: GenerationConfig) -> bool:
@@ -157,7 +203,7 @@ def is_supported_criterion(criterion: StoppingCriteria, generation_config: Gener
     return type(criterion) is SourceLengthCriteria
 
 
-# ---- Parts of both searches --------------------------------------------------------------------------------------
+# ---- Parts of all searches ---------------------------------------------------------------------------------------
 
 
 def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates: int) -> EnsembleDecoder:
@@ -171,8 +217,11 @@ def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates
     """
     beams, length = prompt.shape[1:]
     decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams)
-    for column in range(length):
-        decoder.read(prompt[:, :1, column])
+    if inputs.prompt is not None:
+        decoder.recall(inputs.prompt)
+    else:
+        for column in range(length):
+            decoder.read(prompt[:, :1, column])
     # One hypothesis reads the prompt for all, unless it has too few continuations or a processor counts the rows.
     if not inputs.is_row_by_row or inputs.models[0].config.vocab_size < num_candidates:
         decoder.repeat(beams)
@@ -295,7 +344,7 @@ class Step:
 
 def beam_search(
     input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, rules: BeamSearchRules
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
+) -> torch.Tensor | GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
     """
     Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules.
 
@@ -307,7 +356,7 @@ def beam_search(
 
     Returns:
         `torch.LongTensor` of shape `(batch * num_return_sequences, length)`; with `return_dict_in_generate`
-        [`GenerateBeamEncoderDecoderOutput`] with these `sequences`, `sequences_scores` and `beam_indices`.
+        transformers' output for the kind of model, with these `sequences`, `sequences_scores` and `beam_indices`.
     """
     num_beams, logits_processor, row_by_row = (
         generation_config.num_beams,
@@ -345,7 +394,11 @@ def beam_search(
             rows = torch.zeros_like(rows).index_copy(0, alive.numbers, places)
             decoder.keep(unfinished.nonzero()[:, 0])
         decoder.read(tokens)
-    return collect_results([*done, alive], history, prompt, generation_config)
+    sequences, scores, beam_indices = collect_results([*done, alive], history, prompt, generation_config)
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    kind = GenerateBeamEncoderDecoderOutput if inputs.prompt is None else GenerateBeamDecoderOnlyOutput
+    return kind(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
 
 
 def top_candidates(
@@ -373,8 +426,8 @@ def top_candidates(
 
 def collect_results(
     parts: Sequence[Alive], history: Sequence[Step], prompt: torch.Tensor, generation_config: GenerationConfig
-) -> torch.Tensor | GenerateBeamEncoderDecoderOutput:
-    """Returns the output of [`beam_search`] from the final states of all sentences."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns sequences, scores and beam indices of [`beam_search`] from the final states of all sentences."""
     returned, num_beams = generation_config.num_return_sequences, prompt.shape[1]
     order = torch.cat([part.numbers for part in parts]).argsort()
     end_positions, scores, is_finished = (
@@ -384,10 +437,7 @@ def collect_results(
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     fill = -1 if eos is None else int(pad or eos[0])
     sequences, indices = read_back(history, end_positions.where(is_finished, -1), returned, num_beams, fill)
-    sequences = torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1)
-    if not generation_config.return_dict_in_generate:
-        return sequences
-    return GenerateBeamEncoderDecoderOutput(sequences=sequences, sequences_scores=scores, beam_indices=indices)
+    return torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1), scores, indices
 
 
 def read_back(
@@ -424,14 +474,14 @@ def read_back(
     return torch.stack(tokens[::-1], dim=1), torch.stack(indices[::-1], dim=1)
 
 
-# ---- Greedy search -----------------------------------------------------------------------------------------------
+# ---- Greedy search and sampling ----------------------------------------------------------------------------------
 
 
-def greedy_search(
+def single_search(
     input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, streamer: Any = None
-) -> torch.Tensor | GenerateEncoderDecoderOutput:
+) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateDecoderOnlyOutput:
     """
-    Takes the best token at each step, as `GenerationMixin._sample` does without sampling.
+    Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does.
 
     Args:
         input_ids (`torch.LongTensor` of shape `(batch, prompt)`): the decoder's prompt.
@@ -440,17 +490,20 @@ def greedy_search(
         streamer ([`BaseStreamer`], *optional*): receives the tokens of each step.
 
     Returns:
-        `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` [`GenerateEncoderDecoderOutput`]
-        with these `sequences`.
+        `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind
+        of model, with these `sequences`.
     """
     device, (batch, length) = input_ids.device, input_ids.shape
-    logits_processor, row_by_row = inputs.logits_processor, inputs.is_row_by_row
+    logits_processor, do_sample = inputs.logits_processor, generation_config.do_sample
+    # Tokens are drawn for all rows: with fewer of them, other random numbers would be drawn than by transformers.
+    row_by_row = inputs.is_row_by_row and not do_sample
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     fill = 0 if pad is None else int(pad)
     eos = input_ids.new_empty(0) if eos is None else eos.to(device)
     decoder = start_decoder(inputs, input_ids[:, None], num_candidates=1)
-    # Rows of `sequences` that are in the decoder, and their limits.
+    # Rows of `sequences` that are in the decoder, and their limits: several rows of a sentence if they are drawn.
     numbers, max_lengths = torch.arange(batch, device=device), generation_config._max_lengths.to(device)
+    max_lengths = max_lengths.repeat_interleave(batch // len(max_lengths))
     unfinished = torch.ones(batch, dtype=torch.bool, device=device)
     sequences, no_offsets = input_ids, torch.zeros(batch, 1, device=device)
     while True:
@@ -459,7 +512,10 @@ def greedy_search(
         logits = decoder.logits()
         if logits_processor:
             logits = logits_processor(sequences[numbers, :length], logits)
-        _, _, tokens = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
+        if do_sample:
+            tokens = torch.multinomial(logits.softmax(dim=1), num_samples=1)
+        else:
+            _, _, tokens = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
         tokens = tokens[:, 0].where(unfinished, fill)
         sequences[numbers, length] = tokens
         length += 1
@@ -479,4 +535,4 @@ def greedy_search(
     sequences = sequences[:, :length]
     if not generation_config.return_dict_in_generate:
         return sequences
-    return GenerateEncoderDecoderOutput(sequences=sequences)
+    return (GenerateEncoderDecoderOutput if inputs.prompt is None else GenerateDecoderOnlyOutput)(sequences=sequences)

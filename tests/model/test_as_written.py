@@ -11,7 +11,7 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani, modeling_vaswani
 from hf_vaswani.model.modeling_vaswani import eager_attention_forward, position_ids
 
-from .test_search import fast_and_stock, random_model, sentences
+from .test_search import fast_and_stock, prompts, random_gpt, random_model, sentences
 
 
 class Gated(nn.Module):
@@ -134,7 +134,19 @@ def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_changed_module_is_what_translates(monkeypatch, place, change, beams) -> None:
-    model, inputs = random_model(norm_position="pre"), sentences(5)
+    assert_what_generates(random_model(norm_position="pre"), sentences(5), monkeypatch, place, change, beams)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("place", [place for place in PLACES if "encoder" not in place and "cross" not in place])
+def test_a_changed_module_is_what_writes(monkeypatch, place, change) -> None:
+    model = random_gpt(norm_position="pre")
+    model.lm_head.bias.data[2] = -100  # no text ends early
+    assert_what_generates(model, prompts(20), monkeypatch, place, change, beams=1)
+
+
+def assert_what_generates(model, inputs, monkeypatch, place, change, beams) -> None:
+    """Asserts that both searches generate the same after a change, and something else than before it."""
     plain = model.generate(**inputs, num_beams=beams)
     monkeypatch.replace = lambda module: model.set_submodule(place, module)
     monkeypatch.callback = lambda: None

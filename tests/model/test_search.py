@@ -1,4 +1,4 @@
-"""Greedy and beam search against transformers' own, which the same call falls back to."""
+"""Sampling, greedy and beam search against transformers' own, which the same call falls back to."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
-from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani
 from hf_vaswani.model.search_vaswani import best_tokens
 
@@ -44,6 +44,7 @@ def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) ->
 
     for choice in (spy, lambda *args, **kwargs: None):
         monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choice)
+        torch.manual_seed(0)
         found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
     monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choose)
     assert [arguments is not None for arguments in taken] == [fast]
@@ -228,7 +229,6 @@ def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, case) -
         settings |= case
     else:
         case(model)
-    torch.manual_seed(0)
     fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
 
 
@@ -236,10 +236,9 @@ def test_the_tokenizer_of_a_pipeline_changes_nothing(monkeypatch) -> None:
     fast_and_stock(monkeypatch, random_model(), sentences(3), num_beams=2, tokenizer=object())
 
 
-def test_sampling_and_a_custom_cache_fall_back_to_transformers(monkeypatch) -> None:
+def test_beams_with_sampling_and_a_custom_cache_fall_back_to_transformers(monkeypatch) -> None:
     model, inputs = random_model(), sentences(3)
-    for settings in ({"do_sample": True}, {"do_sample": True, "num_beams": 3}):
-        fast_and_stock(monkeypatch, model, inputs, fast=False, **settings)
+    fast_and_stock(monkeypatch, model, inputs, fast=False, do_sample=True, num_beams=3)
     first = model.generate(
         **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
     )
@@ -256,6 +255,123 @@ def test_an_empty_sentence_falls_back_to_transformers(monkeypatch) -> None:
     inputs = sentences(3)
     inputs["attention_mask"][1] = 0
     fast_and_stock(monkeypatch, random_model(), inputs, fast=False, num_beams=2)
+
+
+# ---- Sampling
+
+
+DRAWN = [
+    {},
+    {"temperature": 0.7, "top_k": 9, "top_p": 0.9},
+    {"min_p": 0.01, "repetition_penalty": 1.2},
+    {"num_return_sequences": 3, "max_new_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("settings", DRAWN, ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_same_tokens_are_drawn(monkeypatch, padded, settings) -> None:
+    for model, inputs in ((random_model(), sentences(9, padded)), (random_gpt(), prompts(9, padded))):
+        fast, stock = fast_and_stock(monkeypatch, model, inputs, do_sample=True, **settings)
+        assert torch.equal(fast.sequences, stock.sequences)
+        greedy = model.generate(**inputs, max_new_tokens=20)
+        assert greedy.tolist() != fast.sequences[:: settings.get("num_return_sequences", 1)].tolist()
+
+
+# ---- A decoder on its own
+
+
+def random_gpt(seed: int = 0, **fields) -> VaswaniForCausalLM:
+    """Returns a language model whose texts vary, also in length."""
+    model = tiny_model(seed, eos=1.0, kind=VaswaniForCausalLM, **({"vocab_size": 90, "d_ff": 32} | fields))
+    model.generation_config.max_new_tokens = 20
+    return model
+
+
+def prompts(count: int, padded: bool = True) -> dict[str, torch.Tensor]:
+    """Returns sentences with the padding on the left, and without their ends."""
+    inputs = {name: tensor.flip(1) for name, tensor in sentences(count, padded).items()}
+    inputs["input_ids"].masked_fill_(inputs["input_ids"] == EOS, 5)
+    return inputs
+
+
+OF_TRANSFORMERS = [
+    {},
+    {"early_stopping": True},
+    {"early_stopping": "never", "length_penalty": 0.6},
+    {"max_new_tokens": 9, "min_new_tokens": 4},
+    {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
+    {"max_length": 30, "eos_token_id": [2, 30]},
+]
+
+
+@pytest.mark.parametrize("settings", OF_TRANSFORMERS, ids=str)
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
+def test_a_decoder_alone_writes_what_transformers_search_writes(monkeypatch, beams, returned, batch, settings) -> None:
+    if beams == 1:
+        settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
+    settings = settings | {"num_beams": beams, "num_return_sequences": returned}
+    model, lengths = random_gpt(), set()
+    for padded in (False, True):
+        inputs = prompts(batch, padded)
+        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+        assert type(fast) is type(stock)
+        if beams > 1:
+            expected = scores_of(model, inputs, **settings)
+            torch.testing.assert_close(fast.sequences_scores, expected, atol=1e-5, rtol=0)
+            assert (fast.beam_indices == stock.beam_indices).float().mean() > 0.99
+        assert_same(fast.sequences, stock.sequences, fast.sequences_scores if beams > 1 else None)
+        lengths |= {[*row, EOS].index(EOS) for row in fast.sequences[:, 12:].tolist()}
+    assert batch == 1 or len(lengths) > 1
+
+
+@pytest.mark.parametrize("fields", [*MODELS[:4], {"tie_word_embeddings": False}, {"encoder_layers": 3}], ids=str)
+@pytest.mark.parametrize("beams", [1, 4])
+def test_every_kind_of_decoder(monkeypatch, fields, beams) -> None:
+    for seed in range(3):
+        fast, stock = fast_and_stock(monkeypatch, random_gpt(seed, **fields), prompts(9), num_beams=beams)
+        assert torch.equal(fast.sequences, stock.sequences)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_learned_positions_count_tokens_and_end_where_their_table_ends(monkeypatch, beams) -> None:
+    """The prompt has two columns of padding: its tokens and the new ones are two fewer than the columns."""
+    model = random_gpt(position_encoding="learned", max_position_embeddings=20)
+    model.lm_head.bias.data[EOS] = -100
+    inputs = {name: tensor[:1] for name, tensor in prompts(1, padded=False).items()}
+    inputs["input_ids"][:, :2], inputs["attention_mask"][:, :2] = PAD, 0
+    # The last token is written, and not read.
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams, max_new_tokens=11)
+    assert fast.sequences.shape == (1, 23) and torch.equal(fast.sequences, stock.sequences)
+    with pytest.raises(ValueError, match="positions has 20, but max_position_embeddings is 20"):
+        model.generate(**inputs, num_beams=beams, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_long_texts_grow_what_is_kept(monkeypatch, beams) -> None:
+    model = random_gpt()
+    model.lm_head.bias.data[EOS] = -100
+    settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
+    fast, stock = fast_and_stock(monkeypatch, model, prompts(3), **settings)
+    assert fast.sequences.shape == (3, 162) and torch.equal(fast.sequences, stock.sequences)
+
+
+def test_calls_of_a_decoder_alone_that_fall_back_to_transformers(monkeypatch) -> None:
+    model, inputs = random_gpt(), prompts(3)
+    embeds = {"inputs_embeds": torch.randn(2, 3, 16)}
+    positions = inputs | {"position_ids": torch.arange(12).expand(3, 12) + 1}
+    padded_on_the_right = sentences(3)
+    cases = [(inputs, UNSUPPORTED[number]) for number in range(7)]
+    cases += [(each, {}) for each in (embeds, positions, padded_on_the_right)]
+    for given, settings in cases:
+        for beams in (1, 4):
+            one, other = fast_and_stock(monkeypatch, model, given, fast=False, num_beams=beams, **settings)
+            assert torch.equal(one.sequences, other.sequences)
+    for change in (hooked, patched):
+        changed = random_gpt()
+        change(changed)
+        fast_and_stock(monkeypatch, changed, inputs, fast=False)
 
 
 # ---- Parts
