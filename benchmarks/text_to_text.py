@@ -52,7 +52,8 @@ def options_of(parts: list[dict[str, Any]], share: float) -> dict[str, Any]:
     """Returns the options of a training on some of the sources, with a share of the recipe's updates."""
     updates = round(share * load_recipe([str(RECIPE)]).training.max_steps)
     steps = {"max_steps": updates, "validate_every": updates}
-    steps |= {"warmup_steps": updates // 8, "save_every": updates // 12}
+    # One process in place of the two that the recipe is made for.
+    steps |= {"warmup_steps": updates // 8, "save_every": updates // 12, "accumulation_steps": 2}
     options: dict[str, Any] = {f"training.{key}": value for key, value in steps.items()}
     return options | {f"data.{key}": value for key, value in parts[0].items()} | {"more_data": parts[1:]}
 
