@@ -200,15 +200,20 @@ def test_the_family_travels_too(tmp_path) -> None:
         model.save_pretrained(tmp_path / name)
         assert {path.name for path in (tmp_path / name).glob("*.py")} == TRAVELLING
         expected[name] = model(IDS)[0].tolist()
+        if kind is VaswaniForCausalLM:
+            written = model.generate(IDS, max_new_tokens=5).tolist()
     program = (
         "import json, sys, torch, transformers; sys.modules['hf_vaswani'] = None\n"
         "ids = torch.tensor(json.loads(sys.argv[1]))\n"
         "load = lambda name: getattr(transformers, name).from_pretrained(name, trust_remote_code=True)\n"
-        "print(json.dumps({name: load(name)(ids)[0].tolist() for name in sys.argv[2:]}))"
+        "models = {name: load(name) for name in sys.argv[2:]}\n"
+        "gpt = models['AutoModelForCausalLM']\n"
+        "written = gpt.generate(ids, max_new_tokens=5).tolist(), gpt.as_written.matches(gpt)\n"
+        "print(json.dumps([{name: model(ids)[0].tolist() for name, model in models.items()}, *written]))"
     )
     done = run(program, json.dumps(IDS.tolist()), *kinds, home=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == expected
+    assert json.loads(done.stdout.splitlines()[-1]) == [expected, written, True]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
