@@ -8,7 +8,7 @@ others, only the sides are known. A model is trained
 - from scratch: on the pairs;
 - pre-trained: on the pairs, from the model that configs/family/python_docs_denoise.yaml trains on both languages;
 - back-translated: from scratch, on the pairs and on the Spanish side of all others with synthetic sources, which a
-  model of the other direction, trained on the same pairs from scratch, makes by beam search;
+  model of the other direction, trained on the same pairs from scratch, makes by greedy search;
 - both: in the same way, but both models are pre-trained.
 
 All options after the folders override keys of every training. An interrupted training is resumed, and a complete one
@@ -71,6 +71,7 @@ def backtranslated(texts: Path, amount: int, name: str, model: Path, sets: dict[
         "text": texts / f"others.{amount}.es",
         "output": output,
         "method": "beam",
+        "num_beams": 1,
     }
     arguments = [f"--backtranslation.{key}={value}" for key, value in options.items()]
     files = [f"--{key}={value}" for key, value in sets.items()]
