@@ -26,7 +26,7 @@ from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, on_main_process
-from ..recipe import MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
+from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
     CURVE,
@@ -228,7 +228,8 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
     if state.step == 0 and run.recipe.initialize.from_ is not None and "validation" in run.sets:
         # The curves begin with the scores of the model that the run starts from.
         validate(run, state.eval_model(), 0)
-    with closing(_Progress(accelerator, state.step, training.max_steps)) as progress:
+    predicted = "labels" if run.recipe.task in LABEL_TASKS else "target tokens"
+    with closing(_Progress(accelerator, state.step, training.max_steps, predicted)) as progress:
         while not last:
             batches, position = next(updates)
             numbers = [batch.pop("numbers") for batch in batches]
@@ -382,10 +383,11 @@ def _note_nonfinite(run: Run, state: TrainState, update: _Update, rate: float, n
 
 
 class _Progress:
-    """Progress bar with step, loss, target tokens per second and remaining time."""
+    """Progress bar with step, loss, target tokens or labels per second and remaining time."""
 
-    def __init__(self, accelerator: Accelerator, step: int, max_steps: int) -> None:
+    def __init__(self, accelerator: Accelerator, step: int, max_steps: int, predicted: str) -> None:
         self.step = step
+        self.predicted = predicted
         self.speed = 0.0
         self.bar = tqdm(
             total=max_steps, initial=step, desc="Training", unit=" updates", disable=not accelerator.is_main_process
@@ -405,7 +407,7 @@ class _Progress:
         if seconds < 1:
             return
         self.speed = self.tokens / seconds
-        self.bar.set_postfix_str(f"loss {update.loss:.3f}, {self.speed:,.0f} target tokens/s", refresh=False)
+        self.bar.set_postfix_str(f"loss {update.loss:.3f}, {self.speed:,.0f} {self.predicted}/s", refresh=False)
         self.bar.update(step - self.bar.n)
         self.restart_clock()
 
