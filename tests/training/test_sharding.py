@@ -23,6 +23,7 @@ from hf_vaswani.training.sharding import full_weights, shard_tied_weights, vocab
 
 from ..conftest import ROOT, tiny_recipe
 from ..networks import tiny_model
+from .task_recipes import recipe
 
 LAYERS = ["VaswaniDecoderLayer", "VaswaniEncoderLayer"]
 
@@ -177,6 +178,28 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(
     run = ["--run_dir", str(tmp_path / "run"), "--training.max_steps=12"]
     done = on_two_processes("train", *arguments, *run, **sharding)
     assert f"{shards[0]} was changed or damaged" in done.stderr
+
+
+@pytest.mark.parametrize("task", ["next_sentence", "causal_lm", "classification"])
+def test_a_model_of_one_stack_by_fsdp2(tmp_path, launch, task) -> None:
+    """Stopped and continued, it is the model that one process makes of the same batches."""
+    from hf_vaswani.cli import main
+
+    arguments = [*recipe(tmp_path, task), "--model.dropout=0"]
+    alone = ["--training.accumulation_steps=2", "--run_dir", str(tmp_path / "alone")]
+    assert main(["train", *arguments, *alone]) == 0
+    sharding = {key: value for key, value in launch("fsdp2").environment.items() if "FSDP" in key}
+    for max_steps in (3, 6):
+        run = ["--run_dir", str(tmp_path / "run"), f"--training.max_steps={max_steps}"]
+        done = on_two_processes("train", *arguments, *run, **sharding)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("checkpoint-6", "model"):
+        ours, theirs = (load_file(tmp_path / run / name / "model.safetensors") for run in ("run", "alone"))
+        assert ours.keys() == theirs.keys()
+        for weight, expected in theirs.items():
+            torch.testing.assert_close(ours[weight], expected, atol=1e-5, rtol=1e-4, msg=f"{name} {weight}")
+    ours, theirs = (json.loads((tmp_path / run / "test.json").read_text("utf-8")) for run in ("run", "alone"))
+    assert ours["measures"] == pytest.approx(theirs["measures"], rel=1e-4)
 
 
 if __name__ == "__main__":
