@@ -28,7 +28,8 @@ MANUALS = ("c-api", "howto", "library", "reference", "tutorial", "whatsnew")
 HELD_OUT = 100
 # Titles and single terms say little about their manual.
 FEWEST_WORDS = 8
-AMOUNTS = (200, 2000)
+# Updates by number of labels.
+UPDATES = {200: 100, 2000: 300}
 SEEDS = (1, 2, 3)
 WAYS: dict[str, dict[str, Any]] = {
     "fine-tuned": {"training.peak_learning_rate": 0.0005},
@@ -74,7 +75,7 @@ def split(folder: Path, texts: Path) -> None:
         }
         for part in drawn.values():
             chance.shuffle(part)
-        for amount in AMOUNTS:
+        for amount in UPDATES:
             # The smaller amount is part of the larger one.
             counts = [(amount + i) // len(MANUALS) for i in range(len(MANUALS))]
             labelled = [row for part, count in zip(drawn.values(), counts, strict=True) for row in part[:count]]
@@ -91,6 +92,9 @@ def options_of(way: str, amount: int, seed: int, texts: Path, encoder: Path) -> 
         "data.validation_files": str(texts / "validation.tsv"),
         "data.test_files": str(texts / "test.tsv"),
         "seed": seed,
+        "training.max_steps": UPDATES[amount],
+        "training.validate_every": UPDATES[amount] // 10,
+        "training.save_every": UPDATES[amount] // 10,
         **start,
         **WAYS[way],
     }
@@ -108,7 +112,7 @@ def main() -> None:
     text = {"data.train_files": str(texts / "unlabelled.tsv"), "training.accumulation_steps": 2}
     train(encoder, text, more, RECIPES / "python_docs_bert.yaml")
     print("| classifier | labels | accuracy | lowest | highest |\n|---|---:|---:|---:|---:|")
-    for amount in AMOUNTS:
+    for amount in UPDATES:
         for way in WAYS:
             found = []
             for seed in SEEDS:

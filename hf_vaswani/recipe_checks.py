@@ -18,6 +18,7 @@ from .recipe import (
     EvaluationSetRecipe,
     HubRecipe,
     InitializeRecipe,
+    ObjectiveRecipe,
     Part,
     Recipe,
     SourceRecipe,
@@ -162,6 +163,13 @@ def _check_task(recipe: Recipe) -> None:
         raise ValueError(f"model.lm_head_transform is for the task 'masked_lm', but task is {recipe.task!r}.")
     if not objective.noise or len(set(objective.noise)) < len(objective.noise):
         raise ValueError(f"objective.noise must name one or more kinds, each once, but it is {objective.noise}.")
+    noisy = ("masked_lm", "span_corruption", "denoise")
+    for key, allowed in (("noise_rate", noisy), ("span_length", noisy[1:]), ("noise", noisy[2:])):
+        if getattr(objective, key) != getattr(ObjectiveRecipe(), key) and recipe.task not in allowed:
+            raise ValueError(
+                f"objective.{key} is for the task {' or '.join(map(repr, allowed))}, but task is {recipe.task!r}: "
+                "leave the key out."
+            )
     limits = {"training.tokens_per_batch": training.tokens_per_batch}
     if model.position_encoding == "learned":
         limits["model.max_position_embeddings"] = model.max_position_embeddings

@@ -218,6 +218,9 @@ def test_a_repository_id_of_any_length_is_refused_in_a_short_message() -> None:
         ),
         (["--task=tagging", "--data.target_tag=true"], "data.target_tag has no meaning for task 'tagging'"),
         (["--task=tagging", "--objective.stack=decoder"], "objective.stack is for the task 'classification', but"),
+        (["--task=causal_lm", "--objective.noise_rate=0.3"], "objective.noise_rate is for the task 'masked_lm' or"),
+        (["--objective.span_length=5"], "objective.span_length is for the task 'span_corruption' or 'denoise', but"),
+        (["--objective.noise=[permutation]"], "objective.noise is for the task 'denoise', but task is 'masked_lm'"),
     ],
 )
 def test_a_task_has_its_own_keys(tmp_path, keys, message) -> None:

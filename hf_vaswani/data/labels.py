@@ -120,6 +120,25 @@ def check_labels(labels: Sequence[str], sources: Sequence[Source]) -> None:
         raise ValueError(f"A classifier needs two labels or more, but the training text has {found}: {origin}.")
 
 
+def check_known(names: Sequence[str], labels: Sequence[str], where: str) -> None:
+    """Raises a `ValueError` that begins with `where` if a name is none of the labels of a model."""
+    known = set(labels)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"{where} has the label {unknown[0]!r}, but the model has only {', '.join(map(repr, labels[:20]))}"
+            f"{' and more' if len(labels) > 20 else ''}: each label must be in the training text."
+        )
+
+
+def check_all_known(labels: Sequence[str], sources: Sequence[Source]) -> None:
+    """Raises a `ValueError` as [`check_known`] does, for all text of these sources."""
+    for source in sources:
+        for split, rows in source.pairs.items():
+            where = " and ".join(source.origin(split))
+            for number, names in enumerate(_labels(rows), start=1):
+                check_known(names, labels, f"{where}, row {number},")
+
+
 def _labels(rows: Any) -> list[list[str]]:
     """Returns the labels of each row, one or, of words, several."""
     return rows["tags"][:] if "tags" in rows.column_names else [[label] for label in rows["label"]]
@@ -217,11 +236,7 @@ def encode_labelled(
             names = [[label] for label in batch["label"]]
         found: dict[str, list[Any]] = {name: [] for name in lists}
         for row, (encoding, tags) in enumerate(zip(encodings, names, strict=True)):
-            if unknown := [name for name in tags if name not in ids]:
-                raise ValueError(
-                    f"{where}, row {indices[row] + 1}, has the label {unknown[0]!r}, but the model has only "
-                    f"{', '.join(map(repr, labels[:20]))}{' and more' if len(labels) > 20 else ''}."
-                )
+            check_known(tags, labels, f"{where}, row {indices[row] + 1},")
             target = [ids[name] for name in tags]
             if "words" in batch:
                 target = tag_places(encoding, batch["words"][row], target)

@@ -110,8 +110,8 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
 def _needed(tokenizer: PreTrainedTokenizerBase, token: str, id_: int | None, task: str) -> int:
     if id_ is None:
         raise ValueError(
-            f"task {task!r} needs {token} in the vocabulary, which this tokenizer does not have: name another "
-            "tokenizer.path, or let the recipe train a tokenizer."
+            f"task {task!r} needs {token} in the vocabulary, which this tokenizer does not have: leave out "
+            "tokenizer.path and initialize.from, so that the recipe trains one, or name others."
         )
     return id_
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,23 @@ def read_texts(recipe: Recipe) -> list[Source]:
         if "train" not in source.pairs:
             raise ValueError("There is no training text: set data.train_files or data.dataset.")
         sources.append(source)
-    return _checked(sources)
+    return _with_documents(recipe, _checked(sources))
+
+
+def _with_documents(recipe: Recipe, sources: list[Source]) -> list[Source]:
+    """Raises a `ValueError` if a text is a single document, and its segments are to be told from those of others."""
+    for source in sources if recipe.objective.next_sentence else []:
+        for split, texts in source.pairs.items():
+            batches = named_errors(texts.iter(1000), source.origin(split))
+            names = islice(chain.from_iterable(batch["document"] for batch in batches), VOCABULARY_PAIRS)
+            first = next(names, None)
+            if all(name == first for name in names):
+                raise ValueError(
+                    f"objective.next_sentence needs several documents, but the {split} text of {source.name} is one: "
+                    f"{' and '.join(source.origin(split))}. Put blank lines between documents, or set "
+                    "data.document_column."
+                )
+    return sources
 
 
 def read_text_sets(recipe: Recipe) -> list[Source]:
@@ -81,7 +97,7 @@ def read_text_sets(recipe: Recipe) -> list[Source]:
             raise ValueError(
                 f"validation_sets.{name} has no text: set its validation_files, its test_files or its dataset."
             )
-    return _checked(sources)
+    return _with_documents(recipe, _checked(sources))
 
 
 def _checked(sources: list[Source]) -> list[Source]:

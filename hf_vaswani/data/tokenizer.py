@@ -200,6 +200,9 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
     Puts special tokens around a text where the task has them: `text </s>` for an encoder and a decoder, `<s> text` for
     a language model to continue, and `<s> text </s>` or `<s> text </s> text </s>` for one stack that reads a text.
 
+    The tokenizer of a language model that continues texts pads them on the left, and keeps the space in front of what
+    it decodes, with which a continuation begins a new word.
+
     Args:
         tokenizer ([`PreTrainedTokenizerBase`]): changed in place.
         task (`str`): task of a recipe.
@@ -222,6 +225,10 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
         single, pair = f"{bos} $A {eos}", f"{bos} $A {eos} $B:1 {eos}:1"
     special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in (bos, eos) if token is not None]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single, pair, special)
+    tokenizer.padding_side = "left" if continues else "right"
+    decoder = _decoder(tokenizer.backend_tokenizer, keeps_space=continues)
+    if decoder is not None:
+        tokenizer.backend_tokenizer.decoder = decoder
     # As text, a mask is no mask.
     tokenizer.split_special_tokens = task != "masked_lm"
     segments = ["token_type_ids"] if has_segments else []
@@ -229,8 +236,23 @@ def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segmen
     # transformers saves this dictionary, and not the attributes.
     tokenizer.init_kwargs |= {
         "model_input_names": tokenizer.model_input_names,
+        "padding_side": tokenizer.padding_side,
         "split_special_tokens": tokenizer.split_special_tokens,
     }
+
+
+def _decoder(tokenizer: Tokenizer, keeps_space: bool) -> decoders.Decoder | None:
+    """
+    Returns the decoder of one of our tokenizers, with or without the space that the normalizer put in front of a text;
+    `None` for a tokenizer that does neither.
+    """
+    state = json.loads(tokenizer.to_str())
+    strip, front = decoders.Strip(" ", 1, 0), {"type": "Prepend", "prepend": " "}
+    parts = (state["decoder"] or {}).get("decoders", [])
+    kinds = {"ByteLevel": decoders.ByteLevel, "Fuse": decoders.Fuse}
+    if not parts or parts[0]["type"] not in kinds or front not in (state["normalizer"] or {}).get("normalizers", []):
+        return None
+    return decoders.Sequence([kinds[parts[0]["type"]](), *([] if keeps_space else [strip])])
 
 
 # ---- One function for each kind -----------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ def usage(recipe: Recipe, folder: Path, model_id: str, pin: str, is_trusted: boo
             "tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)",
         ]
     else:
+        # Only the first token of a word has a label.
+        words = ', aggregation_strategy="first"' if recipe.task == "tagging" else ""
         options = ""
         if recipe.data.pair_column is not None:
             text = f'{{"text": {text}, "text_pair": {text}}}'
@@ -184,7 +186,7 @@ def usage(recipe: Recipe, folder: Path, model_id: str, pin: str, is_trusted: boo
         lines = [
             "from transformers import pipeline",
             "",
-            f'{PIPELINES[pipeline]} = pipeline("{pipeline}", model={load})',
+            f'{PIPELINES[pipeline]} = pipeline("{pipeline}", model={load}{words})',
             f"{PIPELINES[pipeline]}({text}{options})",
         ]
     return "\n".join(lines)

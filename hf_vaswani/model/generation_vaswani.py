@@ -95,9 +95,30 @@ class FastSearchMixin(GenerationMixin):
 class CausalGenerationMixin(FastSearchMixin):
     """`generate()` of a decoder on its own: the settings and rules of transformers."""
 
+    def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Notes the padding, which [`_prepare_generated_length`] does not receive."""
+        prepared, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        mask = model_kwargs.get("attention_mask")
+        prepared._padding = int((mask == 0).sum(dim=1).min()) if mask is not None and mask.dim() == 2 else 0
+        return prepared, model_kwargs
+
     def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
         """Sets what the searches read: transformers' rules, and one maximum length for all texts."""
         config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
+        if self.config.position_encoding == "learned":
+            # The last token of a text is not read.
+            most = self.config.max_position_embeddings + config._padding + 1
+            if kwargs["input_ids_length"] >= most:
+                raise ValueError(
+                    f"The longest prompt has {kwargs['input_ids_length'] - config._padding} tokens, but the model has "
+                    f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
+                )
+            if config.max_length > most:
+                logger.warning_once(
+                    f"The maximum length of {config.max_length} tokens is above the model's {most - 1} positions "
+                    "(max_position_embeddings): texts end there."
+                )
+                config.max_length = most
         config._ensemble, config.length_penalty_type, config.finish_candidates = (), "power", "top"
         texts = kwargs["inputs_tensor"]
         config._max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)

@@ -355,6 +355,7 @@ class VaswaniClassifier(VaswaniPreTrainedModel):
     def __init__(self, config: VaswaniConfig) -> None:
         # A model with both stacks gives its encoder.
         super().__init__(with_stacks(config, self.stacks_from(config.stacks)))
+        self.num_labels = config.num_labels
         self.model = VaswaniModel(self.config)
         self.dropout = VaswaniDropout(
             config.dropout if config.classifier_dropout is None else config.classifier_dropout

@@ -79,7 +79,7 @@ def load_other(
     check_vocabulary(model, tokenizer, folder)
     # Segments tell the texts of a pair apart, which an encoder reads.
     put_special_tokens(tokenizer, recipe.task, model.config.stacks == ("encoder",) and config.type_vocab_size > 0)
-    new = ", ".join(sorted({_described(name) for name in report["missing_keys"]}))
+    new = ", ".join(sorted({_described(name, saved) for name in report["missing_keys"]}))
     logger.info(f"initialize.from: took the weights of {folder}" + (f"; random weights for {new}" if new else ""))
     return model.eval(), tokenizer
 
@@ -109,9 +109,15 @@ def _may_be_new(name: str, saved: tuple[str, ...]) -> bool:
     return match is None or match[1] not in saved or ".cross_attn" in name or ".embed_segments." in name
 
 
-def _described(name: str) -> str:
-    """`"model.decoder.layers.0.fc1.weight"` -> `"decoder"`, and `"classifier.bias"` -> `"classifier"`."""
-    return name.removeprefix("model.").split(".")[0]
+def _described(name: str, saved: tuple[str, ...]) -> str:
+    """
+    Returns the part of a model that a weight belongs to: `"decoder"` or `"classifier"`, and of a stack that the folder
+    has, `"the decoder's cross_attn"`.
+    """
+    parts = name.removeprefix("model.").split(".")
+    if parts[0] not in saved:
+        return parts[0]
+    return f"the {parts[0]}'s {parts[3] if parts[1] == 'layers' else parts[1]}"
 
 
 def _load_average(model: VaswaniPreTrainedModel, folder: Path, new: tuple[str, ...]) -> None:

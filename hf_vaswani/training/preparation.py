@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.batching import Updates
 from ..data.labels import (
     build_labelled_updates,
+    check_all_known,
     check_labels,
     encode_labelled_sets,
     label_names,
@@ -26,6 +27,7 @@ from ..data.labels import (
     read_labelled,
     read_labelled_sets,
 )
+from ..data.objectives import objective_of
 from ..data.sources import (
     EvaluationSet,
     Source,
@@ -127,6 +129,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     labels = label_names(sources) if recipe.task in LABEL_TASKS else []
     if recipe.task in LABEL_TASKS and recipe.initialize.from_ is None:
         check_labels(labels, sources)
+        check_all_known(labels, evaluated)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
     if checkpoint is None and recipe.initialize.from_ is not None:
@@ -182,6 +185,11 @@ def _write_start(
     model, tokenizer = fit(recipe, sources, model, tokenizer)
     if recipe.training.adapter is not None:
         target_modules(model, recipe.training.adapter.target)
+    # Nothing is written if the text does not fit the model.
+    if recipe.task in LABEL_TASKS:
+        check_all_known(list(model.config.id2label.values()), evaluated)
+    elif recipe.task in TEXT_TASKS:
+        objective_of(recipe, tokenizer)
     _write_run_files(recipe, accelerator, evaluated, None)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)

@@ -164,6 +164,21 @@ def test_text_is_needed(text, tmp_path) -> None:
         read_texts(settings)
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_the_next_sentence_needs_another_document(text, tmp_path, split) -> None:
+    single = tmp_path / "single.txt"
+    single.write_text("\n".join(line for line in LINES if line), encoding="utf-8")
+    settings = recipe(text)
+    settings.objective.next_sentence = True
+    assert len(read_texts(settings)) == 1
+    setattr(settings.data, f"{split}_files", str(single))
+    words = rf"several documents, but the {split} text of en is one: .*single\.txt\. Put blank lines between documents"
+    with pytest.raises(ValueError, match=words):
+        read_texts(settings)
+    settings.objective.next_sentence = False
+    assert len(read_texts(settings)) == 1
+
+
 @pytest.mark.real_data
 @pytest.mark.parametrize(("task", "unit"), [("masked_lm", "blocks"), ("causal_lm", "blocks"), ("denoise", "lines")])
 def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:

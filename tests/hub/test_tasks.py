@@ -40,7 +40,8 @@ def test_the_example_calls_the_pipeline_of_the_task(tmp_path, task, pipeline) ->
                 assert f'{name}.from_pretrained("me/model", revision="v2"{trust})' in lines
             assert "model.generate(" in lines
         else:
-            assert f'pipeline("{pipeline}", model="me/model", revision="v2"{trust})' in lines
+            first = ', aggregation_strategy="first"' if task == "tagging" else ""
+            assert f'pipeline("{pipeline}", model="me/model", revision="v2"{trust}{first})' in lines
 
 
 def test_the_example_has_what_the_model_predicts(tmp_path) -> None:

@@ -344,8 +344,10 @@ def test_learned_positions_count_tokens_and_end_where_their_table_ends(monkeypat
     # The last token is written, and not read.
     fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=beams, max_new_tokens=11)
     assert fast.sequences.shape == (1, 23) and torch.equal(fast.sequences, stock.sequences)
-    with pytest.raises(ValueError, match="positions has 20, but max_position_embeddings is 20"):
-        model.generate(**inputs, num_beams=beams, max_new_tokens=12)
+    for search in (model.generate, lambda **given: model.generate(**given, use_cache=False)):
+        assert torch.equal(search(**inputs, num_beams=beams, max_new_tokens=50), fast.sequences)
+    with pytest.raises(ValueError, match="longest prompt has 22 tokens, but the model has only 20 positions"):
+        model.generate(torch.full((1, 22), 5))
 
 
 @pytest.mark.parametrize("beams", [1, 4])
