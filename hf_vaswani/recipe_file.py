@@ -61,7 +61,9 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         general = _general(key)
         if general not in known and general not in inner:
-            nearest = difflib.get_close_matches(general, known, n=1, cutoff=0)[0]
+            # A section is not what somebody meant by one of its keys.
+            keys = [name for name in known if "." in name] if "." in general else known
+            nearest = difflib.get_close_matches(general, keys, n=1, cutoff=0)[0]
             raise ValueError(f"{where} has the unknown key {shown(key)}: did you mean {nearest!r}?")
         below: list[tuple[str, Any]] = []
         if key == "more_data":
@@ -350,7 +352,7 @@ def _value(text: str) -> Any:
 def load_recipe(
     argv: Sequence[str],
     program: str = "accelerate launch train.py",
-    purpose: str = "Trains a translation model.",
+    purpose: str = "Trains a model by a recipe.",
 ) -> Recipe:
     """
     Reads a recipe file and the overrides that follow it.

@@ -44,6 +44,13 @@ NOT_RUN = {
     "python benchmarks/train_throughput.py": "takes hours",
     "python benchmarks/decode_speed.py runs/quickstart/model in.txt --threads 1": "takes minutes",
     "python benchmarks/data_scale.py multi30k": "takes minutes, and needs Multi30k",
+    "python benchmarks/continued_marian.py multi30k runs/marian --training.cpu_threads 1 "
+    "--training.mixed_precision bf16 --training.max_steps 1000 --training.validate_every 250 "
+    "--training.save_every 250": "takes 40 minutes, and needs Multi30k",
+    "python benchmarks/classification.py python_docs runs/classification --training.cpu_threads 1": "takes an hour",
+    "python benchmarks/language_model.py python_docs runs/gpt --training.cpu_threads 1 "
+    "--training.mixed_precision bf16": "takes 40 minutes",
+    "python benchmarks/language_model_speed.py": "takes minutes",
 }
 # Lines whose launcher's options and recipe are read, but which need GPUs.
 NEED_GPUS = re.compile(r"accelerate launch --config_file configs/accelerate/")

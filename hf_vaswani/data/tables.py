@@ -46,6 +46,7 @@ ADVICE = {
     LABELLED_PAIR: "Name the columns with data.source_column, data.pair_column and data.label_column.",
     TAGGED: "Name the column of the words with data.source_column, and that of their tags with data.label_column.",
 }
+EXPECTED = {"label": "text or a whole number, and not empty"}
 CALLED = {"source": "source text", "target": "target text", "pair": "second text"}
 
 # A column of a table: its name or, in a table without a header line, its number; by what it holds.
@@ -431,7 +432,8 @@ def _field(name: str, value: Any, where: str, feature: Any = None) -> Any:
     """Returns a value as the column of this name holds it: text, or a list of words; refuses others."""
     field = _read(name, value, feature)
     if field is None:
-        raise ValueError(f"{where} has {shown(value)} for its {CALLED.get(name, name)}.")
+        expected = "a list, or words with spaces between them" if name in LISTS else EXPECTED.get(name, "text")
+        raise ValueError(f"{where} has {shown(value)} for its {CALLED.get(name, name)}, which must be {expected}.")
     return field
 
 

@@ -1150,8 +1150,8 @@ def stored_embedding(
     wanted = kind.stacks_from(saved.stacks)
     if not set(wanted) & set(saved.stacks):
         raise ValueError(
-            f"{path} has a model with {saved.stacks[0]} alone, and {kind.__name__} has nothing but {wanted[0]}: "
-            "load another class, or another model."
+            f"{path} has {'a decoder and no encoder' if 'decoder' in saved.stacks else 'an encoder and no decoder'}, "
+            f"which {kind.__name__} needs: choose another model, or another class."
         )
     shared = saved.share_embeddings and saved.tie_word_embeddings
     # A shared embedding is stored once, with the first stack of a model.

@@ -157,7 +157,11 @@ def test_words_beyond_the_longest_text_have_no_tag() -> None:
         (["en\tlabel", "\t"], "tagging", "needs two labels or more, but the training text has none"),
         (["en\tlabel", "a\tx"], "classification", "must be different columns of"),
         (["en\tkind", "a\tx"], "classification", "has no column 'label'; it has ['en', 'kind']. Name the column"),
-        (["en\tlabel", "a\t"], "classification", "has '' for its label"),
+        (
+            ["en\tlabel", "a\t"],
+            "classification",
+            "has '' for its label, which must be text or a whole number, and not empty",
+        ),
         (["en\tlabel", "a b\tO"], "tagging", "row 1, has 2 words but 1 tags: each word needs one tag"),
         (["en\tlabel"], "classification", "The train text of en is empty"),
     ],

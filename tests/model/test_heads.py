@@ -522,15 +522,15 @@ def test_the_base_of_a_decoder_is_a_decoder(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("saved", "asked", "message"),
     [
-        (VaswaniForCausalLM, VaswaniForMaskedLM, "decoder alone, and VaswaniForMaskedLM has nothing but encoder"),
-        (VaswaniForCausalLM, VaswaniEncoderModel, "decoder alone, and VaswaniEncoderModel has nothing but encoder"),
-        (VaswaniForCausalLM, VaswaniForTokenClassification, "decoder alone"),
-        (VaswaniForMaskedLM, VaswaniForCausalLM, "encoder alone, and VaswaniForCausalLM has nothing but decoder"),
+        (VaswaniForCausalLM, VaswaniForMaskedLM, "a decoder and no encoder, which VaswaniForMaskedLM needs"),
+        (VaswaniForCausalLM, VaswaniEncoderModel, "a decoder and no encoder, which VaswaniEncoderModel needs"),
+        (VaswaniForCausalLM, VaswaniForTokenClassification, "a decoder and no encoder"),
+        (VaswaniForMaskedLM, VaswaniForCausalLM, "an encoder and no decoder, which VaswaniForCausalLM needs"),
     ],
 )
 def test_a_folder_with_none_of_the_parts_is_refused(saved, asked, message, tmp_path) -> None:
     build(saved).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))} has a model with {message}"):
+    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))} has {message}"):
         asked.from_pretrained(tmp_path)
 
 

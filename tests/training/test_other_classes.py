@@ -161,9 +161,9 @@ def test_a_translation_starts_from_another_task(start, taken, runs, tmp_path, ca
 @pytest.mark.parametrize(
     ("name", "start", "options", "expected"),
     [
-        ("causal_lm", "masked_lm", [], "has a model with encoder alone, and VaswaniForCausalLM has nothing but"),
+        ("causal_lm", "masked_lm", [], "has an encoder and no decoder, which VaswaniForCausalLM needs"),
         ("decoder", "masked_lm", [], "objective.stack is 'decoder', but a classifier reads the encoder"),
-        ("masked_lm", "causal_lm", [], "has a model with decoder alone"),
+        ("masked_lm", "causal_lm", [], "has a decoder and no encoder"),
         ("masked_lm", "denoise", ["--model.d_model=8"], "model.d_model is 8, but the model"),
         ("span_corruption", "denoise", [], "task 'span_corruption' needs <extra_0> in the vocabulary"),
         ("classification", "denoise", ["--initialize.parts=[decoder]"], "initialize.parts has 'decoder', which this"),
