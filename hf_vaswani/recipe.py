@@ -290,6 +290,9 @@ class ModelRecipe:
     lm_head_transform: bool = False
     """Add a linear layer, the activation and a LayerNorm in front of the pre-softmax linear transformation, as in
     BERT; for the task `masked_lm` only."""
+    initializer_range: float | None = number(None, above=0, at_most=1)
+    """Standard deviation of the initial weights, as in BERT and GPT, whose embeddings are not scaled; `null` is
+    tensor2tensor's rule, by the widths of each matrix."""
     scale_embedding: bool = True
     """Multiply the embeddings by `sqrt(d_model)` (Section 3.4)."""
     share_embeddings: bool = True

@@ -131,6 +131,10 @@ class VaswaniConfig(PreTrainedConfig):
         lm_head_transform (`bool`, defaults to `False`):
             Whether [`VaswaniForMaskedLM`] and [`VaswaniForPreTraining`] have a linear layer, the activation function
             and a LayerNorm in front of the pre-softmax linear transformation (Devlin et al., 2018).
+        initializer_range (`float`, *optional*):
+            Standard deviation of the initial weights of all matrices and embeddings (Devlin et al., 2018: 0.02), for
+            embeddings that are not scaled. `None` is the rule of tensor2tensor: Xavier uniform for matrices, and
+            d_model^-0.5 for embeddings.
         classifier_dropout (`float`, *optional*):
             Dropout in front of the linear layer of a classifier; `None` means `dropout`.
         language_pairs (`list[list[str]]`, *optional*):
@@ -186,6 +190,7 @@ class VaswaniConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     embedding_norm: bool = False
     lm_head_transform: bool = False
+    initializer_range: float | int | None = None
     classifier_dropout: float | int | None = None
     language_pairs: list[list[str]] | None = None
     use_cache: bool = True
@@ -259,6 +264,8 @@ class VaswaniConfig(PreTrainedConfig):
         for pair in self.language_pairs or ():
             if len(pair) != 2:
                 raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
+        if self.initializer_range is not None and not 0 < self.initializer_range < math.inf:
+            raise ValueError(f"initializer_range must be above 0 and finite, but it is {self.initializer_range}.")
         if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
         for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):

@@ -484,13 +484,17 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # The paper is silent; tensor2tensor: Xavier uniform for matrices, and for embeddings a normal
-        # distribution with standard deviation d_model^-0.5.
+        # distribution with standard deviation d_model^-0.5. BERT and GPT: one deviation for all.
+        std = self.config.initializer_range
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            if std is None:
+                init.xavier_uniform_(module.weight)
+            else:
+                init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5)
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5 if std is None else std)
             # `init` leaves loaded weights alone, but does not recognise a single loaded row.
             if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
                 init.zeros_(module.weight[module.padding_idx])

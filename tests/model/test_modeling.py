@@ -430,6 +430,23 @@ def test_initial_weights() -> None:
     assert not fc1.bias.any()
 
 
+def test_one_deviation_for_all_initial_weights() -> None:
+    """As in BERT and GPT, whose embeddings are not scaled."""
+    torch.manual_seed(0)
+    learned = {"position_encoding": "learned", "max_position_embeddings": 500, "scale_embedding": False}
+    model = VaswaniForConditionalGeneration(
+        tiny_config(vocab_size=4000, d_model=64, d_ff=256, attention_bias=True, initializer_range=0.02, **learned)
+    )
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            weight = module.weight[1:] if name.endswith("embed_tokens") or name == "lm_head" else module.weight
+            assert weight.std().item() == pytest.approx(0.02, rel=0.05), name
+            assert abs(weight.mean().item()) < 0.001, name
+    assert not model.get_input_embeddings().weight[0].any()
+    with pytest.raises(ValueError, match="initializer_range must be above 0 and finite, but it is 0"):
+        tiny_config(initializer_range=0)
+
+
 def test_padding_row_stays_zero_in_training() -> None:
     model = tiny_model().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
