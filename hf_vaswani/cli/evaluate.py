@@ -186,7 +186,8 @@ def _translate(sources: list[str], translators: "Translators", name: str) -> lis
     from ..translation.lines import LINES_AT_A_TIME, LineTranslator
 
     lines = list(translators.tagged(sources, name))
-    translator, translations = LineTranslator(translators.models, translators.tokenizer), []
+    translator = LineTranslator(translators.models, translators.tokenizer, engine=translators.engine)
+    translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:
         for start in range(0, len(lines), LINES_AT_A_TIME):
             found = translator(lines[start : start + LINES_AT_A_TIME])

@@ -31,6 +31,23 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
     )
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "torch", "ctranslate2", "onnx"),
+        default="torch",
+        help="what computes: torch (default), ctranslate2, onnx, or auto: ctranslate2 where it searches by exactly "
+        "the model's settings",
+    )
+    parser.add_argument(
+        "--compute-type",
+        choices=("float32", "int8", "int8_float32", "bfloat16", "auto"),
+        help="number format in which CTranslate2 computes; auto: the fastest of this processor; default: float32",
+    )
+    parser.add_argument(
+        "--approximate",
+        action="store_true",
+        help="let CTranslate2 search by the settings that come closest to the model's",
+    )
 
 
 def add_target_language(parser: argparse.ArgumentParser) -> None:
@@ -85,12 +102,14 @@ class Translators:
         tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
         tag (`str`): target language tag to prepend to each source; empty if none is needed.
         expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
+        engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
     """
 
     models: list[Any]
     tokenizer: Any
     tag: str
     expected_tags: tuple[str, ...]
+    engine: Any = None
 
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
@@ -116,7 +135,16 @@ class Translators:
 
 
 def load_translators(options: argparse.Namespace) -> Translators:
-    """Loads the models given by the options of [`add_model`], and applies beam size and quantization."""
+    """Loads the models given by the options of [`add_model`], and applies beam size, quantization and engine."""
+    from ..conversion.engines import EngineOptions, choose_engine
+    from ..translation.loading import model_folder
+
+    if options.int8 and options.engine != "torch":
+        raise ValueError(
+            f"--int8 is for torch, but --engine is {options.engine}: with ctranslate2, use --compute-type int8."
+        )
+    engine = EngineOptions(options.engine, options.compute_type, options.approximate, getattr(options, "n_best", None))
+    engine.check()
     translators = load_models(options.model, options.target_language)
     settings = translators.models[0].generation_config
     if options.num_beams is not None:
@@ -128,7 +156,8 @@ def load_translators(options: argparse.Namespace) -> Translators:
         from ..translation.quantization import to_int8
 
         return replace(translators, models=[to_int8(model) for model in translators.models])
-    return translators
+    folder = model_folder(options.model[0])
+    return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
 
 
 def load_models(names: Sequence[str], target_language: str | None) -> Translators:

@@ -17,6 +17,7 @@ The tokenizer appends `</s>` to a source, so CTranslate2 is configured not to.
 import copy
 import logging
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..data.tokenizer import TOKENIZER_FILES
 from ..model.generation_vaswani import ALPHAS
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
+from ..translation.batches import TOKENS_PER_BATCH, to_translate
+from ..translation.lines import Candidates
 from .protocol import Foreign, Loaded, check_quantization
 from .settings import (
     active_settings,
@@ -228,17 +231,11 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     Raises:
         ValueError: The number format is unknown, or CTranslate2 does not support the model.
     """
-    check_quantization(quantization, QUANTIZATIONS)
-    # `optimize` quantizes weights in place.
-    model = copy.deepcopy(loaded.model).requires_grad_(False)
-    spec = VaswaniLoader()(model, loaded.tokenizer)
-    spec.validate()
-    spec.optimize(quantization=quantization or "float32")
-    folder.mkdir(parents=True, exist_ok=True)
-    spec.save(str(folder))
+    write(loaded, folder, quantization)
     for name in TOKENIZER_FILES:
         if (loaded.folder / name).is_file():
             shutil.copyfile(loaded.folder / name, folder / name)
+    model = loaded.model
     written = Ctranslate2Translator(folder, loaded.tokenizer, model.generation_config, model.config)
     notes = recommended_settings(model.generation_config, model.config, written.tokens_of)
     is_rounded = quantization not in (None, "float32")
@@ -251,25 +248,58 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     return Foreign(f"CTranslate2 {ctranslate2.__version__}", written.logits, written.translate, notes, is_rounded)
 
 
+def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None:
+    """Writes a model for CTranslate2, without its tokenizer; arguments and errors as of [`save`]."""
+    check_quantization(quantization, QUANTIZATIONS)
+    # `optimize` quantizes weights in place.
+    model = copy.deepcopy(loaded.model).to("cpu", torch.float32).requires_grad_(False)
+    spec = VaswaniLoader()(model, loaded.tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization or "float32")
+    folder.mkdir(parents=True, exist_ok=True)
+    spec.save(str(folder))
+
+
+def check_compute_type(compute_type: str, device: str) -> None:
+    """Raises a `ValueError` if a device, `"cpu"` or `"cuda"`, cannot compute in a number format."""
+    supported = sorted(ctranslate2.get_supported_compute_types(device))
+    if compute_type not in ("auto", *supported):
+        raise ValueError(
+            f"--compute-type {compute_type} is not supported by the {device.upper().replace('CUDA', 'GPU')} of this "
+            f"machine: choose from auto, {', '.join(supported)}."
+        )
+
+
 class Ctranslate2Translator:
     """
-    CTranslate2 model on one thread of the CPU.
+    CTranslate2 model.
 
     Args:
         folder (`Path`): folder that [`save`] has written.
         tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of the original model.
         generation_config ([`GenerationConfig`]): generation config of the original model.
         config ([`VaswaniConfig`]): config of the original model.
+        compute_type (`str`): number format of the computation; by default that of the weights.
+        threads (`int`): number of batches that are translated at once, each on a thread of the CPU.
+        device (`str`): `"cpu"` or `"cuda"`.
     """
 
     def __init__(
-        self, folder: Path, tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig, config: Any
+        self,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        generation_config: GenerationConfig,
+        config: Any,
+        compute_type: str = "default",
+        threads: int = 1,
+        device: str = "cpu",
     ) -> None:
         level = ctranslate2.get_log_level()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
         ctranslate2.set_log_level(logging.ERROR)
-        # More threads would compete with torch's.
-        self.translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        self.translator = ctranslate2.Translator(
+            str(folder), device, compute_type=compute_type, inter_threads=threads, intra_threads=1
+        )
         ctranslate2.set_log_level(level)
         self.tokenizer = tokenizer
         self.generation_config = generation_config
@@ -319,28 +349,77 @@ class Ctranslate2Translator:
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
         """Translates by greedy search, with the settings of the generation config that CTranslate2 supports."""
+        return [candidates[0][1] for candidates in self.candidates(sentences, num_beams=1)]
+
+    def candidates(
+        self, sentences: Sequence[str], n_best: int | None = None, num_beams: int | None = None
+    ) -> list[Candidates]:
+        """
+        Translates with the settings of the generation config that CTranslate2 supports, and the closest ones to the
+        other rules of beam search.
+
+        Args:
+            sentences (`Sequence[str]`): sentences. An empty one has empty translations.
+            n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
+            num_beams (`int`, *optional*): beam size; by default that of the generation config.
+
+        Returns:
+            `list[list[tuple[float, str]]]`: scores, as in `sequences_scores` of `generate()`, and translations of each
+            sentence, best first.
+        """
         settings = self.generation_config
-        sources = [self.tokens_of(ids) for ids in self.tokenizer(list(sentences))["input_ids"]]
+        beams = num_beams or settings.num_beams or 1
+        chosen, ids = to_translate(self.tokenizer, sentences)
         # The decoder's start token takes the first position.
         positions = number_of_positions(self.config)
-        limits = [max_new_tokens_for(settings, len(source), positions) for source in sources]
-        results = self.translator.translate_batch(
-            sources,
-            max_batch_size=32,
-            beam_size=1,
-            end_token=self.tokens_of(eos_token_ids(settings)),
+        groups: dict[int, list[int]] = defaultdict(list)
+        for i in chosen:
+            groups[max_new_tokens_for(settings, len(ids[i]), positions)].append(i)
+        limits = {i: limit for limit, members in groups.items() for i in members}
+        if beams == 1 and groups:
+            # Greedy search can be cut afterwards.
+            groups = {max(groups): chosen}
+        pending = [
+            (i, result)
+            for limit, members in sorted(groups.items(), reverse=True)
+            for i, result in zip(
+                members,
+                self.translator.translate_batch(
+                    [self.tokens_of(ids[i]) for i in members],
+                    asynchronous=True,
+                    max_batch_size=TOKENS_PER_BATCH,
+                    batch_type="tokens",
+                    num_hypotheses=n_best or 1,
+                    return_scores=n_best is not None,
+                    max_decoding_length=limit,
+                    **self.search_settings(beams),
+                ),
+                strict=True,
+            )
+        ]
+        found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
+        for i, waiting in pending:
+            result = waiting.result()
+            rows = [[self.ids[token] for token in tokens[: limits[i]]] for tokens in result.hypotheses]
+            texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+            found[i] = list(zip(result.scores if n_best else [0.0], texts, strict=True))
+        return found
+
+    def search_settings(self, beams: int) -> dict[str, Any]:
+        """Returns the arguments of `translate_batch` that follow the generation config."""
+        settings = self.generation_config
+        found = {
+            "beam_size": beams,
+            "end_token": self.tokens_of(eos_token_ids(settings)),
             # If there are several, it may be part of the text.
-            return_end_token=True,
-            suppress_sequences=[self.tokens_of(ids) for ids in forbidden_sequences(settings)],
-            min_decoding_length=settings.min_new_tokens or 0,
-            no_repeat_ngram_size=settings.no_repeat_ngram_size or 0,
-            repetition_penalty=1.0 if settings.repetition_penalty is None else settings.repetition_penalty,
-            max_decoding_length=max(limits, default=1),
-            max_input_length=0,
-        )
-        hypotheses = [result.hypotheses[0][:limit] for result, limit in zip(results, limits, strict=True)]
-        ids = [[self.ids[token] for token in tokens] for tokens in hypotheses]
-        return [self.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+            "return_end_token": True,
+            "suppress_sequences": [self.tokens_of(ids) for ids in forbidden_sequences(settings)],
+            "min_decoding_length": settings.min_new_tokens or 0,
+            "no_repeat_ngram_size": settings.no_repeat_ngram_size or 0,
+            "repetition_penalty": 1.0 if settings.repetition_penalty is None else settings.repetition_penalty,
+            "max_input_length": 0,
+        }
+        return found if beams == 1 else found | closest_beam_search(settings)
 
 
 def recommended_settings(
@@ -388,20 +467,29 @@ def _recommended_beam_search(generation_config: GenerationConfig) -> list[str]:
         return ["CTranslate2 searches with 2 beams by default: pass beam_size=1."]
     notes = []
     penalty_type, alpha = generation_config.length_penalty_type, generation_config.length_penalty
-    power = alpha = ALPHAS[penalty_type] if alpha is None else alpha
+    closest = closest_beam_search(generation_config)
     if penalty_type == "gnmt":
-        power = round(alpha * TYPICAL_LENGTH / (5 + TYPICAL_LENGTH), 2)
+        alpha = ALPHAS[penalty_type] if alpha is None else alpha
         notes.append(
             f"CTranslate2 divides by a power of the length, not by GNMT's ((5 + length) / 6)^{alpha:g}: near "
-            f"{TYPICAL_LENGTH} tokens, length^{power:g} grows as fast."
+            f"{TYPICAL_LENGTH} tokens, length^{closest['length_penalty']:g} grows as fast."
         )
-    # With twice as many finished hypotheses, the result is nearly always that of a search without early stopping.
-    patience = 1 if generation_config.early_stopping is True else 2
     notes.append(
         "CTranslate2 searches with 2 beams by default, and stops at beam_size x patience finished hypotheses. The "
-        f"closest settings are beam_size={beams}, length_penalty={power:g}, patience={patience}."
+        f"closest settings are beam_size={beams}, length_penalty={closest['length_penalty']:g}, "
+        f"patience={closest['patience']}."
     )
     return notes
+
+
+def closest_beam_search(generation_config: GenerationConfig) -> dict[str, Any]:
+    """Returns the arguments of CTranslate2's beam search that come closest to ours."""
+    penalty_type, alpha = generation_config.length_penalty_type, generation_config.length_penalty
+    power = ALPHAS[penalty_type] if alpha is None else alpha
+    if penalty_type == "gnmt":
+        power = round(power * TYPICAL_LENGTH / (5 + TYPICAL_LENGTH), 2)
+    # With twice as many finished hypotheses, the result is nearly always that of a search without early stopping.
+    return {"length_penalty": power, "patience": 1 if generation_config.early_stopping is True else 2}
 
 
 if __name__ == "__main__":

@@ -43,6 +43,11 @@ def active_settings(generation_config: GenerationConfig, names: Iterable[str]) -
     return {name: value for name, value in values.items() if value not in SETTINGS[name][0]}
 
 
+def unsupported_settings(generation_config: GenerationConfig, engine: str) -> dict[str, Any]:
+    """Returns the settings that are turned on and that an engine of `SETTINGS` does not follow, by name."""
+    return active_settings(generation_config, (name for name in SETTINGS if engine not in SETTINGS[name][1]))
+
+
 def ignored_settings(generation_config: GenerationConfig, engine: str) -> list[str]:
     """
     Describes the settings that an engine does not follow.
@@ -54,7 +59,7 @@ def ignored_settings(generation_config: GenerationConfig, engine: str) -> list[s
     Returns:
         `list[str]`: one sentence with all of them, or nothing.
     """
-    ignored = active_settings(generation_config, (name for name in SETTINGS if engine not in SETTINGS[name][1]))
+    ignored = unsupported_settings(generation_config, engine)
     if not ignored:
         return []
     values = ", ".join(f"{name}={value!r}" for name, value in ignored.items())

@@ -14,12 +14,15 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import evaluation_mode
 from ..model.sentences_vaswani import language_tags
 
+# Maximum of rows times longest source.
+TOKENS_PER_BATCH = 4096
+
 
 def translate_corpus(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> list[str]:
@@ -55,7 +58,7 @@ def translate_n_best(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     n: int,
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     **generate_kwargs: Any,
 ) -> list[list[tuple[float, str]]]:
     """
@@ -98,11 +101,8 @@ def _generate(
     **generate_kwargs: Any,
 ) -> Generator[tuple[list[int], Any], None, None]:
     """Yields the indices of a batch of non-empty sentences of similar length, and the output of `generate()`."""
-    ids = _encode(tokenizer, sentences)
-    # A language tag alone has no text to translate.
-    tags = set(language_tags(tokenizer).values())
-    non_empty = (i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags)
-    order = sorted(non_empty, key=lambda i: len(ids[i]), reverse=True)
+    chosen, ids = to_translate(tokenizer, sentences)
+    order = sorted(chosen, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
         for part in length_batches(np.array([len(ids[i]) for i in order]), tokens_per_batch):
@@ -110,6 +110,19 @@ def _generate(
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
+
+
+def to_translate(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """
+    Returns the indices of the sentences that have text to translate, and the ids of all sentences.
+
+    Raises:
+        ValueError: a sentence has an unpaired UTF-16 surrogate.
+    """
+    # A language tag alone has no text to translate.
+    tags = set(language_tags(tokenizer).values())
+    chosen = [i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags]
+    return chosen, _encode(tokenizer, sentences)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], side: str = "text") -> list[list[int]]:
@@ -132,7 +145,7 @@ def log_probabilities(
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
     targets: Sequence[str],
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
 ) -> list[tuple[float, int]]:
     """
     Computes log P(target | source) of given translations: the score of beam search without length penalty.

@@ -110,14 +110,21 @@ class LineTranslator:
         models (`Sequence` of [`PreTrainedModel`]): one model, or an ensemble with one vocabulary.
         tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
         n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
+        engine (`Callable`, *optional*): translates sentences into such lists, in place of `generate()`.
 
     Attributes:
         longest (`int`): maximum tokens of a line that is not split.
         lines_split (`int`): number of lines that were split so far.
     """
 
-    def __init__(self, models: Sequence[Any], tokenizer: PreTrainedTokenizerBase, n_best: int | None = None) -> None:
-        self.models, self.tokenizer, self.n_best = models, tokenizer, n_best
+    def __init__(
+        self,
+        models: Sequence[Any],
+        tokenizer: PreTrainedTokenizerBase,
+        n_best: int | None = None,
+        engine: Callable[[list[str]], list[Candidates]] | None = None,
+    ) -> None:
+        self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
         self.longest = longest_source(models, tokenizer)
         self.lines_split = 0
 
@@ -129,6 +136,8 @@ class LineTranslator:
         return [join_candidates([next(found) for _ in pieces]) for pieces in pieces_of]
 
     def _translate(self, lines: list[str]) -> list[Candidates]:
+        if self.engine is not None:
+            return self.engine(lines)
         settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
         if self.n_best is None:
             return [[(0.0, text)] for text in translate_corpus(self.models[0], self.tokenizer, lines, **settings)]

@@ -166,7 +166,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
     folder = Path(name)
     if not folder.is_dir():
-        folder = _folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
+        folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
     for file in TOKENIZER_SETTINGS:
         if (folder / file).exists():
             _read(folder / file)
@@ -245,7 +245,7 @@ def quiet() -> Iterator[None]:
 
 def _check_config(name: str | Path) -> Path:
     """Checks the config files of a model, and returns their folder."""
-    folder = _folder(name)
+    folder = model_folder(name)
     check_settings(folder)
     model_type = _read(folder / SETTINGS[0])["model_type"]
     if model_type not in CONFIG_MAPPING:
@@ -342,7 +342,7 @@ def _shown(value: Any) -> str:
 # ---- Files and weights -------------------------------------------------------------------------------------------
 
 
-def _folder(name: str | Path, *files: str) -> Path:
+def model_folder(name: str | Path, *files: str) -> Path:
     """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
     if Path(name).is_dir():
         return Path(name)

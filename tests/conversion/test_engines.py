@@ -1,0 +1,282 @@
+"""CTranslate2 and ONNX Runtime in place of `generate()`: the same translations, and one conversion of each model."""
+
+import json
+import logging
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from hf_vaswani.cli import main
+from hf_vaswani.conversion import engines
+from hf_vaswani.conversion.engines import BESIDE, EngineOptions, choose_engine, kept_conversion
+from hf_vaswani.translation.lines import LineTranslator
+from hf_vaswani.translation.loading import load_translator
+
+pytest.importorskip("ctranslate2")
+pytest.importorskip("onnxruntime")
+
+from .test_ctranslate2 import MODELS, random_sentences, save_random
+
+# The rules that CTranslate2 has, too.
+SAME_RULES = {"length_penalty_type": "power", "finish_candidates": "top", "early_stopping": True}
+
+
+def saved(folder: Path, settings: dict | None = None, **fields) -> Path:
+    """Writes a random model whose generation config has these settings."""
+    model = save_random(folder, **fields)
+    model.generation_config.update(**(settings or {}))
+    model.save_pretrained(folder)
+    return folder
+
+
+def translated(folder: Path, sentences: list[str], engine: str, **options) -> list[list[tuple[float, str]]]:
+    """Translates as `hf-vaswani translate` does."""
+    model, tokenizer = load_translator(folder)
+    choice = EngineOptions(engine, **options)
+    chosen = choose_engine(choice, [model], tokenizer, folder)
+    assert (chosen is None) == (engine == "torch")
+    return LineTranslator([model], tokenizer, choice.n_best, chosen)(sentences)
+
+
+def equal_texts(ours: list, theirs: list) -> int:
+    return sum([text for _, text in one] == [text for _, text in two] for one, two in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_translations_are_torch_s(tmp_path, name, engine) -> None:
+    folder = saved(tmp_path / "model", **MODELS[name])
+    sentences = ["", *random_sentences(), "   "]
+    expected = translated(folder, sentences, "torch")
+    assert len({text for [(_, text)] in expected}) > 15
+    found = translated(folder, sentences, engine)
+    assert found[0] == found[-1] == [(0.0, "")] and equal_texts(found, expected) >= len(sentences) - 1
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_beam_search_by_the_same_rules_is_torch_s(tmp_path, length_penalty) -> None:
+    settings = SAME_RULES | {"num_beams": 4, "length_penalty": length_penalty}
+    folder, sentences = saved(tmp_path / "model", settings), random_sentences()
+    for n_best in (None, 3):
+        ours = translated(folder, sentences, "torch", n_best=n_best)
+        theirs = translated(folder, sentences, "ctranslate2", n_best=n_best)
+        assert [len(candidates) for candidates in theirs] == [n_best or 1] * len(sentences)
+        assert equal_texts(ours, theirs) >= len(sentences) - 3
+        same = [(one, two) for one, two in zip(ours, theirs, strict=True) if equal_texts([one], [two])]
+        for one, two in same:
+            assert [score for score, _ in two] == pytest.approx([score for score, _ in one], abs=1e-3)
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_each_sentence_has_its_own_maximum_length(tmp_path, num_beams) -> None:
+    """A model that never ends: the translation of each sentence has the length of its source + 10, without `</s>`."""
+    model = save_random(tmp_path / "model", lm_head_bias=True)
+    model.lm_head.bias[2] = -1000
+    model.generation_config.update(**SAME_RULES, num_beams=num_beams)
+    if num_beams == 1:
+        model.generation_config.length_penalty = model.generation_config.early_stopping = None
+    model.save_pretrained(tmp_path / "model")
+    sentences = random_sentences(30)
+    ours, theirs = (translated(tmp_path / "model", sentences, engine) for engine in ("torch", "ctranslate2"))
+    assert equal_texts(ours, theirs) >= 29
+    assert len({len(text.split()) for [(_, text)] in theirs}) > 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine", "words"),
+    [
+        (
+            {"num_beams": 4},
+            "ctranslate2",
+            r"length_penalty_type='gnmt'; finish_candidates='all'; early_stopping='never'",
+        ),
+        (SAME_RULES | {"num_beams": 4, "early_stopping": None}, "ctranslate2", "with early_stopping=False. --approx"),
+        ({"encoder_no_repeat_ngram_size": 2}, "ctranslate2", "encoder_no_repeat_ngram_size=2. Use --engine torch"),
+        ({"num_beams": 4}, "onnx", "with num_beams=4. Use --engine torch"),
+        ({"repetition_penalty": 1.5}, "onnx", "with repetition_penalty=1.5"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, settings, engine, words) -> None:
+    folder = saved(tmp_path / "model", settings)
+    with pytest.raises(ValueError, match=words):
+        translated(folder, [], engine)
+    if engine == "ctranslate2":
+        model, tokenizer = load_translator(folder)
+        with caplog.at_level(logging.INFO, "hf_vaswani"):
+            assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
+        assert "Engine: torch, because CTranslate2 cannot translate with" in caplog.text
+    assert not (folder / BESIDE).exists()
+
+
+def test_auto_takes_ctranslate2_where_it_is_exact(tmp_path, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(10)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        found = translated(folder, sentences, "auto")
+    assert "Engine: CTranslate2 " in caplog.text and ", float32, cpu, " in caplog.text
+    assert equal_texts(found, translated(folder, sentences, "torch")) >= 9
+    model, tokenizer = load_translator(folder)
+    assert choose_engine(EngineOptions("auto"), [model, model], tokenizer, folder) is None
+
+
+def test_without_its_library_auto_takes_torch(tmp_path, caplog, monkeypatch) -> None:
+    folder = saved(tmp_path / "model")
+    model, tokenizer = load_translator(folder)
+
+    def missing(*_):
+        raise ImportError("Conversion to CTranslate2 needs ctranslate2: pip install 'hf_vaswani[convert]'")
+
+    monkeypatch.setattr(engines, "_prepared", missing)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
+    assert "pip install 'hf_vaswani[convert]'" in caplog.text
+    with pytest.raises(ImportError, match="pip install"):
+        choose_engine(EngineOptions("ctranslate2"), [model], tokenizer, folder)
+
+
+def test_approximate_takes_the_closest_rules(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 4}), random_sentences()
+    ours = translated(folder, sentences, "torch")
+    theirs = translated(folder, sentences, "ctranslate2", approximate=True)
+    assert equal_texts(ours, theirs) >= len(sentences) // 2
+    with pytest.raises(ValueError, match="encoder_no_repeat_ngram_size=2"):
+        translated(saved(tmp_path / "other", {"encoder_no_repeat_ngram_size": 2}), [], "ctranslate2", approximate=True)
+
+
+def test_int8_is_nearly_the_same(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", d_model=64, d_ff=128), random_sentences()
+    ours, theirs = (
+        translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in ("float32", "int8_float32")
+    )
+    assert len(sentences) // 3 < equal_texts(ours, theirs)
+    # Both computed from one conversion.
+    assert [path.name for path in (folder / BESIDE).iterdir() if path.is_dir()] == ["ctranslate2"]
+
+
+def test_a_number_format_that_the_processor_lacks_is_an_error(tmp_path, monkeypatch) -> None:
+    import ctranslate2
+
+    monkeypatch.setattr(ctranslate2, "get_supported_compute_types", lambda device: {"float32", "int8"})
+    folder = saved(tmp_path / "model")
+    with pytest.raises(ValueError, match="bfloat16 is not supported by the CPU of this machine: .* float32, int8"):
+        translated(folder, [], "ctranslate2", compute_type="bfloat16")
+    assert not (folder / BESIDE).exists()
+
+
+# ---- The converted model
+
+
+def contents(folder: Path) -> dict[str, int]:
+    """Returns when each file of a converted model was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (folder / BESIDE / "ctranslate2").iterdir()}
+
+
+def test_a_model_is_converted_once(tmp_path, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    first, before = translated(folder, sentences, "ctranslate2"), contents(folder)
+    assert translated(folder, sentences, "ctranslate2") == first and contents(folder) == before
+    assert not caplog.records
+
+
+def test_a_changed_model_is_converted_anew(tmp_path, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences()
+    translated(folder, sentences, "ctranslate2")
+    saved(folder, seed=1)
+    expected = translated(folder, sentences, "torch")
+    assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
+    assert caplog.text.count("is converted anew, because the model has changed") == 1
+
+
+@pytest.mark.parametrize("file", ["model.bin", "engine.json", "config.json"])
+def test_a_damaged_conversion_is_written_anew(tmp_path, caplog, file) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    first = translated(folder, sentences, "ctranslate2")
+    path = folder / BESIDE / "ctranslate2" / file
+    path.write_bytes(path.read_bytes()[:-7] + b"damaged")
+    assert translated(folder, sentences, "ctranslate2") == first
+    assert caplog.text.count("is converted anew, because") == 1 and str(path) in caplog.text
+
+
+def test_another_version_of_the_library_converts_anew(tmp_path, caplog) -> None:
+    folder = saved(tmp_path / "model")
+    for version in ("1", "1", "2"):
+        kept_conversion(folder, "some", version, lambda to: (to / "file").write_text(version))  # noqa: B023 - called at once
+    assert (folder / BESIDE / "some" / "file").read_text() == "2"
+    assert caplog.text.count("written for version 1 of the library, not 2") == 1 == len(caplog.records)
+
+
+@pytest.mark.parametrize("reason", ["read only", "from the Hub"])
+def test_elsewhere_it_lies_in_the_cache(tmp_path, monkeypatch, reason) -> None:
+    folder, cache = saved(tmp_path / "model"), tmp_path / "cache"
+    monkeypatch.setattr(engines, "HF_HOME", str(cache))
+    if reason == "read only":
+        # Root may write anywhere.
+        monkeypatch.setattr(engines.os, "access", lambda *_: False)
+    else:
+        monkeypatch.setattr(engines, "HF_HUB_CACHE", str(tmp_path))
+    translated(folder, random_sentences(2), "ctranslate2")
+    assert not (folder / BESIDE / "ctranslate2").exists()
+    assert len(list(cache.rglob("model.bin"))) == 1
+
+
+def test_what_fails_leaves_nothing(tmp_path) -> None:
+    folder = saved(tmp_path / "model", activation_function="mish")
+    with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only"):
+        translated(folder, [], "ctranslate2")
+    assert not (folder / BESIDE / "ctranslate2").exists()
+
+
+def convert_slowly(folder: Path, log: Path) -> None:
+    def write(to: Path) -> None:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write("written\n")
+        (to / "file").write_text("content")
+
+    assert (kept_conversion(folder, "some", "1", write) / "file").read_text() == "content"
+
+
+def test_several_processes_convert_once(tmp_path) -> None:
+    folder = saved(tmp_path / "model")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=convert_slowly, args=(folder, tmp_path / "log")) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 3
+    assert (tmp_path / "log").read_text() == "written\n"
+
+
+# ---- The command line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--compute-type", "int8"], "--compute-type needs --engine ctranslate2, but --engine is torch"),
+        (["--engine", "onnx", "--approximate"], "--approximate needs --engine ctranslate2, but --engine is onnx"),
+        (["--engine", "ctranslate2", "--int8"], "--int8 is for torch, but --engine is ctranslate2"),
+        (["--engine", "ctranslate2"], "CTranslate2 cannot translate with length_penalty_type='gnmt'"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_sentence(tmp_path, capsys, options, words) -> None:
+    folder = saved(tmp_path / "model", {"num_beams": 4})
+    (tmp_path / "in.txt").write_text("one\n")
+    assert main(["translate", "--model", str(folder), str(tmp_path / "in.txt"), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_translate_and_evaluate_take_the_engine(tmp_path, capsys) -> None:
+    folder = saved(tmp_path / "model")
+    sentences = random_sentences(20)
+    (tmp_path / "in.txt").write_text("\n".join(sentences) + "\n")
+    outputs = []
+    for engine in ("torch", "ctranslate2"):
+        arguments = ["--model", str(folder), "--engine", engine]
+        assert main(["translate", *arguments, str(tmp_path / "in.txt")]) == 0
+        outputs.append(capsys.readouterr().out.splitlines())
+        data = [str(tmp_path / "in.txt")] * 2
+        assert main(["evaluate", *arguments, "--data", *data, "--format", "json"]) == 0
+        scores = json.loads(capsys.readouterr().out)
+        assert scores["lines"] == 20
+    assert sum(one == two for one, two in zip(*outputs, strict=True)) >= 19
