@@ -30,8 +30,6 @@ from .settings import active_settings, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
-ENGINES = ("auto", "torch", "ctranslate2", "onnx")
-COMPUTE_TYPES = ("float32", "int8", "int8_float32", "bfloat16", "auto")
 LIBRARIES = {"ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
 RECORD = "engine.json"
 # A folder in the folder of a model, which nothing else reads.
@@ -44,9 +42,10 @@ class EngineOptions:
     Choice of an engine.
 
     Attributes:
-        name (`str`): one of `ENGINES`; `"auto"` takes CTranslate2 where it searches by exactly the model's settings.
-        compute_type (`str`, *optional*): number format in which CTranslate2 computes, one of `COMPUTE_TYPES`; float32
-            by default.
+        name (`str`): `"torch"`, `"ctranslate2"`, `"onnx"`, or `"auto"`: CTranslate2 where it searches by exactly the
+            model's settings.
+        compute_type (`str`, *optional*): number format in which CTranslate2 computes: `"float32"` (default), `"int8"`,
+            `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
     """
