@@ -24,8 +24,9 @@ from transformers import GenerationConfig
 from ..files import atomic_folder, digest, find_damage, read_sealed, sealed
 from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..translation.batches import to_translate
 from ..translation.lines import Candidates
-from .protocol import Loaded
+from .protocol import Loaded, Translate
 from .settings import active_settings, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
@@ -157,7 +158,7 @@ def _prepared(name: str, options: EngineOptions, loaded: Loaded) -> Engine:
         place = kept_conversion(loaded.folder, "onnx", version("onnxruntime"), lambda to: onnx.save(loaded, to))
         translator = onnx.OnnxTranslator(place)
         logger.info(f"Engine: ONNX Runtime {version('onnxruntime')}")
-        return lambda sentences: [[(0.0, text)] for text in translator.translate(sentences)]
+        return lambda sentences: _not_blank(translator.translate, loaded.tokenizer, sentences)
     from . import ctranslate2
 
     compute_type, device = options.compute_type or "float32", loaded.model.device.type
@@ -173,6 +174,13 @@ def _prepared(name: str, options: EngineOptions, loaded: Loaded) -> Engine:
     kind = engine.translator.compute_type
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads")
     return lambda sentences: engine.candidates(sentences, options.n_best)
+
+
+def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
+    """Translates the sentences that have text; the others have empty translations."""
+    chosen, _ = to_translate(tokenizer, sentences)
+    found = dict(zip(chosen, translate([sentences[i] for i in chosen]), strict=True))
+    return [[(0.0, found.get(i, ""))] for i in range(len(sentences))]
 
 
 # ---- Converted models --------------------------------------------------------------------------------------------
