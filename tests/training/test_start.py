@@ -140,7 +140,7 @@ def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # 
 
 
 def test_a_model_on_the_hub_is_downloaded_at_its_revision(tiny_run, tmp_path) -> None:
-    files = {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir()}
+    files = {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir() if path.is_file()}
     with HubServer() as hub:
         revision = hub.commit("alice/base", files)
         hub.commit("alice/base", {"model.safetensors": b"another model"})
