@@ -103,6 +103,7 @@ def test_keys_below_keys_are_read_saved_and_overridden(tmp_path) -> None:
     ("key", "value", "message"),
     [
         ("training.simcut", "3", "must have `key: value` lines under 'training.simcut', but it has 3"),
+        ("objective", "{foo: 3}", "unknown key 'objective.foo': did you mean 'objective."),
         ("training.simcut", "{beta: 3}", "unknown key 'training.simcut.beta': did you mean 'training.simcut.p'"),
         ("training.simcut", "{alpha: x}", "training.simcut.alpha must be a number, but it is 'x'"),
         ("training.simcut", "{p: 1.0}", "training.simcut.p must be above 0 and below 1, but it is 1.0"),

@@ -156,6 +156,8 @@ def load_translators(options: argparse.Namespace) -> Translators:
         from ..translation.quantization import to_int8
 
         return replace(translators, models=[to_int8(model) for model in translators.models])
+    if options.engine == "torch":
+        return translators
     folder = model_folder(options.model[0])
     return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
 

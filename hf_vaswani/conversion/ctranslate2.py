@@ -379,24 +379,19 @@ class Ctranslate2Translator:
         if beams == 1 and groups:
             # Greedy search can be cut afterwards.
             groups = {max(groups): chosen}
-        pending = [
-            (i, result)
-            for limit, members in sorted(groups.items(), reverse=True)
-            for i, result in zip(
-                members,
-                self.translator.translate_batch(
-                    [self.tokens_of(ids[i]) for i in members],
-                    asynchronous=True,
-                    max_batch_size=TOKENS_PER_BATCH,
-                    batch_type="tokens",
-                    num_hypotheses=n_best or 1,
-                    return_scores=n_best is not None,
-                    max_decoding_length=limit,
-                    **self.search_settings(beams),
-                ),
-                strict=True,
+        pending: list[tuple[int, Any]] = []
+        for limit, members in sorted(groups.items(), reverse=True):
+            results = self.translator.translate_batch(
+                [self.tokens_of(ids[i]) for i in members],
+                asynchronous=True,
+                max_batch_size=TOKENS_PER_BATCH,
+                batch_type="tokens",
+                num_hypotheses=n_best or 1,
+                return_scores=n_best is not None,
+                max_decoding_length=limit,
+                **self.search_settings(beams),
             )
-        ]
+            pending += zip(members, results, strict=True)
         found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
         for i, waiting in pending:
             result = waiting.result()

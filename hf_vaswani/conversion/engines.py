@@ -4,13 +4,14 @@ A model is converted once. The result lies in its folder, under `.engines`, or i
 model is from the Hub or its folder cannot be written. It is found again by the digests of the model's files.
 """
 
+import copy
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,8 @@ from .settings import active_settings, unsupported_settings
 logger = logging.getLogger("hf_vaswani")
 
 LIBRARIES = {"ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
+# Names of the engines in `SETTINGS`.
+IN_SETTINGS = {"ctranslate2": "CTranslate2", "onnx": "OnnxTranslator"}
 RECORD = "engine.json"
 # A folder in the folder of a model, which nothing else reads.
 BESIDE = ".engines"
@@ -92,16 +95,17 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
     if not reasons and name == "ctranslate2" and not options.approximate:
         reasons = inexact_rules(models[0].generation_config)
         advice = "--approximate takes its closest settings, --engine torch the exact ones"
+    why = f"{LIBRARIES[name]} cannot translate with {'; '.join(reasons)}"
     if not reasons:
         try:
             return _prepared(name, options, Loaded(models[0], tokenizer, folder))
-        except ImportError as error:
+        except (ImportError, ValueError) as error:
             if not is_auto:
                 raise
-            reasons = [f"{error}"]
+            why = str(error).rstrip(".")
     if not is_auto:
-        raise ValueError(f"{LIBRARIES[name]} cannot translate with {'; '.join(reasons)}. {advice}.")
-    logger.info(f"Engine: torch, because {LIBRARIES[name]} cannot translate with {'; '.join(reasons)}.")
+        raise ValueError(f"{why}. {advice}.")
+    logger.info(f"Engine: torch. {why}.")
     return None
 
 
@@ -115,7 +119,7 @@ def obstacles(name: str, models: Sequence[Any], n_best: int | None) -> list[str]
     if name == "ctranslate2" and not _has_device(model.device.type):
         return [f"the {model.device.type} of this machine"]
     settings = model.generation_config
-    found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, _ENGINE_OF_SETTINGS[name]).items()]
+    found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, IN_SETTINGS[name]).items()]
     if name == "onnx":
         found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + ["--n-best"] * bool(n_best)
     return found
@@ -146,16 +150,17 @@ def _has_device(device: str) -> bool:
     return device in ("cpu", "cuda")
 
 
-# Names of the engines in `SETTINGS`.
-_ENGINE_OF_SETTINGS = {"ctranslate2": "CTranslate2", "onnx": "OnnxTranslator"}
-
-
 def _prepared(name: str, options: EngineOptions, loaded: Loaded) -> Engine:
     """Loads an engine with the converted model."""
     if name == "onnx":
         from . import onnx
 
-        place = kept_conversion(loaded.folder, "onnx", version("onnxruntime"), lambda to: onnx.save(loaded, to))
+        def write(to: Path) -> None:
+            # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
+            model = copy.deepcopy(loaded.model).to("cpu", torch.float32)
+            onnx.save(replace(loaded, model=model), to)
+
+        place = kept_conversion(loaded.folder, "onnx", version("onnxruntime"), write)
         translator = onnx.OnnxTranslator(place)
         logger.info(f"Engine: ONNX Runtime {version('onnxruntime')}")
         return lambda sentences: _not_blank(translator.translate, loaded.tokenizer, sentences)

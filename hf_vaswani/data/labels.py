@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -120,23 +120,23 @@ def check_labels(labels: Sequence[str], sources: Sequence[Source]) -> None:
         raise ValueError(f"A classifier needs two labels or more, but the training text has {found}: {origin}.")
 
 
-def check_known(names: Sequence[str], labels: Sequence[str], where: str) -> None:
-    """Raises a `ValueError` that begins with `where` if a name is none of the labels of a model."""
-    known = set(labels)
-    if unknown := [name for name in names if name not in known]:
+def check_known(names: Sequence[str], ids: Mapping[str, int], where: str) -> None:
+    """Raises a `ValueError` that begins with `where` unless each name is a label of the model, a key of `ids`."""
+    if unknown := [name for name in names if name not in ids]:
         raise ValueError(
-            f"{where} has the label {unknown[0]!r}, but the model has only {', '.join(map(repr, labels[:20]))}"
-            f"{' and more' if len(labels) > 20 else ''}: each label must be in the training text."
+            f"{where} has the label {unknown[0]!r}, but the model has only {', '.join(map(repr, list(ids)[:20]))}"
+            f"{' and more' if len(ids) > 20 else ''}: each label must be in the training text."
         )
 
 
 def check_all_known(labels: Sequence[str], sources: Sequence[Source]) -> None:
     """Raises a `ValueError` as [`check_known`] does, for all text of these sources."""
+    ids = {name: i for i, name in enumerate(labels)}
     for source in sources:
         for split, rows in source.pairs.items():
             where = " and ".join(source.origin(split))
             for number, names in enumerate(_labels(rows), start=1):
-                check_known(names, labels, f"{where}, row {number},")
+                check_known(names, ids, f"{where}, row {number},")
 
 
 def _labels(rows: Any) -> list[list[str]]:
@@ -236,7 +236,7 @@ def encode_labelled(
             names = [[label] for label in batch["label"]]
         found: dict[str, list[Any]] = {name: [] for name in lists}
         for row, (encoding, tags) in enumerate(zip(encodings, names, strict=True)):
-            check_known(tags, labels, f"{where}, row {indices[row] + 1},")
+            check_known(tags, ids, f"{where}, row {indices[row] + 1},")
             target = [ids[name] for name in tags]
             if "words" in batch:
                 target = tag_places(encoding, batch["words"][row], target)

@@ -1,6 +1,6 @@
 """Sampling, and greedy and beam search of Section 6.1, on [`EnsembleDecoder`].
 
-They return the tokens of transformers' own searches, several times faster. A call that needs more than token ids and
+They return the tokens of transformers' own searches, in less time. A call that needs more than token ids and
 scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
 """
 

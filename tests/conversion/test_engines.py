@@ -10,6 +10,7 @@ import pytest
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import engines
 from hf_vaswani.conversion.engines import BESIDE, EngineOptions, choose_engine, kept_conversion
+from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
 
@@ -105,7 +106,7 @@ def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, setting
         model, tokenizer = load_translator(folder)
         with caplog.at_level(logging.INFO, "hf_vaswani"):
             assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
-        assert "Engine: torch, because CTranslate2 cannot translate with" in caplog.text
+        assert "Engine: torch. CTranslate2 cannot translate with" in caplog.text
     assert not (folder / BESIDE).exists()
 
 
@@ -143,11 +144,24 @@ def test_approximate_takes_the_closest_rules(tmp_path) -> None:
         translated(saved(tmp_path / "other", {"encoder_no_repeat_ngram_size": 2}), [], "ctranslate2", approximate=True)
 
 
-def test_int8_is_nearly_the_same(tmp_path) -> None:
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_a_model_in_half_precision_is_computed_in_float32(tmp_path, engine) -> None:
+    model = save_random(tmp_path / "model")
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    model.float()  # with the rounded weights
+    sentences = random_sentences()
+    expected = translate_corpus(model, load_translator(tmp_path / "model")[1], sentences)
+    found = translated(tmp_path / "model", sentences, engine)
+    assert sum(text == other for [(_, text)], other in zip(found, expected, strict=True)) >= len(sentences) - 1
+
+
+def test_int8_is_nearly_the_same(tmp_path, caplog) -> None:
     folder, sentences = saved(tmp_path / "model", d_model=64, d_ff=128), random_sentences()
-    ours, theirs = (
-        translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in ("float32", "int8_float32")
-    )
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        ours, theirs = (
+            translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in ("float32", "int8_float32")
+        )
+    assert [record.message.split(", ")[1] for record in caplog.records] == ["float32", "int8_float32"]
     assert len(sentences) // 3 < equal_texts(ours, theirs)
     # Both computed from one conversion.
     assert [path.name for path in (folder / BESIDE).iterdir() if path.is_dir()] == ["ctranslate2"]
@@ -219,10 +233,14 @@ def test_elsewhere_it_lies_in_the_cache(tmp_path, monkeypatch, reason) -> None:
     assert len(list(cache.rglob("model.bin"))) == 1
 
 
-def test_what_fails_leaves_nothing(tmp_path) -> None:
+def test_what_fails_leaves_nothing(tmp_path, caplog) -> None:
     folder = saved(tmp_path / "model", activation_function="mish")
     with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only"):
         translated(folder, [], "ctranslate2")
+    model, tokenizer = load_translator(folder)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
+    assert "Engine: torch. The model has activation_function 'mish'" in caplog.text
     assert not (folder / BESIDE / "ctranslate2").exists()
 
 

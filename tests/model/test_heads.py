@@ -515,7 +515,7 @@ def test_the_base_of_a_decoder_is_a_decoder(tmp_path) -> None:
     assert type(base) is VaswaniModel and base.encoder is None
     assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
     classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=4)
-    assert classifier.pooler is None and classifier(ids).logits.shape == (3, 4)
+    assert classifier.pooler is None and classifier(ids).logits.shape == (3, 4) and classifier.num_labels == 4
     assert torch.equal(classifier.model(ids).last_hidden_state, model.model(ids).last_hidden_state)
 
 

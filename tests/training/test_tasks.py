@@ -291,3 +291,12 @@ def test_each_task_has_its_class() -> None:
         settings = ObjectiveRecipe(next_sentence=name == "next_sentence")
         assert model_class(Recipe(task=task, objective=settings)) is CLASSES[name][0]
     assert model_class(Recipe()) is VaswaniForConditionalGeneration
+
+
+def test_a_label_that_the_training_text_lacks_is_found_before_anything_is_written(tmp_path, capsys) -> None:
+    arguments = recipe(tmp_path, "classification")
+    with open(tmp_path / "test.tsv", "a", encoding="utf-8") as file:
+        file.write("the cow\tcow\n")
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 2
+    assert "has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
