@@ -166,12 +166,21 @@ def sentence_scores(
         `list[dict[str, float]]`: `bleu` (with sacreBLEU's effective order), `chrf` and `ter` of each sentence.
     """
     _check_lengths({"translations": hypotheses}, references)
-    metrics = []
-    for metric, settings in _metrics(tokenize, lowercase):
-        order = {"effective_order": True} if metric.key == "bleu" else {}
-        metrics.append((metric.key, metric.metric(**settings, **order)))
+    metrics = _sentence_metrics(tokenize, lowercase)
     rows = zip(hypotheses, zip(*_reference_streams(references), strict=True), strict=True)
     return [{key: metric.sentence_score(text, right).score for key, metric in metrics} for text, right in rows]
+
+
+def sentence_scorer(key: str, tokenize: str = "13a", lowercase: bool = False) -> Callable[[str, str], float]:
+    """
+    Returns a function of a translation and its reference, which returns the score that [`sentence_scores`] has.
+
+    Args:
+        key (`str`): a key of `METRICS`.
+        tokenize (`str`), lowercase (`bool`): as in [`score`].
+    """
+    (scorer,) = [each for name, each in _sentence_metrics(tokenize, lowercase) if name == key]
+    return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
 
 
 @dataclass
@@ -300,6 +309,14 @@ def _metrics(tokenize: str, lowercase: bool) -> list[tuple[Any, dict[str, Any]]]
         (Bleu(keep_in_memory=True), {"tokenize": tokenize, "lowercase": lowercase}),
         (ChrF(keep_in_memory=True), {"lowercase": lowercase}),
         (Ter(keep_in_memory=True), {}),
+    ]
+
+
+def _sentence_metrics(tokenize: str, lowercase: bool) -> list[tuple[str, Metric]]:
+    """The metrics of sacreBLEU for single sentences, each with its key."""
+    return [
+        (metric.key, metric.metric(**settings, **({"effective_order": True} if metric.key == "bleu" else {})))
+        for metric, settings in _metrics(tokenize, lowercase)
     ]
 
 

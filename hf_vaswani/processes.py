@@ -263,19 +263,19 @@ class Processes:
                 raise
             sys.exit(2)
 
-    def chunks(self, lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    def chunks(self, items: Iterable[T], size: int) -> Iterator[list[T]]:
         """
-        Reads lines in process 0, and yields them in every process.
+        Reads items, such as lines, in process 0, and yields them in every process.
 
         Args:
-            lines (`Iterable[str]`): read in process 0 only.
-            size (`int`): lines of a chunk for each process.
+            items (`Iterable`): read in process 0 only.
+            size (`int`): items of a chunk for each process.
 
         Yields:
-            `list[str]`: the next `size * num_processes` lines; fewer at the end.
+            `list`: the next `size * num_processes` items; fewer at the end.
         """
-        lines = iter(lines)
-        while chunk := self.on_main_process(lambda: list(islice(lines, size * self.num_processes))):
+        items = iter(items)
+        while chunk := self.on_main_process(lambda: list(islice(items, size * self.num_processes))):
             yield chunk
 
     def gather(self, part: T) -> list[T]:

@@ -40,7 +40,7 @@ RANKED_BY: dict[str, tuple[BestBy, ...]] = {
 }
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
-    "backtranslation",
+    *("backtranslation", "teacher"),
 )
 
 
@@ -571,6 +571,37 @@ class BacktranslationRecipe:
 
 
 @dataclass
+class TeacherRecipe:
+    """
+    Sequence-level knowledge distillation (Kim and Rush, 2016): `hf-vaswani distill` translates the sources of the
+    training text with another model, the teacher, and the model of the recipe, the student, learns these translations
+    in place of the targets.
+    """
+
+    model: list[str] | str | None = None
+    """Teacher: the folder of a model, a checkpoint or a run, or an id on the Hub; of several with one vocabulary, the
+    ensemble. If set, training reads the teacher's translations, which `hf-vaswani distill` writes first."""
+    text: list[str] | str | None = None
+    """More text in the source language of `data` for the teacher to translate, one sentence a line: a file, or a list
+    of files, which may be compressed as `.gz`. Empty lines are skipped."""
+    folder: str | None = None
+    """Folder for the translations, which several students may share; `null` is the run's, with `.teacher` at its
+    end."""
+    num_beams: int = number(8, at_least=1, at_most=1000)
+    """Beam size of the teacher; 1 is greedy search."""
+    n_best: int | None = number(None, at_least=1, at_most=1000)
+    """Translations of each sentence to keep for the choice; `null` is the beam size."""
+    choose: Literal["model", "bleu", "chrf"] = "model"
+    """Translation that the student learns: the best by the teacher (`model`), or the one that is nearest to the target
+    of the training text by sentence `bleu` or `chrf`. Sentences of `teacher.text` have the best by the teacher."""
+    backward_model: str | None = None
+    """Model that translates back, by which bad pairs are found: their sources are improbable, given the
+    translations."""
+    drop_worst: float = number(0.05, at_least=0, below=1)
+    """Share of the pairs to drop, those with the lowest log-probability per token under `backward_model`."""
+
+
+@dataclass
 class Recipe:
     """One experiment."""
 
@@ -600,6 +631,7 @@ class Recipe:
     evaluation: EvaluationRecipe = field(default_factory=EvaluationRecipe)
     hub: HubRecipe = field(default_factory=HubRecipe)
     backtranslation: BacktranslationRecipe = field(default_factory=BacktranslationRecipe)
+    teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
 
     def __post_init__(self) -> None:
         # Keys that the file or the command line gives, as in "model.d_model"; the others have their defaults.

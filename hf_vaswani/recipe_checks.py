@@ -22,6 +22,7 @@ from .recipe import (
     Part,
     Recipe,
     SourceRecipe,
+    TeacherRecipe,
     TrainingRecipe,
     measure_name,
     options_of,
@@ -81,6 +82,7 @@ def check_ranges(recipe: Recipe) -> None:
     check_baseline(recipe, "hub.not_worse_than")
     _check_sets(recipe)
     _check_backtranslation(recipe.backtranslation)
+    _check_teacher(recipe.teacher, recipe.task)
     tokenizer = recipe.tokenizer
     kept = recipe.initialize.from_ is not None and recipe.initialize.vocabulary == "keep"
     if tokenizer.bpe_dropout and tokenizer.kind != "bpe" and tokenizer.path is None and not kept:
@@ -438,6 +440,33 @@ def _check_backtranslation(settings: BacktranslationRecipe) -> None:
         )
     if settings.text == []:
         raise ValueError("backtranslation.text must have at least one file, but it is [].")
+
+
+def _check_teacher(settings: TeacherRecipe, task: str) -> None:
+    """Refuses settings of the teacher that contradict each other, or would have no effect."""
+    defaults = TeacherRecipe()
+    if settings.model is None:
+        for part in fields(settings):
+            if (value := getattr(settings, part.name)) != getattr(defaults, part.name):
+                raise ValueError(f"teacher.{part.name} ({shown(value)}) has no effect without teacher.model: set it.")
+        return
+    if task != "translation":
+        raise ValueError(f"teacher.model needs task 'translation', but the task is {task!r}.")
+    for name in ("model", "text"):
+        if getattr(settings, name) == []:
+            raise ValueError(f"teacher.{name} must name at least one, but it is [].")
+    n_best = settings.num_beams if settings.n_best is None else settings.n_best
+    if n_best > settings.num_beams:
+        raise ValueError(f"teacher.n_best ({n_best}) must not be above teacher.num_beams ({settings.num_beams}).")
+    if settings.choose != "model" and n_best == 1:
+        key = "num_beams" if settings.num_beams == 1 else "n_best"
+        raise ValueError(
+            f"teacher.choose is {settings.choose!r}, which needs translations to choose from, but teacher.{key} is 1."
+        )
+    if settings.backward_model is None and settings.drop_worst != defaults.drop_worst:
+        raise ValueError(
+            f"teacher.drop_worst ({settings.drop_worst}) has no effect without teacher.backward_model: set it."
+        )
 
 
 def check_repo_id(repo_id: str, where: str) -> None:

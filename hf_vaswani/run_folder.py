@@ -64,8 +64,8 @@ CHANGEABLE = {
     "hub.license",
 }
 
-# Settings of another command, which no training reads.
-APART = "backtranslation."
+# Settings of other commands, which no training reads, or only to find its text.
+APART = ("backtranslation.", "teacher.")
 
 T = TypeVar("T")
 

@@ -52,6 +52,25 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(scope="session")
+def teacher(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a model that writes something else for each sentence, as one that was trained for longer does."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("teacher")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_run / "model")
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.7)
+    # Its embeddings would make it repeat itself.
+    model.generation_config.no_repeat_ngram_size = 1
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_run / "model").save_pretrained(folder)
+    return folder
+
+
 def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:
     """Writes two line-aligned files: numbers spelled out digit by digit in English and in German."""
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

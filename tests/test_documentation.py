@@ -123,7 +123,7 @@ def small_recipe(text: str, path: Path, **more: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tiny_run: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the documentation's commands find what they name."""
     folder = tmp_path_factory.mktemp("documentation")
     for name in ("train.py", "benchmarks"):
@@ -136,7 +136,9 @@ def workplace(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Its vocabulary and sizes are those of the start.
     small_recipe(topics, folder / "configs" / "topics.yaml", tokenizer={}, model={})
     small_recipe(several, folder / "configs" / "tasks.yaml")
+    small_recipe(blocks("docs/distilling.md", "yaml")[0], folder / "configs" / "student.yaml")
     (folder / "runs").mkdir()
+    (folder / "runs" / "big").symlink_to(teacher)
     (folder / "runs" / "quickstart").symlink_to(tiny_run)
     for name in ("a", "b"):
         (folder / "runs" / name).symlink_to(tiny_run)

@@ -30,7 +30,8 @@ NEEDED = {
     "conversion": {"convert"},
     "cli": {"train", "clean", "viz"},
 }
-VERBS = ["check", "train", "translate", "backtranslate", "score", "evaluate", "compare", "average", "push", "convert"]
+VERBS = ["check", "train", "translate", "backtranslate", "distill", "score", "evaluate", "compare"]
+VERBS += ["average", "push", "convert"]
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -74,43 +74,43 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
     from ..run_folder import MODEL
     from ..translation.backtranslation import (
         Backtranslator,
-        PairsFile,
-        backtranslate,
         check_direction,
+        count_pairs,
         model_digest,
         sentences_of,
         set_search,
     )
+    from ..translation.growing_file import GrowingFile, grow
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
     name = str(given.model)
     of_run = Path(name) / MODEL
     loaded = load_models([str(of_run) if of_run.is_dir() else name], None)
     model, tokenizer = loaded.models[0], loaded.tokenizer
-    tag = check_direction(name, model, tokenizer, *languages)
+    tag = check_direction("backtranslation.model", name, model, tokenizer, languages[1], languages[0])
     set_search(model, given.method, given.top_k, given.temperature, given.num_beams)
 
-    def begin() -> tuple[PairsFile, int | None]:
+    def begin() -> tuple[GrowingFile, int | None]:
         # Everything that decides about the pairs, in the words of the recipe.
         settings = {"data.source_language": languages[0], "data.target_language": languages[1], "seed": recipe.seed}
         settings |= {f"backtranslation.{key}": value for key, value in asdict(given).items() if key != "output"}
         settings["backtranslation.model"] = f"{name}, SHA-256 {model_digest(model, tokenizer)}"
         settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
-        pairs = PairsFile(output, languages, settings)
+        pairs = GrowingFile(output, settings, languages)
         return pairs, pairs.begin()
 
     pairs, done = processes.on_main_process(begin)
     if done is not None:
         translate = Backtranslator(model, tokenizer, tag, recipe.seed)
         with tqdm(initial=done, unit=" pairs", disable=None if processes.is_main_process else True) as bar:
-            for count in backtranslate(processes, translate, sentences_of(_lines(files)), done, pairs):
+            for count in grow(processes, pairs, sentences_of(_lines(files)), done, translate):
                 bar.update(count)
         lines_split = sum(processes.gather(translate.translator.lines_split))
         if processes.is_main_process:
             warn_split(lines_split, translate.translator.longest)
             pairs.finish()
     if processes.is_main_process:
-        count, empty = pairs.count()
+        count, empty = count_pairs(output)
         without = f", {empty:,} without a source, which a training skips" if empty else ""
         sys.stdout.write(f"{'Pairs' if done is not None else 'Complete'}  {output} ({count:,}{without})\n")
 

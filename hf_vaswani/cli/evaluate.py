@@ -9,7 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from .inputs import add_model, check_counts, load_translators, require_file, text_lines, warn_split
+from .inputs import (
+    add_model,
+    check_counts,
+    load_translators,
+    print_table,
+    require_file,
+    text_lines,
+    warn_split,
+)
 
 if TYPE_CHECKING:
     from ..metrics import Compared
@@ -232,13 +240,13 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         _print_csv(sentences or corpus)
         return
     if sentences:
-        _print_table(sentences)
+        print_table(sentences)
         sys.stdout.write("\n")
-    _print_table(corpus)
+    print_table(corpus)
     if altered:
         sys.stdout.write("\n")
         texts = {"unaltered": scores} | altered
-        _print_table(
+        print_table(
             [{"text": text} | {name: row[metric] for metric, name in METRICS.items()} for text, row in texts.items()]
         )
 
@@ -280,7 +288,7 @@ def _read_systems(systems: list[Path], references: list[Path]) -> tuple[dict[str
 
 def _print_comparison(found: Sequence["Compared"], baseline: str) -> None:
     baselines = {row.metric: row for row in found if row.system == baseline}
-    _print_table(
+    print_table(
         [
             {
                 "metric": row.metric,
@@ -313,12 +321,3 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from tabulate import tabulate
-
-    # tabulate would parse "+1.20" as a number and drop its sign.
-    sides = ["left" if isinstance(cell, str) else "right" for cell in rows[0].values()]
-    cells = [[f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
-    sys.stdout.write(tabulate(cells, headers=list(rows[0]), colalign=sides, disable_numparse=True) + "\n")

@@ -1,8 +1,9 @@
-"""Inputs that several verbs share: models, target languages and lines of text."""
+"""Inputs that several verbs share: models, target languages and lines of text; and the tables they print."""
 
 import argparse
 import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,3 +219,16 @@ def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> st
     if targets and not language_tags(tokenizer):
         return ""
     return find_language_tag(tokenizer, target_language)
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------------
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints rows with the same columns; numbers have two decimals and stand on the right."""
+    from tabulate import tabulate
+
+    # tabulate would parse "+1.20" as a number and drop its sign.
+    sides = ["left" if isinstance(cell, str) else "right" for cell in rows[0].values()]
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows]
+    sys.stdout.write(tabulate(cells, headers=list(rows[0]), colalign=sides, disable_numparse=True) + "\n")

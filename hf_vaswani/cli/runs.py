@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .inputs import check_counts
 
 if TYPE_CHECKING:
+    from ..recipe import Recipe
     from ..records import Result
 
 
@@ -76,7 +77,11 @@ def _train(options: argparse.Namespace) -> None:
 
     # Launchers start train.py only.
     program = "accelerate launch train.py" if options.program == "train.py" else "hf-vaswani train"
-    recipe = load_recipe(options.arguments, program)
+    train_recipe(load_recipe(options.arguments, program))
+
+
+def train_recipe(recipe: "Recipe") -> "Result | None":
+    """Trains a recipe, prints the result and publishes it; returns it in process 0."""
     # Imported once the recipe is valid: they take seconds.
     from accelerate import PartialState
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -88,7 +93,7 @@ def _train(options: argparse.Namespace) -> None:
     with logging_redirect_tqdm():
         result = train(recipe)
     if not PartialState().is_main_process:
-        return
+        return None
     _print_result(result)
     if recipe.hub.repo_id is not None:
         from ..hub.publishing import push_checkpoint, push_waiting
@@ -99,6 +104,7 @@ def _train(options: argparse.Namespace) -> None:
         run_dir, model = Path(recipe.run_dir), Path(str(result.model))
         address = push_checkpoint(run_dir, model, recipe.hub, judge(run_dir, model, recipe.hub))
         sys.stdout.write(f"Published {address}\n")
+    return result
 
 
 def _print_result(result: "Result") -> None:

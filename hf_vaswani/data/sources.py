@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 VOCABULARY_PAIRS = 1_000_000
 # Arguments of `load_pairs`.
 NO_TRAINING_TEXT = {"train_files": None, "train_split": None}
+NO_EVALUATION_TEXT = {f"{split}_{kind}": None for split in ("validation", "test") for kind in ("files", "split")}
 
 
 @dataclass
@@ -134,6 +135,30 @@ def read_sources(recipe: Recipe) -> list[Source]:
             "data.target_tag, unless the text itself names the target language"
         )
     return sources
+
+
+def read_training_source(recipe: Recipe, part: SourceRecipe) -> Source:
+    """
+    Reads the training text of one source of a recipe alone.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        part ([`SourceRecipe`]): the source.
+
+    Returns:
+        [`Source`]: with the split "train".
+
+    Raises:
+        ValueError: there is no training text, or it cannot be read.
+        FileNotFoundError: a file or dataset does not exist.
+    """
+    settings = _settings(part) | NO_EVALUATION_TEXT
+    source = Source(
+        part, load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming), _tag(recipe, part)
+    )
+    if "train" not in source.pairs:
+        raise ValueError("There is no training text: set data.train_files or data.dataset.")
+    return source
 
 
 def read_evaluation_sources(recipe: Recipe) -> list[Source]:

@@ -18,7 +18,7 @@ from ..metrics import METRICS
 from ..recipe import PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
 from ..recipe_file import load_recipe
 from ..records import Environment, Result, Scored
-from ..run_folder import CURVE, RECIPE, VALIDATIONS, WEIGHTS, read_environment
+from ..run_folder import CURVE, MODEL, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 from .evaluation import (
     EXACT,
     SetScores,
@@ -182,11 +182,16 @@ def _training_loss(recipe: Recipe) -> str:
 
 def _origin(recipe: Recipe, base: str | None) -> str:
     """Returns what the training started from, in words that follow "trained"."""
-    start = recipe.initialize.from_
+    start, teachers, text = recipe.initialize.from_, recipe.teacher.model, ""
+    if teachers is not None:
+        # The model of a run is in its folder `model`.
+        paths = [Path(name) for name in (teachers if isinstance(teachers, list) else [teachers])]
+        names = [f"`{path.parent.name if path.name == MODEL else path.name}`" for path in paths]
+        text = f" on the translations of {' and '.join(names)}"
     if start is None:
-        return "from scratch"
+        return f"from scratch{text}"
     named = f"[{base}](https://huggingface.co/{base})" if base else f"`{Path(start).name}`"
-    return f"further from {named}"
+    return f"further from {named}{text}"
 
 
 def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, rows: list[SetScores]) -> ModelCardData:
@@ -337,7 +342,7 @@ def _settings(recipe: Recipe, on_hub: set[str]) -> str:
     here, defaults = asdict(recipe), asdict(Recipe())
     if recipe.task != defaults["task"]:
         found["task"] = recipe.task
-    for section in ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation"):
+    for section in ("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "teacher"):
         changed = {
             key.removesuffix("_"): value for key, value in here[section].items() if value != defaults[section][key]
         }

@@ -9,6 +9,12 @@ from ..recipe import PAIR_TASKS, Files, Recipe, SourceRecipe
 from ..records import Environment, Text
 from .tasks import TASKS
 
+# Keys of recipes, and their sections, whose strings may be paths.
+PATHS = (
+    *("dataset", "path", "run_dir", "recipe", "from", "not_worse_than"),
+    *("model", "text", "output", "folder", "backward_model"),
+)
+
 
 def named_sources(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
     """Returns the sources of training text by direction or language, and then the validation sets by their names."""
@@ -81,5 +87,5 @@ def names_only(key: str, value: Any, on_hub: set[str]) -> Any:
         return {name: names_only(key if inner else name, each, on_hub) for name, each in value.items()}
     if isinstance(value, list):
         return [names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in ("dataset", "path", "run_dir", "recipe", "from", "not_worse_than")
+    is_path = key.endswith("_files") or key in PATHS
     return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value

@@ -57,6 +57,7 @@ from ..run_folder import (
 from .adapters import check_peft
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses
+from .distillation import with_teacher_text
 from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
@@ -93,7 +94,7 @@ def train(recipe: Recipe) -> Result:
         Interrupted: a signal asked the training to stop.
     """
     # Errors that need neither data nor other processes come first.
-    recipe = resumed_recipe(recipe)
+    recipe = resumed_recipe(with_teacher_text(recipe))
     if recipe.initialize.from_ is None:
         check_model(recipe)
     if recipe.task not in MEASURED_TASKS:

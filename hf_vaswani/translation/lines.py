@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,6 +20,8 @@ SPACE = re.compile(r"\s+")
 
 # The n-best list of a line: scores and translations, best first.
 Candidates = list[tuple[float, str]]
+
+T = TypeVar("T")
 
 
 # ---- Long lines --------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def join_candidates(pieces: list[Candidates]) -> Candidates:
     ]
 
 
-def skip_lines(lines: Iterator[str], done: int) -> Iterator[str]:
+def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:
     """
     Skips the first `done` lines.
 

@@ -13,7 +13,7 @@ import pytest
 from hf_vaswani.cli import main
 from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.interruption import exclusive_file
-from hf_vaswani.translation import backtranslation, lines
+from hf_vaswani.translation import growing_file, lines
 
 from ..conftest import ROOT, write_recipe
 from .conftest import size_limit
@@ -25,7 +25,7 @@ WORDS = ["one", "two three", "four five six", "nine", "seven eight"]
 @pytest.fixture
 def command(tiny_run, tmp_path: Path, monkeypatch) -> list[str]:
     """A command that translates 40 sentences in blocks of 8."""
-    monkeypatch.setattr(backtranslation, "BLOCK", 8)
+    monkeypatch.setattr(growing_file, "BLOCK", 8)
     text = [f"{WORDS[i % 5]} {WORDS[i % 3]}" for i in range(40)]
     (tmp_path / "a.en").write_text("\n".join(text[:20]) + '\n\n  \n"ten"\ttwo\r\n', encoding="utf-8")
     (tmp_path / "b.en.gz").write_bytes(gzip.compress("\n".join(text[20:]).encode()))
@@ -92,9 +92,9 @@ def test_a_killed_process_goes_on_to_the_same_bytes(command, tmp_path) -> None:
     whole = output.read_bytes()
     output.unlink()
     program = (
-        "import sys, time; from hf_vaswani.cli import main; from hf_vaswani.translation import backtranslation\n"
-        "backtranslation.BLOCK, write = 8, backtranslation.PairsFile.write\n"
-        "backtranslation.PairsFile.write = lambda self, pairs: (write(self, pairs), time.sleep(1))\n"
+        "import sys, time; from hf_vaswani.cli import main; from hf_vaswani.translation import growing_file\n"
+        "growing_file.BLOCK, write = 8, growing_file.GrowingFile.write\n"
+        "growing_file.GrowingFile.write = lambda self, pairs: (write(self, pairs), time.sleep(1))\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen([sys.executable, "-c", program, *command], cwd=ROOT, env=os.environ)
@@ -137,7 +137,10 @@ def test_two_processes_do_not_write_one_file(command, tmp_path, capsys) -> None:
         (["--backtranslation.output=pairs.txt"], "backtranslation.output must end in .tsv"),
         (["--backtranslation.output=no/pairs.tsv"], "is in a folder that does not exist"),
         (["--backtranslation.model=nowhere"], "There is no model folder 'nowhere'"),
-        (["--data.source_language=fr"], "translates en-de, but sources for text in the target language of data"),
+        (
+            ["--data.source_language=fr"],
+            "translates en-de, but for the data section of this recipe, it must translate en-fr",
+        ),
         (["--backtranslation.top_k=5", "--backtranslation.method=beam"], "backtranslation.top_k (5) has no effect"),
     ],
 )

@@ -227,6 +227,19 @@ def test_a_start_is_on_the_hub_unless_it_was_a_local_folder(run, is_local) -> No
     assert settings["initialize"] == {"from": "acme/base" if is_local is False else "base", "parts": ["encoder"]}
 
 
+def test_the_teachers_of_a_student_are_named_without_their_folders(run) -> None:
+    change_recipe(
+        run, "teacher", model=["/secret/runs/big/model", "acme/base"], text="/secret/more.en", folder="/secret/t"
+    )
+    rendered = card(run)
+    assert "trained from scratch on the translations of `big` and `base` with `hf_vaswani`." in " ".join(
+        rendered.text.split()
+    )
+    settings = yaml.safe_load(rendered.text.split("```yaml\n")[1].split("```")[0])
+    assert settings["teacher"] == {"model": ["model", "base"], "text": "more.en", "folder": "t"}
+    assert "secret" not in str(rendered)
+
+
 def test_special_characters_do_not_break_the_page(run) -> None:
     odd = "odd|na`me # heading <script>x"
     change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")

@@ -1,0 +1,189 @@
+"""The verb that teaches a small model by a large one: distill."""
+
+import argparse
+import contextlib
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .inputs import load_models, print_table, require_file, warn_split
+from .runs import train_recipe
+
+if TYPE_CHECKING:
+    from ..processes import Processes
+    from ..recipe import Recipe
+    from ..translation.growing_file import GrowingFile
+    from .inputs import Translators
+
+PURPOSE = (
+    "Translates the training text of a recipe with its teacher, and trains the recipe's model on the translations."
+)
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verb to the command line, with its function under `run`."""
+    # Recipes have a parser of their own, as in train.
+    parser = verbs.add_parser(
+        "distill",
+        help="train a small model on the translations of a large one: distill RECIPE.yaml [--section.key value]",
+        add_help=False,
+        prefix_chars="\0",
+    )
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=_distill)
+
+
+def _distill(options: argparse.Namespace) -> None:
+    from ..recipe_file import load_recipe
+
+    recipe = load_recipe(options.arguments, "hf-vaswani distill", PURPOSE)
+    if recipe.teacher.model is None:
+        raise ValueError("teacher.model must have a value, but it is None: --help explains it.")
+    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..processes import Processes
+    from ..training.distillation import PAIRS, teacher_folder
+    from ..training.loop import check_metric
+
+    check_metric(recipe)
+    processes, folder = Processes(), teacher_folder(recipe)
+    processes.on_main_process(lambda: _check_files(recipe))
+    with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
+        processes.on_main_process(lambda: folder.mkdir(parents=True, exist_ok=True))
+        processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
+        before = _Work(recipe, processes).run()
+    result = train_recipe(recipe)
+    if result is None:
+        return
+    after = result.sets or {name: {"bleu": result.bleu, "chrf": result.chrf} for name in before}
+    rows = [
+        {"test set": name, "": who, "BLEU": scores[name]["bleu"], "chrF": scores[name]["chrf"]}
+        for name in before
+        for who, scores in (("teacher", before), ("student", after))
+    ]
+    if rows:
+        sys.stdout.write("\n")
+        print_table(rows)
+
+
+def _check_files(recipe: "Recipe") -> None:
+    from ..training.distillation import teacher_folder, text_files
+
+    folder = teacher_folder(recipe)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"teacher.folder {folder} is a file: name a folder.")
+    for file in text_files(recipe.teacher):
+        require_file(file)
+
+
+class _Work:
+    """The steps of all sources, which all processes take together."""
+
+    def __init__(self, recipe: "Recipe", processes: "Processes") -> None:
+        from ..training.distillation import teacher_names
+        from ..translation.backtranslation import check_direction, set_search
+
+        self.recipe, self.processes, self.rows = recipe, processes, list[dict[str, Any]]()
+        names = teacher_names(recipe.teacher)
+        self.teacher, self.teachers = _load(names)
+        self.own_search = copy.deepcopy(self.teacher.models[0].generation_config)
+        set_search(self.teacher.models[0], "beam", num_beams=recipe.teacher.num_beams)
+        for source, target in recipe.language_pairs:
+            for name, model in zip(names, self.teacher.models, strict=True):
+                check_direction("teacher.model", name, model, self.teacher.tokenizer, source, target)
+        self.backward: Translators | None = None
+        if (other := recipe.teacher.backward_model) is not None:
+            self.backward, (self.backward_name,) = _load([other])
+            for source, target in recipe.language_pairs:
+                model, tokenizer = self.backward.models[0], self.backward.tokenizer
+                check_direction("teacher.backward_model", other, model, tokenizer, target, source)
+
+    def run(self) -> dict[str, dict[str, float]]:
+        """Takes all steps, prints their table, and returns the scores of the teacher by test set."""
+        from ..training.distillation import Steps, named_parts, teacher_scores, write_pairs
+
+        parts = named_parts(self.recipe)
+        files = [self._source(number, Steps(self.recipe, name, part)) for number, (name, part) in enumerate(parts)]
+        counts = self.processes.on_main_process(lambda: write_pairs(self.recipe, files))
+        self.rows.append({"step": "pairs", "lines": f"{sum(counts):,}", "time": ""})
+        if self.processes.is_main_process:
+            print_table(self.rows)
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        teacher = self.teacher
+        teacher.models[0].generation_config = self.own_search
+        return self.processes.on_main_process(
+            lambda: teacher_scores(self.recipe, teacher.models, teacher.tokenizer, self.teachers)
+        )
+
+    def _source(self, number: int, steps: Any) -> "GrowingFile":
+        """Takes the steps of one source, and returns the file of the last one."""
+        from ..training.distillation import BackwardScore, Choice, Translation, digest_of, sentences_of
+        from ..translation.backtranslation import check_direction
+
+        recipe, languages = self.recipe, (steps.part.source_language, steps.part.target_language)
+        model, tokenizer, name = self.teacher.models[0], self.teacher.tokenizer, self.teachers[0]
+        tag = check_direction("teacher.model", name, model, tokenizer, *languages)
+        text, count = self.processes.on_main_process(lambda: digest_of(sentences_of(recipe, number)))
+        n_best = recipe.teacher.n_best or recipe.teacher.num_beams
+        translate = Translation(self.teacher.models, tokenizer, tag, n_best)
+        first = steps.translations(self.teachers, text)
+        self._take(first, count, lambda: sentences_of(recipe, number), translate)
+        lines_split = sum(self.processes.gather(translate.translator.lines_split))
+        if self.processes.is_main_process:
+            warn_split(lines_split, translate.translator.longest)
+        scoring = recipe.evaluation
+        choose = Choice(recipe.teacher.choose, scoring.tokenize, scoring.lowercase)
+        second = self.processes.on_main_process(steps.chosen)
+        self._take(second, count, first.lines, choose, is_quick=True)
+        if self.backward is None:
+            return second
+        model, tokenizer = self.backward.models[0], self.backward.tokenizer
+        tag = check_direction("teacher.backward_model", self.backward_name, model, tokenizer, *reversed(languages))
+        third = self.processes.on_main_process(lambda: steps.scored(self.backward_name))
+        self._take(third, count, second.lines, BackwardScore(model, tokenizer, tag), is_quick=True)
+        return third
+
+    def _take(
+        self,
+        file: "GrowingFile",
+        count: int,
+        items: Callable[[], Iterable[Any]],
+        work: Callable[[int, list[Any]], Sequence[str]],
+        is_quick: bool = False,
+    ) -> None:
+        """Takes a step: fills its file, unless it is complete."""
+        from tqdm.auto import tqdm
+
+        from ..translation.growing_file import grow
+
+        def begin() -> int | None:
+            if is_quick:
+                file.remove_if_other()
+            return file.begin()
+
+        processes, start = self.processes, time.monotonic()
+        done = processes.on_main_process(begin)
+        if done is not None:
+            name = file.path.name
+            disable = None if processes.is_main_process else True
+            with tqdm(initial=done, total=count, desc=name, unit=" lines", disable=disable) as bar:
+                for written in grow(processes, file, items(), done, work):
+                    bar.update(written)
+            processes.on_main_process(file.finish)
+        seconds = time.monotonic() - start
+        took = "done before" if done is None else f"{seconds:,.0f} s" + (f" from line {done:,}" if done else "")
+        self.rows.append({"step": file.path.name, "lines": f"{count:,}", "time": took})
+
+
+def _load(names: Sequence[str]) -> tuple["Translators", list[str]]:
+    """Loads models by their names in a recipe, and returns them with these names and their digests."""
+    from ..run_folder import MODEL
+    from ..translation.backtranslation import model_digest
+
+    of_runs = [Path(name) / MODEL for name in names]
+    loaded = load_models([str(run) if run.is_dir() else name for name, run in zip(names, of_runs, strict=True)], None)
+    digests = [model_digest(model, loaded.tokenizer) for model in loaded.models]
+    return loaded, [f"{name}, SHA-256 {digest}" for name, digest in zip(names, digests, strict=True)]

@@ -1,0 +1,428 @@
+"""
+Sequence-level knowledge distillation (Kim and Rush, 2016): a student learns the translations of a teacher in place of
+the targets of its training text.
+
+Each source of the recipe, `data` and `more_data`, has its steps in the folder of the teacher, each with a file that
+the next one reads: the n-best lists of the teacher, the translation chosen of each, its score under a model of the
+other direction, and at last the pairs, which a training reads as its text.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.sources import evaluation_texts, read_evaluation_sources, read_training_source
+from ..data.tables import named_errors
+from ..files import atomic_folder, atomic_write_text, digest, read_lines, read_sealed, sealed, tsv_cell
+from ..metrics import score, sentence_scorer
+from ..recipe import Recipe, SourceRecipe, TeacherRecipe
+from ..translation.backtranslation import check_direction
+from ..translation.batches import log_probabilities
+from ..translation.growing_file import GrowingFile
+from ..translation.lines import LineTranslator, longest_source
+
+# What a training reads: two files of each source, and their record.
+PAIRS = "pairs"
+RECORD = "record.json"
+# Scores of the teacher.
+SCORES = "teacher.json"
+# Keys of the recipe that the pairs depend on.
+KEYS = ("model", "text", "num_beams", "n_best", "choose", "backward_model", "drop_worst")
+
+
+# ---- The text of the student -------------------------------------------------------------------------------------
+
+
+def teacher_folder(recipe: Recipe) -> Path:
+    """Returns the folder of the teacher's translations."""
+    return Path(recipe.teacher.folder or f"{recipe.run_dir}.teacher")
+
+
+def with_teacher_text(recipe: Recipe) -> Recipe:
+    """
+    Exchanges the training text of a recipe for the pairs of its teacher.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+
+    Returns:
+        [`Recipe`]: with the files of the pairs as its training text, or as it was if it has no teacher.
+
+    Raises:
+        ValueError: there are no pairs yet, or they are of other settings.
+    """
+    if recipe.teacher.model is None:
+        return recipe
+    place = teacher_folder(recipe) / PAIRS
+    advice = "Run hf-vaswani distill with this recipe first."
+    if not (place / RECORD).is_file():
+        raise ValueError(f"teacher.model is set, but {place} has no translations of the teacher yet. {advice}")
+    given, recorded = pairs_settings(recipe), read_sealed(place / RECORD)
+    names = [f"teacher.{key}" for key in KEYS] + ["sources"] * (not _has_teacher_text(recipe))
+    if different := [name for name in names if recorded.get(name) != given[name]]:
+        changes = ", ".join(f"{name} was {recorded.get(name)!r} and is {given[name]!r}" for name in different)
+        raise ValueError(f"{place} has translations of other settings: {changes}. {advice}")
+    own, *more = pairs_files(recipe)
+    more_data = [replace(part, train_files=files) for part, files in zip(recipe.more_data, more, strict=True)]
+    found = replace(recipe, data=replace(recipe.data, train_files=own), more_data=more_data)
+    found.given = recipe.given
+    return found
+
+
+def pairs_files(recipe: Recipe) -> list[dict[str, str]]:
+    """Returns the two files of pairs of each source, by language."""
+    place = teacher_folder(recipe) / PAIRS
+    return [
+        {language: str(place / f"{name}.{language}") for language in (part.source_language, part.target_language)}
+        for name, part in named_parts(recipe)
+    ]
+
+
+def named_parts(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
+    """Returns the sources of a recipe with their names in the folder of the teacher."""
+    return [("data", recipe.data), *((f"more_data.{i}", part) for i, part in enumerate(recipe.more_data))]
+
+
+def pairs_settings(recipe: Recipe) -> dict[str, Any]:
+    """Returns the settings of the pairs in the words of the recipe, as JSON would return them."""
+    keys = ("source_language", "target_language", "dataset", "dataset_config", "train_split", "train_files")
+    sources = [{key: getattr(part, key) for key in keys} for _, part in named_parts(recipe)]
+    settings = {f"teacher.{key}": value for key, value in asdict(recipe.teacher).items() if key in KEYS}
+    found: dict[str, Any] = json.loads(json.dumps(settings | {"sources": sources}))
+    return found
+
+
+def _has_teacher_text(recipe: Recipe) -> bool:
+    """Returns whether the training text of a recipe is the teacher's already, as in the record of a run."""
+    return [part.train_files for _, part in named_parts(recipe)] == pairs_files(recipe)
+
+
+# ---- What the teacher translates ---------------------------------------------------------------------------------
+
+# A source sentence, and its target in the training text, which may be missing.
+Sentence = tuple[str, str | None]
+
+
+def sentences_of(recipe: Recipe, number: int) -> Iterator[Sentence]:
+    """
+    Reads the sentences of one source of a recipe for its teacher.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        number (`int`): 0 is `data`, 1 the first source of `more_data`.
+
+    Yields:
+        `tuple[str, str | None]`: source and target of each training pair with a source, then the lines of
+        `teacher.text` without targets if the source is `data`.
+
+    Raises:
+        ValueError: the training text is that of a teacher, or cannot be read.
+        FileNotFoundError: a file or dataset does not exist.
+    """
+    if _has_teacher_text(recipe):
+        raise ValueError(
+            f"The training text of this recipe, in {teacher_folder(recipe) / PAIRS}, is what the teacher wrote: give "
+            "the recipe of the student, not the record of its run."
+        )
+    _, part = named_parts(recipe)[number]
+    source = read_training_source(recipe, part)
+    batches = named_errors(source.pairs["train"].iter(1000), source.origin("train"))
+    rows = (row for batch in batches for row in zip(batch["source"], batch["target"], strict=True))
+    known: Iterator[Sentence] = ((tsv_cell(text).strip(), tsv_cell(target).strip()) for text, target in rows)
+    more: Iterator[Sentence] = iter(())
+    if number == 0:
+        more = ((tsv_cell(line).strip(), None) for file in text_files(recipe.teacher) for line in read_lines(file))
+    return (sentence for sentence in chain(known, more) if sentence[0])
+
+
+def text_files(teacher: TeacherRecipe) -> list[Path]:
+    """Returns the files of `teacher.text`."""
+    text = teacher.text
+    return [Path(name) for name in ([] if text is None else text if isinstance(text, list) else [text])]
+
+
+def teacher_names(teacher: TeacherRecipe) -> list[str]:
+    """Returns the names of the teacher's models."""
+    return teacher.model if isinstance(teacher.model, list) else [str(teacher.model)]
+
+
+def digest_of(sentences: Iterable[Sentence]) -> tuple[str, int]:
+    """Returns the SHA-256 of sentences, in hexadecimal, and their number."""
+    found, count = hashlib.sha256(), 0
+    for count, (source, target) in enumerate(sentences, start=1):  # noqa: B007 (the number of the last one)
+        found.update(f"{source}\t{target}\n".encode("utf-8", "surrogatepass"))
+    return found.hexdigest(), count
+
+
+# ---- Steps -------------------------------------------------------------------------------------------------------
+
+
+class Translation:
+    """
+    First step: n-best lists of a block of sentences, as lines of JSON.
+
+    Args:
+        models (`list` of [`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): teacher or ensemble, with the
+            search set in the generation config of the first one.
+        tag (`str`): language tag to put in front of each sentence, or nothing.
+        n_best (`int`): size of the lists.
+    """
+
+    def __init__(self, models: list[Any], tokenizer: PreTrainedTokenizerBase, tag: str, n_best: int) -> None:
+        is_greedy = (models[0].generation_config.num_beams or 1) == 1
+        self.translator = LineTranslator(models, tokenizer, None if is_greedy else n_best)
+        self.tag = tag
+
+    def __call__(self, block: int, sentences: list[Sentence]) -> list[str]:
+        """Returns `{"source": ..., "target": ..., "translations": [[score, text], ...]}` for each sentence."""
+        texts = [f"{self.tag} {source}" if self.tag else source for source, _ in sentences]
+        return [
+            json.dumps(
+                {
+                    "source": source,
+                    "target": target,
+                    "translations": [[round(score, 4), tsv_cell(text).strip()] for score, text in candidates],
+                },
+                ensure_ascii=False,
+            )
+            for (source, target), candidates in zip(sentences, self.translator(texts), strict=True)
+        ]
+
+
+class Choice:
+    """
+    Second step: the translation that the student learns, of a block of n-best lists.
+
+    Args:
+        choose (`str`): `"model"`, `"bleu"` or `"chrf"`.
+        tokenize (`str`), lowercase (`bool`): how sentences are scored, see [`score`].
+    """
+
+    COLUMNS = ("rank", "score")
+
+    def __init__(self, choose: str, tokenize: str, lowercase: bool) -> None:
+        self.scorer = None if choose == "model" else sentence_scorer(choose, tokenize, lowercase)
+
+    def __call__(self, block: int, lines: list[str]) -> list[str]:
+        """Returns source, translation, its place in the list from 1, and its score by `choose`, by tabs."""
+        return [self._entry(json.loads(line)) for line in lines]
+
+    def _entry(self, entry: dict[str, Any]) -> str:
+        candidates, target = entry["translations"], entry["target"]
+        scores = [score for score, _ in candidates]
+        place = 0
+        if self.scorer is not None and target:
+            scores = [self.scorer(text, target) for _, text in candidates]
+            # Of several, the one that the teacher holds for the best.
+            place = max(range(len(scores)), key=scores.__getitem__)
+        return f"{entry['source']}\t{candidates[place][1]}\t{place + 1}\t{scores[place]:.4f}"
+
+
+class BackwardScore:
+    """
+    Third step: the log-probability per token of each source of a block, given its translation.
+
+    Args:
+        model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): model of the other direction.
+        tag (`str`): language tag to put in front of each translation, or nothing.
+    """
+
+    COLUMNS = ("log_probability",)
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
+        self.model, self.tokenizer, self.tag = model, tokenizer, tag
+        self.longest = longest_source([model], tokenizer)
+
+    def __call__(self, block: int, lines: list[str]) -> list[str]:
+        """Returns source, translation and log-probability in nats, by tabs; -inf if one is empty or too long."""
+        pairs = [line.split("\t")[:2] for line in lines]
+        scores = [-math.inf] * len(pairs)
+        chosen = [i for i, pair in enumerate(pairs) if all(pair) and self._fits(pair)]
+        texts = [f"{self.tag} {pairs[i][1]}" if self.tag else pairs[i][1] for i in chosen]
+        found = log_probabilities(self.model, self.tokenizer, texts, [pairs[i][0] for i in chosen])
+        for i, (log_probability, tokens) in zip(chosen, found, strict=True):
+            scores[i] = log_probability / tokens
+        return [f"{source}\t{text}\t{score:.4f}" for (source, text), score in zip(pairs, scores, strict=True)]
+
+    def _fits(self, pair: list[str]) -> bool:
+        if len(pair[0]) + len(self.tag) + len(pair[1]) < self.longest:
+            return True
+        return all(len(self.tokenizer(text, verbose=False)["input_ids"]) + 1 <= self.longest for text in pair)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """
+    The files of the steps of one source.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        name (`str`): name of the source, from [`named_parts`].
+        part ([`SourceRecipe`]): the source.
+    """
+
+    recipe: Recipe
+    name: str
+    part: SourceRecipe
+
+    def translations(self, teachers: Sequence[str], text: str) -> GrowingFile:
+        """
+        Returns the file of the first step.
+
+        Args:
+            teachers (`Sequence[str]`): names of the models with their digests.
+            text (`str`): digest of the sentences.
+        """
+        given = self.recipe.teacher
+        settings = {
+            "languages": [self.part.source_language, self.part.target_language],
+            "teacher.model": list(teachers),
+            "teacher.num_beams": given.num_beams,
+            "teacher.n_best": given.n_best or given.num_beams,
+            "text": f"SHA-256 {text}",
+        }
+        return self._file("translations.jsonl", settings)
+
+    def chosen(self) -> GrowingFile:
+        """Returns the file of the second step, once the first one is complete."""
+        scoring = self.recipe.evaluation
+        settings = {
+            "translations": digest(self._path("translations.jsonl")),
+            "teacher.choose": self.recipe.teacher.choose,
+            "evaluation.tokenize": scoring.tokenize,
+            "evaluation.lowercase": scoring.lowercase,
+        }
+        return self._table("chosen.tsv", settings, Choice.COLUMNS)
+
+    def scored(self, model: str) -> GrowingFile:
+        """Returns the file of the third step, once the second one is complete; `model` has name and digest."""
+        settings = {"chosen": digest(self._path("chosen.tsv")), "teacher.backward_model": model}
+        return self._table("scored.tsv", settings, BackwardScore.COLUMNS)
+
+    def _table(self, name: str, settings: dict[str, Any], columns: Sequence[str]) -> GrowingFile:
+        return self._file(name, settings, (self.part.source_language, self.part.target_language, *columns))
+
+    def _file(self, name: str, settings: dict[str, Any], columns: Sequence[str] = ()) -> GrowingFile:
+        return GrowingFile(self._path(name), settings, columns, "teacher.folder")
+
+    def _path(self, name: str) -> Path:
+        return teacher_folder(self.recipe) / f"{self.name}.{name}"
+
+
+# ---- The pairs ---------------------------------------------------------------------------------------------------
+
+
+def kept(file: GrowingFile, drop_worst: float) -> Callable[[], Iterator[tuple[str, str]]]:
+    """
+    Drops the worst pairs of a scored file, and those whose translation is empty.
+
+    Args:
+        file ([`GrowingFile`]): complete file of the second or third step.
+        drop_worst (`float`): share to drop of the pairs, by their last column; of equal ones, the last.
+
+    Returns:
+        `Callable`: reads source and translation of the others, in their order.
+    """
+    dropped: set[int] = set()
+    if drop_worst:
+        scores = [float(line.rsplit("\t", 1)[1]) for line in file.lines()]
+        order = sorted(range(len(scores)), key=lambda i: (scores[i], -i))
+        dropped = set(order[: int(drop_worst * len(scores))])
+
+    def read() -> Iterator[tuple[str, str]]:
+        for i, line in enumerate(file.lines()):
+            source, translation = line.split("\t")[:2]
+            if i not in dropped and translation:
+                yield source, translation
+
+    return read
+
+
+def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
+    """
+    Writes what a training reads, unless it is there.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        files (`Sequence[GrowingFile]`): the file of the last step of each source.
+
+    Returns:
+        `list[int]`: number of pairs of each source.
+
+    Raises:
+        ValueError: no pair is left.
+        OSError: the files cannot be written.
+    """
+    place, teacher = teacher_folder(recipe) / PAIRS, recipe.teacher
+    record = pairs_settings(recipe) | {"steps": [digest(file.path) for file in files]}
+    if (place / RECORD).is_file():
+        found = read_sealed(place / RECORD)
+        if {key: found.get(key) for key in record} == record:
+            return list(found["pairs"])
+    counts = []
+    with atomic_folder(place) as temporary:
+        for file, names in zip(files, pairs_files(recipe), strict=True):
+            read = kept(file, teacher.drop_worst if teacher.backward_model is not None else 0.0)
+            sides = [temporary / Path(name).name for name in names.values()]
+            with sides[0].open("w", encoding="utf-8") as sources, sides[1].open("w", encoding="utf-8") as targets:
+                count = 0
+                for count, (source, target) in enumerate(read(), start=1):  # noqa: B007 (the number of the last one)
+                    sources.write(f"{source}\n")
+                    targets.write(f"{target}\n")
+            if not count:
+                raise ValueError(f"{file.path} has no pair for the student: all translations are empty.")
+            counts.append(count)
+        content = json.dumps(sealed(record | {"pairs": counts}), indent=2, ensure_ascii=False)
+        (temporary / RECORD).write_text(content + "\n", encoding="utf-8")
+    return counts
+
+
+# ---- The teacher's scores ----------------------------------------------------------------------------------------
+
+
+def teacher_scores(
+    recipe: Recipe, models: list[Any], tokenizer: PreTrainedTokenizerBase, teachers: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """
+    Scores the teacher on the test sets of the recipe, once: with its own search, in whose words its model card speaks.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+        models (`list` of [`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): teacher or ensemble.
+        teachers (`Sequence[str]`): names of the models with their digests.
+
+    Returns:
+        `dict[str, dict[str, float]]`: BLEU and chrF by test set.
+    """
+    sources = [source for source in read_evaluation_sources(recipe) if "test" in source.pairs]
+    directions = [[source.recipe.source_language, source.recipe.target_language] for source in sources]
+    # The teacher translates the directions of the training text, and may know no other.
+    sets = {
+        text.name: (pair, text.plain, text.target)
+        for text, pair in zip(evaluation_texts(sources, "test"), directions, strict=True)
+        if pair in recipe.language_pairs
+    }
+    scoring: dict[str, Any] = {"tokenize": recipe.evaluation.tokenize, "lowercase": recipe.evaluation.lowercase}
+    text = hashlib.sha256(json.dumps(sets).encode()).hexdigest()
+    record = {"models": list(teachers), "text": f"SHA-256 {text}"} | scoring
+    path = teacher_folder(recipe) / SCORES
+    if path.is_file():
+        found = read_sealed(path)
+        if {key: found.get(key) for key in record} == record:
+            return dict(found["sets"])
+    scores: dict[str, dict[str, float]] = {}
+    for name, (pair, plain, references) in sets.items():
+        tag = check_direction("teacher.model", teachers[0], models[0], tokenizer, *pair)
+        lines = [f"{tag} {line}" if tag and line.strip() else line for line in plain]
+        translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
+        scored = score(translations, references, **scoring)
+        scores[name] = {metric: scored[metric] for metric in ("bleu", "chrf")}
+    atomic_write_text(path, json.dumps(sealed(record | {"sets": scores}), indent=2) + "\n")
+    return scores

@@ -1,0 +1,164 @@
+"""hf-vaswani distill: a student of a teacher, the same text after any interruption, and what is refused."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_vaswani.cli import main
+from hf_vaswani.run_folder import read_recipe
+from hf_vaswani.translation import growing_file, lines
+
+from ..conftest import ROOT, tiny_recipe
+
+FILES = ("data.translations.jsonl", "data.chosen.tsv", "data.scored.tsv", "pairs/data.en", "pairs/data.de")
+
+
+@pytest.fixture
+def command(teacher, tmp_path: Path, monkeypatch) -> list[str]:
+    """A command that distills this model, which translates from English into German."""
+    monkeypatch.setattr(growing_file, "BLOCK", 32)
+    (tmp_path / "more.en").write_text("one nine two\n\nsix six\n", encoding="utf-8")
+    arguments = tiny_recipe(tmp_path, max_steps=4)
+    keys = {"model": teacher, "text": tmp_path / "more.en", "num_beams": 3, "folder": tmp_path / "teacher"}
+    arguments += [f"--teacher.{key}={value}" for key, value in keys.items()]
+    return ["distill", *arguments, "--run_dir", str(tmp_path / "student"), "--model.d_model=8"]
+
+
+@pytest.fixture
+def backward(teacher, tmp_path: Path) -> list[str]:
+    """The same model, as if it were one of the other direction."""
+    folder = shutil.copytree(teacher, tmp_path / "backward")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"language_pairs": [["de", "en"]]}))
+    return [f"--teacher.backward_model={folder}", "--teacher.drop_worst=0.1"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
+
+
+def test_a_student_learns_the_translations_of_its_teacher(command, backward, tmp_path, capsys) -> None:
+    assert main([*command, *backward]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"data\.translations\.jsonl +122 .*\npairs +110\n", said, re.DOTALL)
+    assert "en-de       teacher" in said and "en-de       student" in said
+    found = content(tmp_path / "teacher")
+    assert len(found) == 5 and found["pairs/data.en"].count(b"\n") == 110
+    pairs = {tuple(line.split("\t")[:2]) for line in found["data.scored.tsv"].decode().splitlines()}
+    sides = [found[f"pairs/data.{language}"].decode().splitlines() for language in ("en", "de")]
+    assert set(zip(*sides, strict=True)) < pairs and len(set(sides[1])) > 50
+    # The run says what it was trained on, and goes on with train as well.
+    recorded = read_recipe(tmp_path / "student")
+    assert recorded.data.train_files == {side: str(tmp_path / f"teacher/pairs/data.{side}") for side in ("en", "de")}
+    assert main(["train", *command[1:], *backward]) == 0
+    capsys.readouterr()
+    assert main([*command, *backward]) == 0
+    assert capsys.readouterr().out.count("done before") == 3 and content(tmp_path / "teacher") == found
+
+
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_work_that_was_stopped_goes_on_to_the_same_bytes(command, backward, tmp_path, monkeypatch, after) -> None:
+    command += backward
+    assert main(command) == 0
+    whole = content(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "teacher")
+    translate, blocks = lines.LineTranslator.__call__, []
+
+    def stopping(self, sentences):
+        blocks.append(sentences)
+        if len(blocks) == after:
+            raise KeyboardInterrupt
+        return translate(self, sentences)
+
+    monkeypatch.setattr(lines.LineTranslator, "__call__", stopping)
+    assert main(command) == 130
+    assert main(command) == 0 and content(tmp_path / "teacher") == whole
+    # 122 sentences in four blocks, the test set, and the one that was interrupted.
+    assert len(blocks) == 6
+
+
+def test_two_processes_write_what_one_does(command, backward, tmp_path) -> None:
+    command += backward
+    program = (
+        "import sys; from hf_vaswani.cli import main; from hf_vaswani.translation import growing_file\n"
+        "growing_file.BLOCK = 32\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment, found = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, []
+    for name, start in (("one", [sys.executable]), ("two", launch)):
+        run = [*start, str(tmp_path / "program.py"), *command, "--run_dir", str(tmp_path / name)]
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(content(tmp_path / "teacher"))
+        shutil.rmtree(tmp_path / "teacher")
+    assert found[0] == found[1] and len(found[0]) == 5
+    assert done.stdout.count("en-de       student") == 1 and (tmp_path / "two" / "test.json").is_file()
+
+
+def test_quick_steps_are_done_again_and_translations_are_kept(command, backward, tmp_path, capsys) -> None:
+    assert main([*command, *backward]) == 0
+    before = content(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "student")
+    capsys.readouterr()
+    assert main([*command, *backward, "--teacher.choose=chrf", "--teacher.drop_worst=0"]) == 0
+    assert capsys.readouterr().out.count("done before") == 1
+    after = content(tmp_path / "teacher")
+    assert before[FILES[0]] == after[FILES[0]]
+    assert before["data.chosen.tsv"] != after["data.chosen.tsv"] and after["pairs/data.en"].count(b"\n") == 122
+    # Translations are not: they may have taken days.
+    assert main([*command, "--teacher.num_beams=2"]) == 2
+    said = capsys.readouterr().err
+    assert "teacher.num_beams was 3 and is 2" in said and "Name another teacher.folder, or delete" in said
+    assert content(tmp_path / "teacher") == after
+
+
+def test_a_student_without_the_teachers_text_is_not_trained(command, tmp_path, capsys) -> None:
+    assert main(["train", *command[1:]]) == 2
+    said = capsys.readouterr().err
+    assert "has no translations of the teacher yet. Run hf-vaswani distill" in said and said.count("\n") == 1
+    assert not (tmp_path / "student").exists() and not (tmp_path / "teacher").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--teacher.model=null", "--teacher.text=null", "--teacher.folder=null", "--teacher.num_beams=8"],
+         "teacher.model must have a value, but it is None"),
+        (["--teacher.model=null"], "has no effect without teacher.model: set it"),
+        (["--teacher.model=nowhere"], "There is no model folder 'nowhere'"),
+        (["--teacher.model=[]"], "teacher.model must name at least one, but it is []"),
+        (["--teacher.text=nowhere.en"], "There is no file 'nowhere.en'"),
+        (["--teacher.n_best=4"], "teacher.n_best (4) must not be above teacher.num_beams (3)"),
+        (["--teacher.choose=bleu", "--teacher.n_best=1"], "to choose from, but teacher.n_best is 1"),
+        (["--teacher.choose=bleu", "--teacher.num_beams=1"], "to choose from, but teacher.num_beams is 1"),
+        (["--teacher.drop_worst=0.2"], "has no effect without teacher.backward_model"),
+        (["--task=text_to_text"], "teacher.model needs task 'translation', but the task is 'text_to_text'"),
+        (["--teacher.folder=more.en"], "is a file: name a folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    command, tmp_path, monkeypatch, capsys, more, words
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main([*command, *more]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "teacher"] == before
+    assert not (tmp_path / "teacher").exists() or not any((tmp_path / "teacher").iterdir())
+
+
+def test_models_of_another_direction_are_refused(command, tiny_run, backward, tmp_path, capsys) -> None:
+    assert main([*command, f"--teacher.model={tmp_path / 'backward'}"]) == 2
+    assert "teacher.model " in (said := capsys.readouterr().err) and "translates de-en, but" in said
+    assert main([*command, f"--teacher.backward_model={tiny_run}"]) == 2
+    said = capsys.readouterr().err
+    assert "teacher.backward_model" in said and "it must translate de-en: give a model of this direction" in said

@@ -1,0 +1,102 @@
+"""Growing files: they can be interrupted anywhere, other settings are refused, and what is damaged is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_vaswani.processes import Processes
+from hf_vaswani.translation import growing_file
+from hf_vaswani.translation.growing_file import GrowingFile, grow
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(growing_file, "BLOCK", 4)
+
+
+def table(folder: Path, **settings: object) -> GrowingFile:
+    return GrowingFile(folder / "pairs.tsv", {"seed": 1} | settings, ("en", "de"))
+
+
+def json_lines(folder: Path) -> GrowingFile:
+    return GrowingFile(folder / "found.jsonl", {"seed": 1})
+
+
+ROWS = [f"source {i}\ttarget {i}" if i % 3 else f"\ttarget {i}" for i in range(10)]
+OBJECTS = [json.dumps({"text": f"\u2028 {i}"}, ensure_ascii=False) for i in range(10)]
+
+
+@pytest.mark.parametrize(("make", "entries"), [(table, ROWS), (json_lines, OBJECTS)])
+def test_a_file_that_was_cut_anywhere_goes_on_after_its_whole_blocks(tmp_path, make, entries) -> None:
+    file = make(tmp_path)
+    assert file.begin() == 0 and not file.path.exists()
+    file.write(entries)
+    content, header = file.partial.read_bytes(), len(file.header) > 0
+    for length in range(len(content) + 1):
+        file.partial.write_bytes(content[:length])
+        again = make(tmp_path)
+        done = again.begin()
+        assert done == max(0, content[:length].count(b"\n") - header) // 4 * 4
+        assert content.startswith(again.partial.read_bytes()), "nothing is lost but the end"
+        again.write(entries[done:])
+        assert again.partial.read_bytes() == content
+    again.finish()
+    assert again.path.read_bytes() == content and not again.partial.exists()
+    assert list(again.lines()) == entries
+    assert make(tmp_path).begin() is None, "it is complete"
+
+
+def test_lines_of_other_settings_are_refused_and_kept(tmp_path) -> None:
+    pairs = table(tmp_path)
+    pairs.begin()
+    pairs.write(ROWS)
+    content = pairs.partial.read_bytes()
+    with pytest.raises(ValueError, match=r"\.pairs\.tsv\.writing was made with other settings: seed was 1 and is 2\."):
+        table(tmp_path, seed=2).begin()
+    assert pairs.partial.read_bytes() == content
+    pairs.finish()
+    with pytest.raises(ValueError, match=r"pairs\.tsv was made with other settings: top_k was None and is 5\. Name"):
+        table(tmp_path, top_k=5).begin()
+    record = json.loads(pairs.record.read_text())
+    pairs.record.write_text(json.dumps(record | {"seed": 3}))
+    with pytest.raises(ValueError, match=r"pairs\.tsv\.json was changed or damaged"):
+        table(tmp_path).begin()
+    pairs.record.unlink()
+    with pytest.raises(ValueError, match=r"pairs\.tsv exists already, without the record of its settings"):
+        table(tmp_path).begin()
+    assert pairs.path.read_bytes() == content
+
+
+def test_lines_of_other_settings_are_removed_only_if_asked_for(tmp_path) -> None:
+    pairs = table(tmp_path, ids=(1, 2))
+    pairs.begin()
+    pairs.write(ROWS)
+    pairs.finish()
+    table(tmp_path, ids=[1, 2]).remove_if_other()
+    assert pairs.path.is_file()
+    table(tmp_path, ids=[1, 3]).remove_if_other()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_damaged_file_is_named(tmp_path) -> None:
+    pairs = table(tmp_path)
+    pairs.begin()
+    pairs.write(["one\teins", "two\tthree\tzwei"])
+    with pytest.raises(ValueError, match=r"\.pairs\.tsv\.writing, line 3, is damaged: delete this file to start over"):
+        table(tmp_path).begin()
+
+
+def test_each_item_is_worked_on_once_in_numbered_blocks(tmp_path) -> None:
+    file, blocks = table(tmp_path), []
+
+    def work(block: int, items: list[int]) -> list[str]:
+        blocks.append((block, items))
+        return [f"{item}\t{block}" for item in items]
+
+    file.begin()
+    assert list(grow(Processes(), file, range(10), 0, work)) == [4, 4, 2]
+    assert blocks == [(0, [0, 1, 2, 3]), (1, [4, 5, 6, 7]), (2, [8, 9])]
+    blocks.clear()
+    done = table(tmp_path).begin()
+    assert done == 8 and list(grow(Processes(), file, range(10), done, work)) == [2] and blocks == [(2, [8, 9])]
