@@ -7,6 +7,7 @@ Importing the package registers the models with transformers' Auto classes, and 
 
 import os
 import sys
+from typing import Any
 
 # The program's name is `-m` while Python looks for the module of `python -m`: the command line starts here.
 if sys.argv[:1] == ["-m"] and "hf_vaswani.cli" in sys.orig_argv:
@@ -61,6 +62,17 @@ AutoModelForMaskedLM.register(VaswaniConfig, VaswaniForMaskedLM, exist_ok=True)
 AutoModelForPreTraining.register(VaswaniConfig, VaswaniForPreTraining, exist_ok=True)
 AutoModelForSequenceClassification.register(VaswaniConfig, VaswaniForSequenceClassification, exist_ok=True)
 AutoModelForTokenClassification.register(VaswaniConfig, VaswaniForTokenClassification, exist_ok=True)
+
+
+def _make_engine(*arguments: Any) -> Any:
+    """Prepares an engine of a pipeline, see [`pipeline_engine`]."""
+    # Engines are imported where one is asked for.
+    from .conversion.engines import pipeline_engine
+
+    return pipeline_engine(*arguments)
+
+
+VaswaniTranslationPipeline.make_engine = staticmethod(_make_engine)
 
 
 def _register_translation_task() -> None:

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
     "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
-    "__init__": {"model"},
+    "__init__": {"model", "conversion"},
 }
 ALLOWED["training"] = set(ALLOWED) - {"__init__"}
 ALLOWED["cli"] = set(ALLOWED) - {"cli"} | {"__init__"}

@@ -260,12 +260,12 @@ def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None
     spec.save(str(folder))
 
 
-def check_compute_type(compute_type: str, device: str) -> None:
-    """Raises a `ValueError` if a device, `"cpu"` or `"cuda"`, cannot compute in a number format."""
+def check_compute_type(compute_type: str, device: str, option: str = "--compute-type") -> None:
+    """Raises a `ValueError`, which names the option, if a device, `"cpu"` or `"cuda"`, lacks a number format."""
     supported = sorted(ctranslate2.get_supported_compute_types(device))
     if compute_type not in ("auto", *supported):
         raise ValueError(
-            f"--compute-type {compute_type} is not supported by the {device.upper().replace('CUDA', 'GPU')} of this "
+            f"{option} {compute_type} is not supported by the {device.upper().replace('CUDA', 'GPU')} of this "
             f"machine: choose from auto, {', '.join(supported)}."
         )
 
@@ -280,8 +280,9 @@ class Ctranslate2Translator:
         generation_config ([`GenerationConfig`]): generation config of the original model.
         config ([`VaswaniConfig`]): config of the original model.
         compute_type (`str`): number format of the computation; by default that of the weights.
-        threads (`int`): number of batches that are translated at once, each on a thread of the CPU.
+        threads (`int`): number of batches that are translated at once.
         device (`str`): `"cpu"` or `"cuda"`.
+        threads_per_batch (`int`): threads of the CPU that share a batch.
     """
 
     def __init__(
@@ -293,12 +294,17 @@ class Ctranslate2Translator:
         compute_type: str = "default",
         threads: int = 1,
         device: str = "cpu",
+        threads_per_batch: int = 1,
     ) -> None:
         level = ctranslate2.get_log_level()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
         ctranslate2.set_log_level(logging.ERROR)
         self.translator = ctranslate2.Translator(
-            str(folder), device, compute_type=compute_type, inter_threads=threads, intra_threads=1
+            str(folder),
+            device,
+            compute_type=compute_type,
+            inter_threads=threads,
+            intra_threads=threads_per_batch,
         )
         ctranslate2.set_log_level(level)
         self.tokenizer = tokenizer
@@ -368,41 +374,62 @@ class Ctranslate2Translator:
             sentence, best first.
         """
         settings = self.generation_config
-        beams = num_beams or settings.num_beams or 1
+        if num_beams is not None:
+            settings = copy.deepcopy(settings)
+            settings.num_beams = num_beams
         chosen, ids = to_translate(self.tokenizer, sentences)
+        found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
+        for i, candidates in zip(chosen, self.search([ids[i] for i in chosen], settings, n_best), strict=True):
+            texts = self.tokenizer.batch_decode([row for _, row in candidates], skip_special_tokens=True)
+            found[i] = [(score, text) for (score, _), text in zip(candidates, texts, strict=True)]
+        return found
+
+    def search(
+        self, sources: Sequence[Sequence[int]], settings: GenerationConfig, n_best: int | None = None
+    ) -> list[list[tuple[float, list[int]]]]:
+        """
+        Searches for the translations of token ids, each with its own maximum length.
+
+        Args:
+            sources (`Sequence[Sequence[int]]`): ids of each source.
+            settings ([`GenerationConfig`]): settings of the search.
+            n_best (`int`, *optional*): size of the lists, as in [`candidates`].
+
+        Returns:
+            `list[list[tuple[float, list[int]]]]`: scores and ids of the translations of each source, best first,
+            without the decoder's start token.
+        """
+        beams = settings.num_beams or 1
         # The decoder's start token takes the first position.
         positions = number_of_positions(self.config)
+        limits = [max_new_tokens_for(settings, len(ids), positions) for ids in sources]
         groups: dict[int, list[int]] = defaultdict(list)
-        for i in chosen:
-            groups[max_new_tokens_for(settings, len(ids[i]), positions)].append(i)
-        limits = {i: limit for limit, members in groups.items() for i in members}
-        if beams == 1 and groups:
+        for i, limit in enumerate(limits):
             # Greedy search can be cut afterwards.
-            groups = {max(groups): chosen}
+            groups[max(limits) if beams == 1 else limit].append(i)
         pending: list[tuple[int, Any]] = []
         for limit, members in sorted(groups.items(), reverse=True):
             results = self.translator.translate_batch(
-                [self.tokens_of(ids[i]) for i in members],
+                [self.tokens_of(sources[i]) for i in members],
                 asynchronous=True,
                 max_batch_size=TOKENS_PER_BATCH,
                 batch_type="tokens",
                 num_hypotheses=n_best or 1,
                 return_scores=n_best is not None,
                 max_decoding_length=limit,
-                **self.search_settings(beams),
+                **self.search_settings(settings),
             )
             pending += zip(members, results, strict=True)
-        found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
+        found: list[list[tuple[float, list[int]]]] = [[] for _ in sources]
         for i, waiting in pending:
             result = waiting.result()
             rows = [[self.ids[token] for token in tokens[: limits[i]]] for tokens in result.hypotheses]
-            texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-            found[i] = list(zip(result.scores if n_best else [0.0], texts, strict=True))
+            found[i] = list(zip(result.scores if n_best else [0.0], rows, strict=True))
         return found
 
-    def search_settings(self, beams: int) -> dict[str, Any]:
-        """Returns the arguments of `translate_batch` that follow the generation config."""
-        settings = self.generation_config
+    def search_settings(self, settings: GenerationConfig) -> dict[str, Any]:
+        """Returns the arguments of `translate_batch` that follow a generation config."""
+        beams = settings.num_beams or 1
         found = {
             "beam_size": beams,
             "end_token": self.tokens_of(eos_token_ids(settings)),

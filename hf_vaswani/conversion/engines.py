@@ -1,4 +1,6 @@
-"""Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate` and `evaluate`.
+"""
+Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate`, `evaluate` and the
+pipeline.
 
 A model is converted once. The result lies in its folder, under `.engines`, or in the cache of Hugging Face if the
 model is from the Hub or its folder cannot be written. It is found again by the digests of the model's files.
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
+from safetensors import safe_open
 from transformers import GenerationConfig
 
 from ..files import atomic_folder, digest, find_damage, read_sealed, sealed
@@ -27,8 +30,9 @@ from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import to_translate
 from ..translation.lines import Candidates
+from ..translation.loading import model_folder
 from .protocol import Loaded, Translate
-from .settings import active_settings, unsupported_settings
+from .settings import active_settings, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -52,18 +56,43 @@ class EngineOptions:
             `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
+        in_code (`bool`): whether messages name arguments of Python, and not options of the command line.
     """
 
     name: str = "torch"
     compute_type: str | None = None
     approximate: bool = False
     n_best: int | None = None
+    in_code: bool = False
 
     def check(self) -> None:
-        """Raises a `ValueError` if options contradict each other."""
-        for given, option in ((self.compute_type, "--compute-type"), (self.approximate, "--approximate")):
+        """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
+        known = ("auto", "torch", *LIBRARIES)
+        if self.name not in known:
+            raise ValueError(f"{self.option('engine')} must be one of {', '.join(known)}, but it is {self.name!r}.")
+        for given, name in ((self.compute_type, "compute_type"), (self.approximate, "approximate")):
             if given and self.name in ("torch", "onnx"):
-                raise ValueError(f"{option} needs --engine ctranslate2, but --engine is {self.name}.")
+                needed = self.option("engine", "ctranslate2")
+                raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
+
+    @property
+    def library(self) -> str:
+        """Name of the engine's library, or `"torch"`."""
+        return "ctranslate2" if self.name == "auto" else self.name
+
+    def option(self, name: str, value: str = "") -> str:
+        """Returns an option, with or without a value, as the user writes it."""
+        if self.in_code:
+            return f"{name}={value!r}" if value else name
+        return f"--{name.replace('_', '-')} {value}".strip()
+
+
+class UnsupportedError(ValueError):
+    """An engine cannot translate as it should: why, and what to do."""
+
+    def __init__(self, why: str, advice: str) -> None:
+        super().__init__(f"{why}. {advice}.")
+        self.why = why
 
 
 Engine = Callable[[Sequence[str]], list[Candidates]]
@@ -89,36 +118,61 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
     options.check()
     if options.name == "torch":
         return None
-    is_auto = options.name == "auto"
-    name = "ctranslate2" if is_auto else options.name
-    reasons, advice = obstacles(name, models, options.n_best), "Use --engine torch"
-    if not reasons and name == "ctranslate2" and not options.approximate:
-        reasons = inexact_rules(models[0].generation_config)
-        advice = "--approximate takes its closest settings, --engine torch the exact ones"
-    why = f"{LIBRARIES[name]} cannot translate with {'; '.join(reasons)}"
-    if not reasons:
-        try:
-            return _prepared(name, options, Loaded(models[0], tokenizer, folder))
-        except (ImportError, ValueError) as error:
-            if not is_auto:
-                raise
-            why = str(error).rstrip(".")
-    if not is_auto:
-        raise ValueError(f"{why}. {advice}.")
-    logger.info(f"Engine: torch. {why}.")
-    return None
+    try:
+        check_search(options, models, models[0].generation_config, options.n_best)
+        # Each thread translates a batch of its own.
+        found = _prepared(options, Loaded(models[0], tokenizer, folder), threads_per_batch=1)
+    except (ImportError, ValueError) as error:
+        _take_torch(options, error)
+        return None
+    if options.library == "onnx":
+        return lambda sentences: _not_blank(found.translate, tokenizer, sentences)
+    return lambda sentences: found.candidates(sentences, options.n_best)
 
 
-def obstacles(name: str, models: Sequence[Any], n_best: int | None) -> list[str]:
-    """Returns what an engine lacks for models, their settings and n-best lists, in words that follow "with"."""
+def _take_torch(options: EngineOptions, error: Exception) -> None:
+    """Says why torch translates, if that is left open; otherwise raises the error."""
+    if options.name != "auto":
+        raise error
+    logger.info(f"Engine: torch. {getattr(error, 'why', str(error)).rstrip('.')}.")
+
+
+def check_search(
+    options: EngineOptions, models: Sequence[Any], settings: GenerationConfig, n_best: int | None
+) -> None:
+    """
+    Checks that an engine can translate with a model by exactly its settings, or, if the options allow it, by settings
+    that are close to them.
+
+    Args:
+        options ([`EngineOptions`]): the engine.
+        models (`Sequence` of [`PreTrainedModel`]): one model, or an ensemble.
+        settings ([`GenerationConfig`]): settings of the search.
+        n_best (`int`, *optional*): size of n-best lists.
+
+    Raises:
+        UnsupportedError: it cannot.
+    """
+    reasons, advice = obstacles(options, models, settings, n_best), f"Use {options.option('engine', 'torch')}"
+    if not reasons and options.library == "ctranslate2" and not options.approximate:
+        reasons = inexact_rules(settings)
+        closest = options.option("approximate", "True" if options.in_code else "").replace("'", "")
+        advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
+    if reasons:
+        raise UnsupportedError(f"{LIBRARIES[options.library]} cannot translate with {'; '.join(reasons)}", advice)
+
+
+def obstacles(
+    options: EngineOptions, models: Sequence[Any], settings: GenerationConfig, n_best: int | None
+) -> list[str]:
+    """Returns what an engine lacks for models, settings and n-best lists, in words that follow "with"."""
     if len(models) > 1:
         return [f"an ensemble of {len(models)} models"]
-    model = models[0]
+    model, name = models[0], options.library
     if type(model) is not VaswaniForConditionalGeneration:
         return [f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"]
     if name == "ctranslate2" and not _has_device(model.device.type):
         return [f"the {model.device.type} of this machine"]
-    settings = model.generation_config
     found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, IN_SETTINGS[name]).items()]
     if name == "onnx":
         found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + ["--n-best"] * bool(n_best)
@@ -150,9 +204,9 @@ def _has_device(device: str) -> bool:
     return device in ("cpu", "cuda")
 
 
-def _prepared(name: str, options: EngineOptions, loaded: Loaded) -> Engine:
-    """Loads an engine with the converted model."""
-    if name == "onnx":
+def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) -> Any:
+    """Returns the translator of an engine, with the converted model."""
+    if options.library == "onnx":
         from . import onnx
 
         def write(to: Path) -> None:
@@ -161,24 +215,24 @@ def _prepared(name: str, options: EngineOptions, loaded: Loaded) -> Engine:
             onnx.save(replace(loaded, model=model), to)
 
         place = kept_conversion(loaded.folder, "onnx", version("onnxruntime"), write)
-        translator = onnx.OnnxTranslator(place)
         logger.info(f"Engine: ONNX Runtime {version('onnxruntime')}")
-        return lambda sentences: _not_blank(translator.translate, loaded.tokenizer, sentences)
+        return onnx.OnnxTranslator(place)
     from . import ctranslate2
 
     compute_type, device = options.compute_type or "float32", loaded.model.device.type
-    ctranslate2.check_compute_type(compute_type, device)
+    ctranslate2.check_compute_type(compute_type, device, options.option("compute_type"))
     place = kept_conversion(
         loaded.folder, "ctranslate2", version("ctranslate2"), lambda to: ctranslate2.write(loaded, to)
     )
     threads = torch.get_num_threads() if device == "cpu" else 1
     settings, config = loaded.model.generation_config, loaded.model.config
-    engine = ctranslate2.Ctranslate2Translator(
-        place, loaded.tokenizer, settings, config, compute_type, threads, device
+    batches = threads // threads_per_batch
+    found = ctranslate2.Ctranslate2Translator(
+        place, loaded.tokenizer, settings, config, compute_type, batches, device, threads_per_batch
     )
-    kind = engine.translator.compute_type
+    kind = found.translator.compute_type
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads")
-    return lambda sentences: engine.candidates(sentences, options.n_best)
+    return found
 
 
 def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
@@ -186,6 +240,129 @@ def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -
     chosen, _ = to_translate(tokenizer, sentences)
     found = dict(zip(chosen, translate([sentences[i] for i in chosen]), strict=True))
     return [[(0.0, found.get(i, ""))] for i in range(len(sentences))]
+
+
+# ---- The pipeline ------------------------------------------------------------------------------------------------
+
+# Arguments of `generate()` that are no settings. An engine does without the tokenizer.
+ARGUMENTS = (
+    *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "assistant_tokenizer"),
+    *("streamer", "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "ensemble"),
+)
+
+
+def pipeline_engine(
+    model: Any, tokenizer: Any, engine: str, compute_type: str | None, approximate: bool
+) -> "PipelineEngine | None":
+    """
+    Prepares the engine of a pipeline.
+
+    Args:
+        model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): the model, with the weights that it was
+            loaded with.
+        engine (`str`), compute_type (`str`, *optional*), approximate (`bool`): as in [`EngineOptions`].
+
+    Returns:
+        [`PipelineEngine`], or `None` for torch.
+
+    Raises:
+        ValueError: the engine cannot translate with this model or the compute type, or the weights have changed.
+        ImportError: its library is not installed.
+    """
+    options = EngineOptions(engine, compute_type, approximate, in_code=True)
+    options.check()
+    if engine == "torch":
+        return None
+    try:
+        # The settings of each call are checked then.
+        if reasons := obstacles(options, [model], GenerationConfig(length_penalty_type="power"), None):
+            advice = f"Use {options.option('engine', 'torch')}"
+            raise UnsupportedError(f"{LIBRARIES[options.library]} cannot translate with {reasons[0]}", advice)
+        folder = model_folder(model.name_or_path)
+        check_unchanged(model, folder)
+        threads = torch.get_num_threads() if model.device.type == "cpu" else 1
+        found = _prepared(options, Loaded(model, tokenizer, folder), threads)
+    except (ImportError, ValueError) as error:
+        _take_torch(options, error)
+        return None
+    return PipelineEngine(options, model, found)
+
+
+def check_unchanged(model: Any, folder: Path) -> None:
+    """Raises a `ValueError` if a model has other weights than the files that it was loaded from."""
+    weights = model.state_dict()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dict)
+                there = file.get_tensor(name)
+                here = weights.get(name)
+                if here is None or not torch.equal(there.to(here.dtype), here.cpu()):
+                    raise ValueError(
+                        f"The model is no longer what {folder} has: its {name} has changed, and an engine translates "
+                        "with the files. Save the model, and load it again."
+                    )
+
+
+class PipelineEngine:
+    """
+    Generates in place of `model.generate` in a pipeline.
+
+    Args:
+        options ([`EngineOptions`]): the engine.
+        model ([`VaswaniForConditionalGeneration`]): the model.
+        translator ([`Ctranslate2Translator`] or [`OnnxTranslator`]): the engine with the converted model.
+    """
+
+    def __init__(self, options: EngineOptions, model: Any, translator: Any) -> None:
+        self.options, self.model, self.translator = options, model, translator
+        self.said: set[str] = set()
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> torch.Tensor | None:
+        """
+        Generates translations.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, source)`), attention_mask (`torch.LongTensor` of shape
+                `(batch, source)`): source tokens, and 1 for each that is not padding.
+            settings: the other arguments of `generate()`.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch * candidates, target)`, as `generate()` returns it, or `None` if the
+            engine is left open and cannot search as the settings say.
+
+        Raises:
+            ValueError: it cannot, and is not left open.
+        """
+        given = [name for name in ARGUMENTS if settings.pop(name, None) is not None]
+        plain = {name: value for name, value in settings.items() if name not in ("tokenizer", "generation_config")}
+        call = settings.get("generation_config")
+        config, more = self.model._prepare_generation_config(call, attention_mask=attention_mask, **plain)
+        if all(getattr(each, "max_length", None) is None for each in (call, self.model.generation_config)):
+            # transformers has filled in a default, over the limits of the sentences.
+            config.max_length = plain.get("max_length")
+        given += [name for name in more if name != "attention_mask"]
+        n_best = config.num_return_sequences if (config.num_return_sequences or 1) > 1 else None
+        try:
+            if given:
+                advice = f"Use {self.options.option('engine', 'torch')}"
+                library = LIBRARIES[self.options.library]
+                raise UnsupportedError(f"{library} cannot translate with {'; '.join(given)}", advice)
+            check_search(self.options, [self.model], config, n_best)
+        except UnsupportedError as error:
+            if self.options.name != "auto" or error.why not in self.said:
+                _take_torch(self.options, error)
+            self.said.add(error.why)
+            return None
+        sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+        if self.options.library == "onnx":
+            rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
+        else:
+            rows = [row for candidates in self.translator.search(sources, config, n_best) for _, row in candidates]
+        start = start_token_id(config, self.model.config)
+        padded = torch.full((len(rows), 1 + max(map(len, rows))), self.model.config.pad_token_id)
+        for target, row in zip(padded, rows, strict=True):
+            target[: 1 + len(row)] = torch.tensor([start, *row])
+        return padded.to(input_ids.device)
 
 
 # ---- Converted models --------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class OnnxTranslator:
             found += self.tokenizer.batch_decode(rows, skip_special_tokens=True)
         return found
 
-    def greedy(self, input_ids: Any, attention_mask: Any) -> list[list[int]]:
+    def greedy(self, input_ids: Any, attention_mask: Any, settings: GenerationConfig | None = None) -> list[list[int]]:
         """
         Generates translations by greedy search, with the length limits, end tokens and forbidden tokens of the
         generation config.
@@ -159,14 +159,15 @@ class OnnxTranslator:
         Args:
             input_ids (`np.ndarray` of shape `(batch, source)`, int64): source tokens.
             attention_mask (`np.ndarray` of shape `(batch, source)`, int64): 1 for tokens, 0 for padding.
+            settings ([`GenerationConfig`], *optional*): settings of the search; by default the model's.
 
         Returns:
             `list[list[int]]`: ids of the translations, with their end token unless they reached the maximum length.
         """
-        settings = self.generation_config
+        settings = settings or self.generation_config
         source = self.read(input_ids, attention_mask)
         past = self.empty_cache(source)
-        limits, min_new_tokens = self.limits(attention_mask), settings.min_new_tokens or 0
+        limits, min_new_tokens = self.limits(attention_mask, settings), settings.min_new_tokens or 0
         forbidden = [ids[0] for ids in forbidden_sequences(settings) if len(ids) == 1]
         tokens = np.full((len(input_ids), 1), start_token_id(settings, self.config), dtype=np.int64)
         found: list[list[int]] = [[] for _ in input_ids]
@@ -184,11 +185,11 @@ class OnnxTranslator:
             is_open &= ~np.isin(tokens[:, 0], settings.eos_token_id)
         return found
 
-    def limits(self, attention_mask: Any) -> list[int]:
+    def limits(self, attention_mask: Any, settings: GenerationConfig) -> list[int]:
         """Returns the maximum number of tokens in each translation, for a mask of shape `(batch, source)`."""
         positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
         lengths = attention_mask.sum(axis=1).tolist()
-        return [max_new_tokens_for(self.generation_config, length, positions) for length in lengths]
+        return [max_new_tokens_for(settings, length, positions) for length in lengths]
 
     def read(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
         """Runs the encoder; arguments and results of [`SourceGraph`]."""

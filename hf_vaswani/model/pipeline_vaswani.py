@@ -7,11 +7,11 @@ import copy
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import GeneratorType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -73,6 +73,13 @@ class VaswaniTranslationPipeline(Pipeline):
         task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` to set the two languages as well.
         split_sentences (`bool`, *optional*, defaults to `False`): default of every call, see
             [`~VaswaniTranslationPipeline.__call__`].
+        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, `"onnx"`, or
+            `"auto"`: CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others
+            need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
+        compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
+            `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
+        approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
+            to those of a call.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniTranslationPipeline.__call__`].
 
@@ -92,6 +99,8 @@ class VaswaniTranslationPipeline(Pipeline):
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
+    # Prepares an engine. The package sets it; a copy of this file on the Hub is without.
+    make_engine: ClassVar[Callable[..., Any] | None] = None
 
     # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
@@ -108,6 +117,9 @@ class VaswaniTranslationPipeline(Pipeline):
         *,
         task: str = "",
         split_sentences: bool = False,
+        engine: str = "torch",
+        compute_type: str | None = None,
+        approximate: bool = False,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -142,6 +154,11 @@ class VaswaniTranslationPipeline(Pipeline):
         if prefix is not None:
             self.prefix = prefix
         self._check_direction(*(self._preprocess_params.get(name) for name in ("src_lang", "tgt_lang")))
+        self.engine: Callable[..., torch.Tensor | None] | None = None
+        if (engine, compute_type, approximate) != ("torch", None, False):
+            if self.make_engine is None:
+                raise ValueError(f"engine={engine!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
+            self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate)
 
     def _sanitize_parameters(
         self,
@@ -395,8 +412,11 @@ class VaswaniTranslationPipeline(Pipeline):
             candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
             generated = is_blank.new_zeros(0, candidates, 1, dtype=torch.long)
         else:
-            with evaluation_mode(self.model):
-                generated = self.model.generate(**{n: t[~is_blank] for n, t in tensors.items()}, **settings)
+            tensors = {name: tensor[~is_blank] for name, tensor in tensors.items()}
+            generated = None if self.engine is None else self.engine(**tensors, **settings)
+            if generated is None:
+                with evaluation_mode(self.model):
+                    generated = self.model.generate(**tensors, **settings)
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])
         padding = next(

@@ -3,10 +3,15 @@
 import json
 import logging
 import multiprocessing
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import MarianConfig, MarianMTModel, pipeline
 
+from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import engines
 from hf_vaswani.conversion.engines import BESIDE, EngineOptions, choose_engine, kept_conversion
@@ -124,7 +129,7 @@ def test_without_its_library_auto_takes_torch(tmp_path, caplog, monkeypatch) -> 
     folder = saved(tmp_path / "model")
     model, tokenizer = load_translator(folder)
 
-    def missing(*_):
+    def missing(*_, **__):
         raise ImportError("Conversion to CTranslate2 needs ctranslate2: pip install 'hf_vaswani[convert]'")
 
     monkeypatch.setattr(engines, "_prepared", missing)
@@ -263,6 +268,136 @@ def test_several_processes_convert_once(tmp_path) -> None:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 3
     assert (tmp_path / "log").read_text() == "written\n"
+
+
+# ---- The pipeline
+
+
+def translator(folder: Path, **options) -> Any:
+    return pipeline("translation", model=str(folder), **options)
+
+
+def texts_of(found: list) -> list[list[str]]:
+    return [[each["translation_text"] for each in (row if isinstance(row, list) else [row])] for row in found]
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx", "auto"])
+def test_a_pipeline_generates_what_torch_generates(tmp_path, engine) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 1, "max_length_offset": 5}), random_sentences()
+    sentences[3] = " "
+    ours, theirs = translator(folder), translator(folder, engine=engine)
+    assert ours.engine is None and theirs.engine is not None
+    for settings in ({}, {"batch_size": 8}, {"max_new_tokens": 4, "batch_size": 8}):
+        expected, found = ours(sentences, **settings), theirs(sentences, **settings)
+        assert len(texts_of(found)) == len(sentences) and found[3] == {"translation_text": ""}
+        assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 2
+    ids = [pipe("one two", return_tensors=True)[0]["translation_token_ids"].tolist() for pipe in (ours, theirs)]
+    assert ids[0] == ids[1]
+    assert ours("one two. nine", split_sentences=True) == theirs("one two. nine", split_sentences=True)
+
+
+def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", SAME_RULES | {"num_beams": 2}), random_sentences()
+    ours, theirs = translator(folder), translator(folder, engine="ctranslate2")
+    settings = {"num_beams": 4, "num_return_sequences": 3, "batch_size": 8}
+    expected, found = (texts_of(pipe(sentences, **settings)) for pipe in (ours, theirs))
+    assert [len(row) for row in found] == [3] * len(sentences)
+    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"do_sample": True}, "do_sample=True"),
+        ({"streamer": "streamer"}, "streamer"),
+        ({"num_beams": 2, "length_penalty_type": "gnmt"}, "length_penalty_type='gnmt'"),
+        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2"),
+        ({"sequence_bias": {(5,): 2.0}}, "sequence_bias="),
+        ({"max_time": 100.0}, "max_time=100.0"),
+    ],
+)
+def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(tmp_path, caplog, settings, words) -> None:
+    folder = saved(tmp_path / "model", {"length_penalty_type": "power", "finish_candidates": "top", "num_beams": 1})
+    named, left_open, torch_alone = (translator(folder, engine=name) for name in ("ctranslate2", "auto", "torch"))
+    settings = settings | ({"streamer": Ends()} if "streamer" in settings else {})
+    with pytest.raises(ValueError, match=f"CTranslate2 cannot translate with .*{re.escape(words)}") as error:
+        named("one two three", **settings)
+    assert "engine='torch'" in str(error.value)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        torch.manual_seed(1)
+        found = [left_open("one two three", **settings) for _ in range(2)]
+        torch.manual_seed(1)
+        assert found == [torch_alone("one two three", **settings) for _ in range(2)]
+    assert caplog.text.count("Engine: torch. CTranslate2 cannot translate with") == 1, "said once"
+
+
+class Ends:
+    """A streamer that does nothing."""
+
+    def put(self, value) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_more_candidates_than_beams_are_generate_s_error(tmp_path) -> None:
+    pipe = translator(saved(tmp_path / "model"), engine="ctranslate2")
+    with pytest.raises(ValueError, match="do not support `num_return_sequences` different than 1"):
+        pipe("one", num_beams=1, num_return_sequences=3)
+
+
+def test_a_pipeline_s_closest_rules(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 4}), random_sentences()
+    with pytest.raises(ValueError, match="approximate=True takes its closest settings, engine='torch' the exact"):
+        translator(folder, engine="ctranslate2")("one")
+    pipe = translator(folder, engine="ctranslate2", approximate=True, compute_type="int8_float32")
+    assert pipe.engine.translator.translator.compute_type == "int8_float32"
+    expected, found = translator(folder)(sentences), pipe(sentences)
+    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) // 4
+
+
+def test_a_model_that_has_changed_is_refused(tmp_path, caplog) -> None:
+    folder = saved(tmp_path / "model")
+    model, tokenizer = load_translator(folder)
+    with torch.no_grad():
+        model.model.decoder.layers[0].self_attn.q_proj.weight[0, 0] += 1
+    with pytest.raises(ValueError, match=r"q_proj\.weight has changed, and an engine .* Save"):
+        pipeline("translation", model=model, tokenizer=tokenizer, engine="ctranslate2")
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        assert pipeline("translation", model=model, tokenizer=tokenizer, engine="auto").engine is None
+    assert "Engine: torch. The model is no longer what" in caplog.text
+    # In another number format it is the same model.
+    model, tokenizer = load_translator(folder)
+    assert pipeline("translation", model=model.bfloat16(), tokenizer=tokenizer, engine="ctranslate2").engine
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "fast"}, "engine must be one of auto, torch, ctranslate2, onnx, but it is 'fast'"),
+        ({"compute_type": "int8"}, "compute_type needs engine='ctranslate2', but engine is torch"),
+        ({"engine": "ctranslate2", "compute_type": "int3"}, "compute_type int3 is not supported by the CPU"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(tmp_path, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        translator(saved(tmp_path / "model"), **options)
+
+
+def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch) -> None:
+    folder = saved(tmp_path / "model")
+    monkeypatch.setattr(VaswaniTranslationPipeline, "make_engine", None)
+    with pytest.raises(ValueError, match="engine='onnx' needs the package hf_vaswani: install it, and import"):
+        translator(folder, engine="onnx")
+    assert translator(folder, engine="torch")("one")
+
+
+def test_models_of_other_classes_are_refused(tmp_path) -> None:
+    tokenizer = load_translator(saved(tmp_path / "model"))[1]
+    marian = MarianMTModel(MarianConfig(vocab_size=len(tokenizer), d_model=8, encoder_layers=1, decoder_layers=1,
+                                        encoder_attention_heads=2, decoder_attention_heads=2, pad_token_id=0,
+                                        decoder_start_token_id=0))  # fmt: skip
+    with pytest.raises(ValueError, match="a MarianMTModel, which hf-vaswani convert turns into a Vaswani model"):
+        pipeline("translation", model=marian, tokenizer=tokenizer, engine="ctranslate2")
 
 
 # ---- The command line
