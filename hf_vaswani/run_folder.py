@@ -65,7 +65,7 @@ CHANGEABLE = {
 }
 
 # Settings of other commands, which no training reads, or only to find its text.
-APART = ("backtranslation.", "teacher.")
+APART = ("backtranslation.", "teacher.", "diversification.")
 
 T = TypeVar("T")
 

@@ -1,0 +1,126 @@
+"""The verb that trains on the translations of several models of both directions: diversify."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .inputs import print_table
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
+
+PURPOSE = (
+    "Trains models of both directions on the pairs of a recipe, and the recipe's model on all their translations."
+)
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verb to the command line, with its function under `run`."""
+    # Recipes have a parser of their own, as in train.
+    parser = verbs.add_parser(
+        "diversify",
+        help="train on the translations of several models of both directions: diversify RECIPE.yaml "
+        "[--section.key value]",
+        add_help=False,
+        prefix_chars="\0",
+    )
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=_diversify)
+
+
+def _diversify(options: argparse.Namespace) -> None:
+    from ..recipe_file import load_recipe
+
+    recipe = load_recipe(options.arguments, "hf-vaswani diversify", PURPOSE)
+    from ..interruption import exclusive_file
+    from ..run_folder import read_result
+    from ..training.diversification import (
+        backtranslation_recipe,
+        check_diversification,
+        diversified_folder,
+        final_recipe,
+        members_of,
+        write_texts,
+    )
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            "hf-vaswani diversify starts the processes of its trainings itself: start it without a launcher, and name "
+            "the launcher in diversification.launcher."
+        )
+    check_diversification(recipe)
+    settings, folder = recipe.diversification, diversified_folder(recipe)
+    launcher = _launcher(settings.launcher)
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive_file(folder / "recipes"):
+        write_texts(recipe)
+        members = members_of(recipe)
+        for member in members:
+            _run(launcher, "train", member.recipe, folder / f"{member.name}.yaml")
+            translation = backtranslation_recipe(member, settings.num_beams)
+            _run(launcher, "backtranslate", translation, folder / f"{member.name}.translation.yaml")
+        _run(launcher, "train", final_recipe(recipe), folder / "final.yaml")
+    runs = {member.name: Path(member.recipe.run_dir) for member in members} | {"diversified": Path(recipe.run_dir)}
+    results = {name: read_result(run) for name, run in runs.items()}
+    rows = [
+        {"model": name, "BLEU": result.bleu, "chrF": result.chrf, "folder": str(result.model)}
+        for name, result in results.items()
+        if result.bleu is not None
+    ]
+    if rows:
+        sys.stdout.write("\n")
+        print_table(rows)
+
+
+def _launcher(command: str | None) -> list[str]:
+    """Returns the words of the command that starts a module."""
+    words = [sys.executable] if command is None else shlex.split(command)
+    if not words or shutil.which(words[0]) is None:
+        raise ValueError(f"diversification.launcher is {command!r}, which is no command here.")
+    return words
+
+
+def _run(launcher: list[str], verb: str, recipe: "Recipe", path: Path) -> None:
+    """Writes a recipe, and runs a verb with it, which does nothing again that is done."""
+    from ..files import atomic_write_text
+
+    atomic_write_text(path, recipe.as_yaml())
+    sys.stdout.write(f"\nhf-vaswani {verb} {path}\n")
+    sys.stdout.flush()
+    # Its own lines go where these do.
+    child = subprocess.Popen([*launcher, "-m", "hf_vaswani.cli", verb, str(path)], stdout=sys.__stdout__)
+    with _signals_passed_on(child):
+        code = child.wait()
+    if code:
+        raise ValueError(f"hf-vaswani {verb} {path} ended with exit code {code}: see its own message.")
+
+
+@contextlib.contextmanager
+def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Waits for a child that Ctrl-C or SIGTERM stops, so that it leaves a checkpoint, and then stops, too."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: Any) -> None:
+        received.append(number)
+        # A terminal sends Ctrl-C to both.
+        if number == signal.SIGTERM:
+            child.terminate()
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        from ..interruption import Interrupted
+
+        raise Interrupted("stopped. The same command goes on.", 128 + received[0])
