@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
+from .model.precision_vaswani import fastest_training
+
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from .recipe import Recipe, TrainingRecipe
+
+logger = logging.getLogger(__name__)
 
 # Accelerate is imported where it is needed: translating in a single process does without it.
 
@@ -116,12 +120,13 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
 # ---- Training ----------------------------------------------------------------------------------------------------
 
 
-def build_accelerator(recipe: "Recipe") -> "Accelerator":
+def build_accelerator(recipe: "Recipe", precision: str | None = None) -> "Accelerator":
     """
     Joins the processes of a training, with the recipe's precision, compiler and trackers.
 
     Args:
         recipe ([`Recipe`]): the experiment.
+        precision (`str`, *optional*): precision of an earlier start of the run, which `auto` keeps.
 
     Returns:
         `accelerate.Accelerator`.
@@ -130,7 +135,7 @@ def build_accelerator(recipe: "Recipe") -> "Accelerator":
         ValueError: the launch contradicts itself or the recipe, or the machine lacks something the recipe needs.
         OSError: some process did not arrive.
     """
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
     from accelerate.utils import (
         DistributedType,
         InitProcessGroupKwargs,
@@ -142,11 +147,17 @@ def build_accelerator(recipe: "Recipe") -> "Accelerator":
     _check_precision(training)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
+    if training.mixed_precision != "auto":
+        precision = training.mixed_precision
+    elif precision is None:
+        # The processes of a launch need the same precision, which they get before the accelerator is made.
+        state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), WORK)
+        precision = on_main_process(state, _fastest_precision, recipe, state.device)
     accelerator = meet(
         launched,
         lambda timeout: Accelerator(
             cpu=on_cpu,
-            mixed_precision=training.mixed_precision,
+            mixed_precision=precision,
             log_with=training.trackers or None,
             # One graph for all lengths: compiled for each of them, it would never stop compiling.
             dynamo_plugin=TorchDynamoPlugin(backend="inductor", dynamic=True) if training.compile else None,
@@ -177,9 +188,20 @@ def build_accelerator(recipe: "Recipe") -> "Accelerator":
     return accelerator
 
 
+def _fastest_precision(recipe: "Recipe", device: torch.device) -> str:
+    """Chooses the precision of `training.mixed_precision: auto`."""
+    training, model = recipe.training, recipe.model
+    if device.type == "cpu":
+        torch.set_num_threads(training.cpu_threads or _threads_of_a_process())
+    dtype, why = fastest_training(device, training.tokens_per_batch, model.d_model, model.d_ff)
+    name = "bf16" if dtype == torch.bfloat16 else "no"
+    logger.info(f"training.mixed_precision auto is {name}, because {why}")
+    return name
+
+
 def _check_precision(training: "TrainingRecipe") -> None:
     precision = training.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if precision not in (None, "no", "bf16", "fp16"):
+    if precision not in (None, "no", "bf16", "fp16", "auto"):
         raise ValueError(
             f"The precision of accelerate launch (--mixed_precision) must be no, bf16 or fp16, but it is {precision}."
         )

@@ -420,9 +420,10 @@ class TrainingRecipe:
     clip_norm: float | None = number(None, above=0, at_most=10**6)
     """Maximum Euclidean norm of the gradient, to which longer ones are clipped; `null` disables clipping, as in the
     paper."""
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
-    """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `null` uses the setting of
-    `accelerate launch`."""
+    mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = None
+    """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `auto` is bf16 where the
+    processor or GPU has instructions for it and a measurement of a second shows that it is faster, and otherwise
+    float32; `null` uses the setting of `accelerate launch`. A resumed run keeps its format."""
     gradient_checkpointing: bool = False
     """Recompute the layers in the backward pass instead of storing their activations: less memory, more time."""
     compile: bool = False

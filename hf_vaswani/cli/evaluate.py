@@ -194,7 +194,9 @@ def _translate(sources: list[str], translators: "Translators", name: str) -> lis
     from ..translation.lines import LINES_AT_A_TIME, LineTranslator
 
     lines = list(translators.tagged(sources, name))
-    translator = LineTranslator(translators.models, translators.tokenizer, engine=translators.engine)
+    translator = LineTranslator(
+        translators.models, translators.tokenizer, engine=translators.engine, dtype=translators.dtype
+    )
     translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:
         for start in range(0, len(lines), LINES_AT_A_TIME):

@@ -33,6 +33,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
     )
     parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        help="number format of the matrix products of torch; auto: bfloat16 where this machine is faster with it; "
+        "default: that of the weights",
+    )
+    parser.add_argument(
         "--engine",
         choices=("auto", "torch", "ctranslate2", "onnx"),
         default="torch",
@@ -104,6 +110,7 @@ class Translators:
         tag (`str`): target language tag to prepend to each source; empty if none is needed.
         expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
         engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
+        dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
     """
 
     models: list[Any]
@@ -111,6 +118,7 @@ class Translators:
     tag: str
     expected_tags: tuple[str, ...]
     engine: Any = None
+    dtype: Any = None
 
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
@@ -136,7 +144,7 @@ class Translators:
 
 
 def load_translators(options: argparse.Namespace) -> Translators:
-    """Loads the models given by the options of [`add_model`], and applies beam size, quantization and engine."""
+    """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
     from ..conversion.engines import EngineOptions, choose_engine
     from ..translation.loading import model_folder
 
@@ -144,6 +152,13 @@ def load_translators(options: argparse.Namespace) -> Translators:
         raise ValueError(
             f"--int8 is for torch, but --engine is {options.engine}: with ctranslate2, use --compute-type int8."
         )
+    if options.dtype and (options.int8 or options.engine != "torch"):
+        other, instead = (
+            ("--int8 is given", "leave one of them out")
+            if options.int8
+            else (f"--engine is {options.engine}", "with ctranslate2, use --compute-type")
+        )
+        raise ValueError(f"--dtype is for torch with unquantized weights, but {other}: {instead}.")
     engine = EngineOptions(options.engine, options.compute_type, options.approximate, getattr(options, "n_best", None))
     engine.check()
     translators = load_models(options.model, options.target_language)
@@ -158,9 +173,24 @@ def load_translators(options: argparse.Namespace) -> Translators:
 
         return replace(translators, models=[to_int8(model) for model in translators.models])
     if options.engine == "torch":
-        return translators
+        return _with_dtype(translators, options.dtype)
     folder = model_folder(options.model[0])
     return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
+
+
+def _with_dtype(translators: Translators, choice: str | None) -> Translators:
+    """Applies --dtype: the weights in float32, and the number format of the products."""
+    import torch
+
+    from ..model.precision_vaswani import fastest_translation
+
+    if choice is None:
+        return translators
+    if choice == "auto":
+        dtype, why = fastest_translation(translators.models[0])
+        logger.info(f"Products in {str(dtype).removeprefix('torch.')}, because {why}")
+        return replace(translators, dtype=dtype)
+    return replace(translators, models=[model.float() for model in translators.models], dtype=getattr(torch, choice))
 
 
 def load_models(names: Sequence[str], target_language: str | None) -> Translators:

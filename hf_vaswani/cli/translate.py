@@ -178,7 +178,9 @@ def _translate(options: argparse.Namespace) -> None:
     done = processes.on_main_process(count_done)
     translators = load_translators(options)
     _check_beam(translators, options.n_best)
-    translator = LineTranslator(translators.models, translators.tokenizer, options.n_best, translators.engine)
+    translator = LineTranslator(
+        translators.models, translators.tokenizer, options.n_best, translators.engine, translators.dtype
+    )
     # The bar is for people: not beside translations on a terminal, and not where nobody looks.
     in_view = options.output is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .kernels_vaswani import type_of_products
+
 # Positions by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
 # Number of hypotheses from which on packing the output projection for oneDNN saves time.
@@ -49,11 +51,12 @@ def fused_linear(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torc
         return layers[0]
     if not all(is_matrix(layer) for layer in layers):
         return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
-    weight = interleave_heads([layer.weight for layer in layers], groups).t()
+    dtype = type_of_products(layers[0].weight)
+    weight = interleave_heads([layer.weight for layer in layers], groups).to(dtype).t()
     if layers[0].bias is None:
-        return lambda states: torch.mm(states, weight)
-    bias = interleave_heads([layer.bias for layer in layers], groups)
-    return lambda states: torch.addmm(bias, states, weight)
+        return lambda states: torch.mm(states.to(dtype), weight)
+    bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype)
+    return lambda states: torch.addmm(bias, states.to(dtype), weight)
 
 
 def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
@@ -65,11 +68,12 @@ def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor
 
 def linear_add(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Fuses a linear layer and the residual connection behind it: a function of states and residual."""
-    if is_matrix(layer) and layer.bias is None:
+    if is_matrix(layer) and layer.bias is None and type_of_products(layer.weight) == layer.weight.dtype:
         weight = layer.weight.t()
         return lambda states, residual: torch.addmm(residual, states, weight)
     project = fused_linear(layer)
-    return lambda states, residual: project(states).add_(residual)
+    # Of two types, the sum has that of the residual connection.
+    return lambda states, residual: torch.add(residual, project(states))
 
 
 def layer_norm_fn(norm: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -131,12 +135,14 @@ class SourceAttention:
     def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.heads, self.scaling, self.bias = attention.num_heads, attention.scaling, bias
         self.project_query, self.project_out = fused_linear(attention.q_proj), linear_add(attention.out_proj)
-        self.keys = by_head(attention.k_proj(encoder_states), self.heads)  # [sentences, heads, source, d_k]
-        self.values = by_head(attention.v_proj(encoder_states), self.heads)  # [sentences, heads, source, d_v]
+        dtype = type_of_products(encoder_states)
+        keys, values = attention.k_proj(encoder_states).to(dtype), attention.v_proj(encoder_states).to(dtype)
+        self.keys = by_head(keys, self.heads)  # [sentences, heads, source, d_k]
+        self.values = by_head(values, self.heads)  # [sentences, heads, source, d_v]
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Attends from `states` and adds `residual`; both of shape `(sentences * beams, d_model)`."""
-        query = self.project_query(states)
+        query = self.project_query(states).to(self.keys.dtype)
         query = by_head(query.view(len(self.keys), -1, query.shape[1]), self.heads)
         return self.project_out(attend(query, self.keys, self.values, self.bias, self.scaling), residual)
 
@@ -165,7 +171,8 @@ class TargetAttention:
         self.project = fused_linear(attention.q_proj, attention.k_proj, attention.v_proj, groups=self.heads)
         self.project_out = linear_add(attention.out_proj)
         # Keys and values, concatenated: [sentences, heads, places, d_k + d_v].
-        self.stored = encoder_states.new_empty(len(encoder_states), self.heads, 0, d_k + d_v)
+        dtype = type_of_products(encoder_states)
+        self.stored = encoder_states.new_empty(len(encoder_states), self.heads, 0, d_k + d_v, dtype=dtype)
 
     def __call__(
         self, states: torch.Tensor, residual: torch.Tensor, written: int, bias: torch.Tensor | None
@@ -183,7 +190,7 @@ class TargetAttention:
         Returns:
             `torch.Tensor` of shape `(rows, d_model)`.
         """
-        projected = self.project(states)
+        projected = self.project(states).to(self.stored.dtype)
         projected = by_head(projected.view(self.stored.shape[0], -1, projected.shape[1]), self.heads)
         query, new = projected.split(self.query_widths, dim=3)
         beams = new.shape[2]
@@ -199,7 +206,7 @@ class TargetAttention:
 
     def recall(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Takes keys and values of a prompt, of shape `(sentences, heads, prompt, head_dim)`."""
-        self.stored = torch.cat((keys, values), dim=3)
+        self.stored = torch.cat((keys, values), dim=3).to(self.stored.dtype)
 
     def keep(self, sentences: torch.Tensor, written: int) -> None:
         """Keeps the sentences with these indices, and the places in use."""
@@ -275,9 +282,9 @@ class IncrementalDecoder:
         self, decoder: Any, encoder_states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int
     ) -> None:
         self.decoder = decoder
-        source_bias = None
+        source_bias, dtype = None, type_of_products(encoder_states)
         if source_mask is not None and not source_mask.all():
-            source_bias = as_bias(source_mask != 0, encoder_states.dtype)[:, None, None]
+            source_bias = as_bias(source_mask != 0, dtype)[:, None, None]
         self.layers = [IncrementalLayer(layer, encoder_states, source_bias) for layer in decoder.layers]
         self.length = 0  # tokens that each hypothesis of the longest sentence has read
         # Tokens that the others have less, [sentences]; None if all have as many.
@@ -285,10 +292,10 @@ class IncrementalDecoder:
         self.written = 0  # places of keys and values in use
         self.room = 0  # places in the buffers
         # Mask of the places that each hypothesis sees.
-        self.bias = encoder_states.new_zeros(len(encoder_states), 1, num_beams, 0)
+        self.bias = encoder_states.new_zeros(len(encoder_states), 1, num_beams, 0, dtype=dtype)
         # Mask of the places of one step: each hypothesis sees its own.
         own = torch.eye(num_beams, dtype=torch.bool, device=encoder_states.device)
-        self.own = as_bias(own, encoder_states.dtype)
+        self.own = as_bias(own, dtype)
         self.encoding = encoder_states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
 
     def recall(self, prompt: Prompt) -> None:

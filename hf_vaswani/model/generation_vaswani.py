@@ -34,8 +34,8 @@ same vocabulary on the same device, with the settings of this model.
 
 Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
 and `sequences_scores` without `output_scores`, but no `past_key_values`. Everything else (beams with sampling, outputs
-of every step, custom caches or stopping criteria, hooks, autocast, training mode) falls back to transformers' own
-searches. A decoder on its own has this search, too, with the settings and rules of transformers.
+of every step, custom caches or stopping criteria, hooks, autocast to float16, training mode) falls back to
+transformers' own searches. A decoder on its own has this search, too, with the settings and rules of transformers.
 """
 
 import inspect

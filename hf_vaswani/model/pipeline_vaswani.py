@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.pt_utils import PipelineIterator
 
+from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import join_sentences, language_tags, sentence_spans
 
 # Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
@@ -78,6 +79,9 @@ class VaswaniTranslationPipeline(Pipeline):
             need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
         compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
             `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
+        autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, with everything else in the
+            number format of the weights, or `"auto"` for the same where this machine is faster with it, by a
+            measurement of a second; by default products are in the format of the weights, too.
         approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
             to those of a call.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
@@ -120,6 +124,7 @@ class VaswaniTranslationPipeline(Pipeline):
         engine: str = "torch",
         compute_type: str | None = None,
         approximate: bool = False,
+        autocast: str | None = None,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -159,6 +164,12 @@ class VaswaniTranslationPipeline(Pipeline):
             if self.make_engine is None:
                 raise ValueError(f"engine={engine!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
             self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate)
+        if autocast not in (None, "auto", "bfloat16"):
+            raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
+        self.product_dtype = None if autocast is None else torch.bfloat16
+        if autocast == "auto":
+            with evaluation_mode(self.model):
+                self.product_dtype, _ = fastest_translation(self.model)
 
     def _sanitize_parameters(
         self,
@@ -415,7 +426,7 @@ class VaswaniTranslationPipeline(Pipeline):
             tensors = {name: tensor[~is_blank] for name, tensor in tensors.items()}
             generated = None if self.engine is None else self.engine(**tensors, **settings)
             if generated is None:
-                with evaluation_mode(self.model):
+                with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
                     generated = self.model.generate(**tensors, **settings)
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])

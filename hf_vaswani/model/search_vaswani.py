@@ -170,8 +170,9 @@ def find_obstacle(
         if not is_unmodified(model):
             which = f"item {number} of it" if number else "this model"
             return f"{which} is in training mode, or has hooks or modified modules"
-    if torch.is_autocast_enabled(input_ids.device.type):
-        return "autocast is enabled"
+    device = input_ids.device.type
+    if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != torch.bfloat16:
+        return f"autocast to {torch.get_autocast_dtype(device)} is enabled"
     mask = model_kwargs.get("attention_mask")
     # Attention to a sentence without tokens is undefined: each implementation computes something else.
     if mask is not None and not (mask.dim() == 2 and mask.any(dim=1).all()):

@@ -47,6 +47,7 @@ from ..run_folder import (
     known_validations,
     list_checkpoints,
     read_environment,
+    read_progress,
     read_recipe,
     read_result,
     read_validations,
@@ -104,7 +105,7 @@ def train(recipe: Recipe) -> Result:
     check_run_folder(recipe)
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."
     with stopped_by_sigterm(text), _lost_processes_as_os_error():
-        accelerator = build_accelerator(recipe)
+        accelerator = build_accelerator(recipe, _precision_so_far(recipe))
         result = on_main_process(accelerator, _result_if_complete, recipe)
         if result is not None:
             on_main_process(accelerator, _complete, recipe, accelerator, result)
@@ -116,6 +117,12 @@ def train(recipe: Recipe) -> Result:
 def check_metric(recipe: Recipe) -> None:
     """Raises a `ValueError` or an `ImportError` if the metrics cannot be computed as the recipe asks for."""
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
+
+
+def _precision_so_far(recipe: Recipe) -> str | None:
+    """Returns the precision of the run's newest checkpoint, if there is one."""
+    checkpoint = checkpoint_to_resume(recipe)
+    return None if checkpoint is None else read_progress(checkpoint).launch.get("mixed_precision")
 
 
 def check_run_folder(recipe: Recipe) -> None:

@@ -7,9 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..interruption import delayed_signals
+from ..model.precision_vaswani import autocast_to
 from ..model.sentences_vaswani import language_tags, sentence_spans
 from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
@@ -113,6 +115,8 @@ class LineTranslator:
         tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
         n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
         engine (`Callable`, *optional*): translates sentences into such lists, in place of `generate()`.
+        dtype (`torch.dtype`, *optional*): number format of matrix products, by `torch.autocast`; by default that of
+            the weights.
 
     Attributes:
         longest (`int`): maximum tokens of a line that is not split.
@@ -125,7 +129,9 @@ class LineTranslator:
         tokenizer: PreTrainedTokenizerBase,
         n_best: int | None = None,
         engine: Callable[[list[str]], list[Candidates]] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
+        self.dtype = dtype
         self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
         self.longest = longest_source(models, tokenizer)
         self.lines_split = 0
@@ -140,10 +146,12 @@ class LineTranslator:
     def _translate(self, lines: list[str]) -> list[Candidates]:
         if self.engine is not None:
             return self.engine(lines)
+        model = self.models[0]
         settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
-        if self.n_best is None:
-            return [[(0.0, text)] for text in translate_corpus(self.models[0], self.tokenizer, lines, **settings)]
-        return translate_n_best(self.models[0], self.tokenizer, lines, self.n_best, **settings)
+        with autocast_to(self.dtype, model.device):
+            if self.n_best is None:
+                return [[(0.0, text)] for text in translate_corpus(model, self.tokenizer, lines, **settings)]
+            return translate_n_best(model, self.tokenizer, lines, self.n_best, **settings)
 
 
 def join_candidates(pieces: list[Candidates]) -> Candidates:

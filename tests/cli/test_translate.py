@@ -5,11 +5,14 @@ import os
 import subprocess
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_vaswani.cli import main
 from hf_vaswani.cli.translate import Output
+from hf_vaswani.model import precision_vaswani
 from hf_vaswani.translation import lines as translation
+from hf_vaswani.translation.loading import load_translator
 
 from .conftest import size_limit, translate
 
@@ -295,3 +298,48 @@ def test_files_of_unequal_length_are_refused(tiny_run, tmp_path, capsys) -> None
         assert code == 2 and f"{shorter}.txt ends after line 1, but" in error
     code = main(["score", "--model", folder, str(tmp_path / "source.txt"), str(tmp_path / "missing.txt")])
     assert code == 2 and "missing.txt" in capsys.readouterr().err
+
+
+def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) -> None:
+    model = ("--model", str(tiny_run / "model"))
+    seen = []
+    translate_corpus = translation.translate_corpus
+
+    def spy(model, *arguments, **settings):
+        seen.append((torch.is_autocast_enabled("cpu"), model.dtype))
+        return translate_corpus(model, *arguments, **settings)
+
+    monkeypatch.setattr(translation, "translate_corpus", spy)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    for options, speedup, expected in (
+        ((), 0, False),
+        (("--dtype", "float32"), 0, False),
+        (("--dtype", "bfloat16"), 0, True),
+        (("--dtype", "auto"), 2, True),
+        (("--dtype", "auto"), 1, False),
+    ):
+        seen.clear()
+        monkeypatch.setattr(precision_vaswani, "speedup_of_bfloat16", lambda work, device, found=speedup: found)
+        code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
+        assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
+    assert "Products in float32, because bfloat16 takes 1/1.00 of the time" in caplog.text
+    for options, words in (
+        (("--dtype", "auto", "--int8"), "--dtype is for torch with unquantized weights, but --int8 is given"),
+        (("--dtype", "auto", "--engine", "onnx"), "but --engine is onnx: with ctranslate2, use --compute-type"),
+    ):
+        code, _, err = translate(monkeypatch, capsys, b"one two\n", *model, *options)
+        assert code == 2 and words in err
+
+
+def test_half_precision_is_computed_in_the_format_that_is_asked_for(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+    half, tokenizer = load_translator(tiny_run / "model", torch.bfloat16)
+    half.save_pretrained(tmp_path / "half")
+    tokenizer.save_pretrained(tmp_path / "half")
+    types = []
+    monkeypatch.setattr(
+        translation, "translate_corpus", lambda model, *_, **__: types.append(model.dtype) or ["found"]
+    )
+    for options in ((), ("--dtype", "float32"), ("--dtype", "bfloat16"), ("--dtype", "auto")):
+        assert translate(monkeypatch, capsys, b"one\n", "--model", str(tmp_path / "half"), *options)[0] == 0
+    # With bfloat16 asked for, only the products are in it.
+    assert types == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]

@@ -1,13 +1,14 @@
 """The incremental decoder against the decoder without a cache, and everything beside another default device."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
 import transformers
 
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
-from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.model.decoding_vaswani import EnsembleDecoder, IncrementalDecoder
 
 from .test_search import BOS, random_model, sentences
 
@@ -45,6 +46,26 @@ def test_each_step_equals_the_decoder_without_a_cache(beams) -> None:
                 written, which = written[kept], which[kept]
         # Places that no hypothesis sees are removed.
         assert step.written < beams * 39 or beams == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"norm_position": "pre"}, {"attention_bias": True}], ids=str)
+def test_autocast_rounds_the_factors_of_products_alone(fields) -> None:
+    """Outputs are in float32, near to those without autocast, and nearer than those of weights in bfloat16."""
+    model, inputs = random_model(**fields), sentences(16)
+    outputs = []
+    for each, autocast in ((model, False), (model, True), (copy.deepcopy(model).bfloat16(), False)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            states = each.model.encoder(**inputs).last_hidden_state
+            decoder = EnsembleDecoder([each], [states], inputs["attention_mask"], 3)
+            decoder.read(torch.full((16, 1), BOS))
+            generator, found = torch.Generator().manual_seed(0), []
+            for _ in range(12):
+                decoder.read(torch.randint(3, 90, (16, 3), generator=generator))
+                found.append(torch.cat((decoder.states[0].float(), decoder.log_probs()), dim=1))
+                assert decoder.states[0].dtype == each.dtype
+        outputs.append(torch.stack(found))
+    errors = [(outputs[0] - other).abs().mean().item() for other in outputs[1:]]
+    assert 0 < errors[0] < 0.05 and errors[0] < errors[1]
 
 
 # ---- Another default device

@@ -10,6 +10,7 @@ from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani
 from hf_vaswani.model.search_vaswani import best_tokens
+from hf_vaswani.translation.quantization import to_int8
 
 from ..networks import tiny_model
 
@@ -246,9 +247,26 @@ def test_beams_with_sampling_and_a_custom_cache_fall_back_to_transformers(monkey
     fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
 
 
-def test_autocast_falls_back_to_transformers(monkeypatch) -> None:
+def test_autocast_to_bfloat16_is_fast_and_to_float16_is_transformers(monkeypatch) -> None:
+    model, inputs = random_model(), sentences(30)
+    for beams in (1, 2):
+        with torch.autocast("cpu", dtype=torch.float16):
+            fast_and_stock(monkeypatch, model, inputs, fast=False, num_beams=beams)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            fast, _ = fast_and_stock(monkeypatch, model, inputs, num_beams=beams)
+        # Random predictions are near to each other, and rounding changes some of them.
+        first = [row[:3].tolist() for row in fast.sequences]
+        plain = [row[:3].tolist() for row in model.generate(**inputs, num_beams=beams)]
+        assert sum(one == two for one, two in zip(first, plain, strict=True)) > 15
+
+
+def test_autocast_with_replaced_layers_and_prompts(monkeypatch) -> None:
+    model = random_model()
+    replaced = to_int8(random_model())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fast_and_stock(monkeypatch, random_model(), sentences(3), fast=False, num_beams=2)
+        assert replaced.generate(**sentences(3), num_beams=3).shape[0] == 3
+        assert model.generate(**sentences(3), num_beams=2, ensemble=[random_model(1)]).shape[0] == 3
+        fast_and_stock(monkeypatch, random_gpt(), prompts(5, True), num_beams=2)
 
 
 def test_an_empty_sentence_falls_back_to_transformers(monkeypatch) -> None:

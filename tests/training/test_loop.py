@@ -17,7 +17,7 @@ from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.metrics import score
-from hf_vaswani.model import modeling_vaswani
+from hf_vaswani.model import modeling_vaswani, precision_vaswani
 from hf_vaswani.recipe import TrainingRecipe
 from hf_vaswani.training.optimization import noam
 
@@ -285,6 +285,35 @@ def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
     assert train(tmp_path, run, mixed_precision="bf16", max_steps=4) == 0
     assert json.loads((run / "environment.json").read_text())["mixed_precision"] == "bf16"
     assert {weight.dtype for weight in weights(run / "checkpoint-4").values()} == {torch.float32}
+
+
+def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path, monkeypatch, caplog) -> None:
+    from accelerate.state import AcceleratorState
+
+    def precision(name: str, steps: int, speedup: float) -> str:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+        monkeypatch.setattr(precision_vaswani, "speedup_of_bfloat16", lambda work, device: speedup)
+        assert train(tmp_path, tmp_path / name, mixed_precision="auto", max_steps=steps) == 0
+        AcceleratorState._reset_state(reset_partial_state=True)
+        return json.loads((tmp_path / name / "checkpoint-4" / "progress.json").read_text())["launch"][
+            "mixed_precision"
+        ]
+
+    assert precision("fast", 4, 2.0) == "bf16" and precision("slow", 4, 0.5) == "no"
+    assert caplog.text.count("training.mixed_precision auto is bf16, because bfloat16 takes 1/2.00 of the time") == 1
+    # On another machine, it is the same run, without a measurement.
+    caplog.clear()
+    assert precision("fast", 8, 0.5) == "bf16" and precision("slow", 8, 2.0) == "no"
+    assert "mixed_precision auto" not in caplog.text
+
+
+def test_two_processes_agree_on_the_precision(tmp_path) -> None:
+    by_torchrun(
+        [*tiny_recipe(tmp_path, max_steps=4, mixed_precision="auto"), f"--run_dir={tmp_path / 'run'}"], tmp_path
+    )
+    launch = json.loads((tmp_path / "run" / "checkpoint-4" / "progress.json").read_text())["launch"]
+    assert launch["processes"] == 2 and launch["mixed_precision"] in ("no", "bf16")
 
 
 @pytest.mark.parametrize(("precision", "plain"), [("bf16", True), ("no", False)])
