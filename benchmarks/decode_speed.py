@@ -35,6 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.conversion.marian import to_marian
+from hf_vaswani.model.precision_vaswani import autocast_to
 from hf_vaswani.translation.quantization import to_int8
 
 LONGEST = 60
@@ -61,7 +62,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 RULES = {"length_penalty": 1.0, "early_stopping": True}
 OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
-ENGINES = ("ours", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
+ENGINES = ("ours", "ours bfloat16", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
 
 
 # ---- The same weights for all engines ----------------------------------------------------------------------------
@@ -97,7 +98,7 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         model = VaswaniForConditionalGeneration.from_pretrained(model_name).eval()
         lines = source.read_text(encoding="utf-8").splitlines()[: max(SENTENCES.values())]
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
-    for name in ("ours", "ours int8"):
+    for name in ("ours", "ours bfloat16", "ours int8"):
         model.save_pretrained(folder / name)
     to_marian(model).save_pretrained(folder / "Marian")
     if importlib.util.find_spec("ctranslate2"):
@@ -117,6 +118,8 @@ class InTransformers:
         kind = VaswaniForConditionalGeneration if folder.name.startswith("ours") else MarianMTModel
         self.rules = RULES | (OUR_RULES if folder.name.startswith("ours") else {})
         self.model = kind.from_pretrained(folder).eval()
+        # Products alone are in bfloat16.
+        self.dtype = torch.bfloat16 if folder.name.endswith("bfloat16") else None
         if folder.name.endswith("int8"):
             self.model = to_int8(self.model)
 
@@ -129,7 +132,7 @@ class InTransformers:
             width = max(map(len, part))
             ids = torch.tensor([row + [pad] * (width - len(row)) for row in part])
             rules = self.rules if beams > 1 else {}
-            with torch.inference_mode():
+            with torch.inference_mode(), autocast_to(self.dtype, self.model.device):
                 rows = self.model.generate(
                     ids, attention_mask=(ids != pad).long(), num_beams=beams, max_new_tokens=longest, **rules
                 )

@@ -44,6 +44,7 @@ NOT_RUN = {
     "python benchmarks/parity.py": "takes minutes",
     "python benchmarks/train_throughput.py": "takes hours",
     "python benchmarks/decode_speed.py runs/quickstart/model in.txt --threads 1": "takes minutes",
+    "python benchmarks/decode_speed.py 256 --threads 1": "takes minutes",
     "python benchmarks/data_scale.py multi30k": "takes minutes, and needs Multi30k",
     "python benchmarks/continued_marian.py multi30k runs/marian --training.cpu_threads 1 "
     "--training.mixed_precision bf16 --training.max_steps 1000 --training.validate_every 250 "

@@ -16,6 +16,7 @@ It bypasses the modules whose results it computes. [`is_unmodified`] checks that
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,55 @@ def is_matrix(layer: Any) -> bool:
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def fused_linear(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
+def packed_for_onednn(weight: torch.Tensor, rows: int) -> torch.Tensor | None:
+    """
+    Packs a matrix as torch's compiler does: products with it take half the time or less on processors that MKL is not
+    made for.
+
+    Args:
+        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
+        rows (`int`): number of rows of the other factors. Packing takes as long as some products with few of them.
+
+    Returns:
+        `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
+    """
+    if rows < ROWS_WORTH_PACKING or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return None
+    # A torch without oneDNN lacks this operator.
+    reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    if reorder is None or weight.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    # The layout is the same for any number of rows from some on.
+    packed: torch.Tensor = reorder(weight, ROWS_WORTH_PACKING)
+    return packed
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """
+    Returns a linear transformation as a function of states of shape `(rows, d_in)`.
+
+    Args:
+        weight (`torch.Tensor` of shape `(d_out, d_in)`), bias (`torch.Tensor` of shape `(d_out,)`, *optional*): the
+            transformation, in the number format of the product.
+        rows (`int`): number of rows of most states.
+    """
+    dtype, packed = weight.dtype, packed_for_onednn(weight, rows)
+    if packed is not None:
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return lambda states: multiply(states.to(dtype), packed, bias, "none", [], "")
+    matrix = weight.t()
+    if bias is None:
+        return lambda states: torch.mm(states.to(dtype), matrix)
+    return lambda states: torch.addmm(bias, states.to(dtype), matrix)
+
+
+def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     Fuses linear layers with the same input into one matrix product, if all of them are plain matrices.
 
     Args:
         layers ([`nn.Linear`] or a replacement): the layers.
+        rows (`int`): number of rows of most states.
         groups (`int`): number of groups that each layer's output is split into; the fused output has the first groups
             of all layers, then their second groups, and so on.
 
@@ -52,11 +96,10 @@ def fused_linear(*layers: Any, groups: int = 1) -> Callable[[torch.Tensor], torc
     if not all(is_matrix(layer) for layer in layers):
         return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
     dtype = type_of_products(layers[0].weight)
-    weight = interleave_heads([layer.weight for layer in layers], groups).to(dtype).t()
-    if layers[0].bias is None:
-        return lambda states: torch.mm(states.to(dtype), weight)
-    bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype)
-    return lambda states: torch.addmm(bias, states.to(dtype), weight)
+    weight = interleave_heads([layer.weight for layer in layers], groups).to(dtype)
+    has_bias = layers[0].bias is not None
+    bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype) if has_bias else None
+    return product(weight, bias, rows)
 
 
 def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
@@ -66,12 +109,16 @@ def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
-def linear_add(layer: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def linear_add(layer: Any, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Fuses a linear layer and the residual connection behind it: a function of states and residual."""
     if is_matrix(layer) and layer.bias is None and type_of_products(layer.weight) == layer.weight.dtype:
-        weight = layer.weight.t()
-        return lambda states, residual: torch.addmm(residual, states, weight)
-    project = fused_linear(layer)
+        packed = packed_for_onednn(layer.weight, rows)
+        if packed is not None:
+            multiply_add = torch.ops.mkldnn._linear_pointwise.binary
+            return lambda states, residual: multiply_add(states, residual, packed, None, "add")
+        matrix = layer.weight.t()
+        return lambda states, residual: torch.addmm(residual, states, matrix)
+    project = fused_linear(layer, rows=rows)
     # Of two types, the sum has that of the residual connection.
     return lambda states, residual: torch.add(residual, project(states))
 
@@ -130,12 +177,14 @@ class SourceAttention:
         attention ([`VaswaniAttention`]): module of the layer.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
         bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): mask of the source's padding.
+        rows (`int`): number of hypotheses.
     """
 
-    def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, attention: Any, encoder_states: torch.Tensor, bias: torch.Tensor | None, rows: int) -> None:
         self.heads, self.scaling, self.bias = attention.num_heads, attention.scaling, bias
-        self.project_query, self.project_out = fused_linear(attention.q_proj), linear_add(attention.out_proj)
-        dtype = type_of_products(encoder_states)
+        self.project_query = fused_linear(attention.q_proj, rows=rows)
+        self.project_out = linear_add(attention.out_proj, rows)
+        dtype = type_of_attention(encoder_states)
         keys, values = attention.k_proj(encoder_states).to(dtype), attention.v_proj(encoder_states).to(dtype)
         self.keys = by_head(keys, self.heads)  # [sentences, heads, source, d_k]
         self.values = by_head(values, self.heads)  # [sentences, heads, source, d_v]
@@ -161,17 +210,19 @@ class TargetAttention:
         attention ([`VaswaniAttention`]): module of the layer.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): gives the number of sentences, and
             type and device of keys and values.
+        rows (`int`): number of hypotheses.
     """
 
-    def __init__(self, attention: Any, encoder_states: torch.Tensor) -> None:
+    def __init__(self, attention: Any, encoder_states: torch.Tensor, rows: int) -> None:
         self.heads, self.scaling = attention.num_heads, attention.scaling
         d_k, d_v = (projection.out_features // self.heads for projection in (attention.k_proj, attention.v_proj))
         self.widths, self.query_widths = (d_k, d_v), (d_k, d_k + d_v)
         # The output has query, key and value of the first head, then those of the second, and so on.
-        self.project = fused_linear(attention.q_proj, attention.k_proj, attention.v_proj, groups=self.heads)
-        self.project_out = linear_add(attention.out_proj)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self.project = fused_linear(*projections, rows=rows, groups=self.heads)
+        self.project_out = linear_add(attention.out_proj, rows)
         # Keys and values, concatenated: [sentences, heads, places, d_k + d_v].
-        dtype = type_of_products(encoder_states)
+        dtype = type_of_attention(encoder_states)
         self.stored = encoder_states.new_empty(len(encoder_states), self.heads, 0, d_k + d_v, dtype=dtype)
 
     def __call__(
@@ -226,16 +277,16 @@ class IncrementalLayer:
         layer ([`VaswaniDecoderLayer`]): the module.
         encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder.
         source_bias (`torch.Tensor` of shape `(sentences, 1, 1, source)`, *optional*): mask of the source's padding.
+        rows (`int`): number of hypotheses.
     """
 
-    def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None) -> None:
-        self.target = TargetAttention(layer.self_attn, encoder_states)
-        self.source = SourceAttention(layer.cross_attn, encoder_states, source_bias) if layer.has_source else None
-        fc1, fc2, activation = (
-            fused_linear(layer.feed_forward.fc1),
-            linear_add(layer.feed_forward.fc2),
-            layer.feed_forward.activation,
+    def __init__(self, layer: Any, encoder_states: torch.Tensor, source_bias: torch.Tensor | None, rows: int) -> None:
+        self.target = TargetAttention(layer.self_attn, encoder_states, rows)
+        self.source = (
+            SourceAttention(layer.cross_attn, encoder_states, source_bias, rows) if layer.has_source else None
         )
+        fc1, fc2 = fused_linear(layer.feed_forward.fc1, rows=rows), linear_add(layer.feed_forward.fc2, rows)
+        activation = layer.feed_forward.activation
         if type(activation) is nn.ReLU:
             activation = torch.relu_
         self.attend_to_target = add_and_norm(layer.self_attn_norm, self.target)
@@ -251,6 +302,12 @@ class IncrementalLayer:
         if self.source is not None:
             states = self.attend_to_source(states)
         return self.feed_forward(states)
+
+
+def type_of_attention(states: torch.Tensor) -> torch.dtype:
+    """Returns the type in which attention computes: on a CPU that of the states, and else that of products."""
+    # For few queries, torch's attention takes twice as long in bfloat16 as in float32 on a CPU.
+    return states.dtype if states.device.type == "cpu" else type_of_products(states)
 
 
 def by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
@@ -282,10 +339,11 @@ class IncrementalDecoder:
         self, decoder: Any, encoder_states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int
     ) -> None:
         self.decoder = decoder
-        source_bias, dtype = None, type_of_products(encoder_states)
+        source_bias, dtype = None, type_of_attention(encoder_states)
         if source_mask is not None and not source_mask.all():
             source_bias = as_bias(source_mask != 0, dtype)[:, None, None]
-        self.layers = [IncrementalLayer(layer, encoder_states, source_bias) for layer in decoder.layers]
+        rows = len(encoder_states) * num_beams
+        self.layers = [IncrementalLayer(layer, encoder_states, source_bias, rows) for layer in decoder.layers]
         self.length = 0  # tokens that each hypothesis of the longest sentence has read
         # Tokens that the others have less, [sentences]; None if all have as many.
         self.lag: torch.Tensor | None = None
@@ -403,6 +461,12 @@ def as_bias(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     )
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns the context in which operations compute in the types of their arguments."""
+    is_on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
+
+
 class OutputProjection:
     """
     The linear transformation on top of the decoder (Section 3.4).
@@ -412,19 +476,15 @@ class OutputProjection:
         rows (`int`): number of hypotheses of a step.
     """
 
-    def __init__(self, lm_head: nn.Module, rows: int) -> None:
-        self.project: Callable[[torch.Tensor], torch.Tensor] = lm_head
-        if is_matrix(lm_head) and rows >= ROWS_WORTH_PACKING and lm_head.weight.device.type == "cpu":
-            # As torch's compiler does it. A torch without oneDNN lacks this operator.
-            reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-            if reorder and torch.backends.mkldnn.is_available() and lm_head.weight.dtype == torch.float32:
-                multiply = torch.ops.mkldnn._linear_pointwise
-                packed, bias = reorder(lm_head.weight, rows), lm_head.bias
-                self.project = lambda states: multiply(states, packed, bias, "none", [], "")
+    def __init__(self, lm_head: Any, rows: int) -> None:
+        is_plain = is_matrix(lm_head)
+        self.project = product(lm_head.weight, lm_head.bias, rows) if is_plain else lm_head
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Returns logits of shape `(rows, vocab_size)` in float32 for states of shape `(rows, d_model)`."""
-        return self.project(states).float()
+        # With autocast, too: rounded logits would change the order of hypotheses.
+        with without_autocast(states.device):
+            return self.project(states).float()
 
 
 class EnsembleDecoder:
@@ -462,7 +522,9 @@ class EnsembleDecoder:
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
-        self.states = [decoder.step(tokens) for decoder in self.decoders]
+        # The decoders have converted their matrices.
+        with without_autocast(tokens.device):
+            self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:
         """Returns logits of the next token, of shape `(rows, vocab_size)`, in float32; an ensemble: log_probs."""
