@@ -178,7 +178,10 @@ def test_a_recipe_never_imports_a_class(tmp_path, monkeypatch, value) -> None:
         ("more_data:\n- {streaming: true}\n", ["'more_data.streaming'"]),
         ("more_data:\n- {weight: two}\n", ["more_data", "weight", "two"]),
         ("more_data:\n- {weight: 1, weight: 2}\n", ["'weight'", "line 2"]),
-        ("training: {mixed_precision: fp8}\n", ["mixed_precision must be 'no', 'bf16', 'fp16' or null", "'fp8'"]),
+        (
+            "training: {mixed_precision: fp8}\n",
+            ["mixed_precision must be 'no', 'bf16', 'fp16', 'auto' or null", "'fp8'"],
+        ),
         (f"training: {{weight_decay: 1{400 * '0'}}}\n", ["mine.yaml", "401 digits", "line 1"]),
         (f"seed: 0x{5000 * 'f'}\n", ["mine.yaml", "5002 digits", "line 1"]),
         ("data: &a\n  train_files: *a\n", ["mine.yaml", "alias *a", "line 2"]),
@@ -225,7 +228,10 @@ def test_a_mistake_on_the_command_line_is_named(tmp_path) -> None:
         (["--more_data", "&a [*a]"], ["alias *a"]),
         (["--training.weight_decay=1" + "0" * 400], ["401 digits", "000 ... 000"]),
         (["--training.adam_epsilon", "1e400"], ["training.adam_epsilon", "at most 1", "inf"]),
-        (["--training.mixed_precision", "fp8"], ["training.mixed_precision", "'bf16', 'fp16' or null", "'fp8'"]),
+        (
+            ["--training.mixed_precision", "fp8"],
+            ["training.mixed_precision", "'bf16', 'fp16', 'auto' or null", "'fp8'"],
+        ),
         (["--training", "{max_steps: &a [*a]}"], ["alias *a"]),
         (["--training", str(CONFIGS[0])], ["--training", CONFIGS[0].name, "keys one by one"]),
         (["--recipe", str(ROOT)], ["a folder"]),

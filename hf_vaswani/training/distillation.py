@@ -244,17 +244,17 @@ class BackwardScore:
         """Returns source, translation and log-probability in nats, by tabs; -inf if one is empty or too long."""
         pairs = [line.split("\t")[:2] for line in lines]
         scores = [-math.inf] * len(pairs)
-        chosen = [i for i, pair in enumerate(pairs) if all(pair) and self._fits(pair)]
-        texts = [f"{self.tag} {pairs[i][1]}" if self.tag else pairs[i][1] for i in chosen]
-        found = log_probabilities(self.model, self.tokenizer, texts, [pairs[i][0] for i in chosen])
+        texts = [f"{self.tag} {text}" if self.tag else text for _, text in pairs]
+        chosen = [i for i, pair in enumerate(pairs) if all(pair) and self._fits(pair[0]) and self._fits(texts[i])]
+        found = log_probabilities(
+            self.model, self.tokenizer, [texts[i] for i in chosen], [pairs[i][0] for i in chosen]
+        )
         for i, (log_probability, tokens) in zip(chosen, found, strict=True):
             scores[i] = log_probability / tokens
         return [f"{source}\t{text}\t{score:.4f}" for (source, text), score in zip(pairs, scores, strict=True)]
 
-    def _fits(self, pair: list[str]) -> bool:
-        if len(pair[0]) + len(self.tag) + len(pair[1]) < self.longest:
-            return True
-        return all(len(self.tokenizer(text, verbose=False)["input_ids"]) + 1 <= self.longest for text in pair)
+    def _fits(self, text: str) -> bool:
+        return len(self.tokenizer(text, verbose=False)["input_ids"]) <= self.longest
 
 
 @dataclass(frozen=True)

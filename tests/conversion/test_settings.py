@@ -1,7 +1,7 @@
 """Settings of a search, for engines with a search of their own."""
 
 import pytest
-from transformers import GenerationConfig
+from transformers import GenerationConfig, WatermarkingConfig
 
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.conversion.settings import (
@@ -28,6 +28,18 @@ ON = {
     "begin_suppress_tokens": [7],
     "bad_words_ids": [[7, 8]],
     "max_length_offset": 50,
+    "max_time": 9.0,
+    "stop_strings": ["a"],
+    "encoder_repetition_penalty": 1.3,
+    "exponential_decay_length_penalty": (5, 1.1),
+    "sequence_bias": [[[7, 8], 2.0]],
+    "guidance_scale": 1.5,
+    "watermarking_config": WatermarkingConfig(bias=2.0),
+    "renormalize_logits": True,
+    "num_beam_groups": 2,
+    "penalty_alpha": 0.6,
+    "constraints": ["a"],
+    "force_words_ids": [[7]],
     "length_penalty_type": "gnmt",
     "finish_candidates": "all",
 }
