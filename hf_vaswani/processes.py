@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
-from .model.precision_vaswani import fastest_training
-
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from .recipe import Recipe, TrainingRecipe
-
-logger = logging.getLogger(__name__)
 
 # Accelerate is imported where it is needed: translating in a single process does without it.
 
@@ -120,13 +116,13 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
 # ---- Training ----------------------------------------------------------------------------------------------------
 
 
-def build_accelerator(recipe: "Recipe", precision: str | None = None) -> "Accelerator":
+def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device], str]) -> "Accelerator":
     """
     Joins the processes of a training, with the recipe's precision, compiler and trackers.
 
     Args:
         recipe ([`Recipe`]): the experiment.
-        precision (`str`, *optional*): precision of an earlier start of the run, which `auto` keeps.
+        choose_precision (`Callable`): chooses the precision of `auto`, called in process 0 with its device.
 
     Returns:
         `accelerate.Accelerator`.
@@ -147,12 +143,11 @@ def build_accelerator(recipe: "Recipe", precision: str | None = None) -> "Accele
     _check_precision(training)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
-    if training.mixed_precision != "auto":
-        precision = training.mixed_precision
-    elif precision is None:
+    precision: str | None = training.mixed_precision
+    if precision == "auto":
         # The processes of a launch need the same precision, which they get before the accelerator is made.
         state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), WORK)
-        precision = on_main_process(state, _fastest_precision, recipe, state.device)
+        precision = on_main_process(state, choose_precision, state.device)
     accelerator = meet(
         launched,
         lambda timeout: Accelerator(
@@ -183,20 +178,9 @@ def build_accelerator(recipe: "Recipe", precision: str | None = None) -> "Accele
             f"training.trackers names {', '.join(missing)}, not installed here: install what is missing, or remove it."
         )
     if accelerator.device.type == "cpu":
-        torch.set_num_threads(training.cpu_threads or _threads_of_a_process())
+        torch.set_num_threads(training.cpu_threads or threads_of_a_process())
         keep_freed_memory()
     return accelerator
-
-
-def _fastest_precision(recipe: "Recipe", device: torch.device) -> str:
-    """Chooses the precision of `training.mixed_precision: auto`."""
-    training, model = recipe.training, recipe.model
-    if device.type == "cpu":
-        torch.set_num_threads(training.cpu_threads or _threads_of_a_process())
-    dtype, why = fastest_training(device, training.tokens_per_batch, model.d_model, model.d_ff)
-    name = "bf16" if dtype == torch.bfloat16 else "no"
-    logger.info(f"training.mixed_precision auto is {name}, because {why}")
-    return name
 
 
 def _check_precision(training: "TrainingRecipe") -> None:
@@ -226,7 +210,7 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
         raise ValueError("training.adapter does not work with FSDP: launch the training without FSDP.")
 
 
-def _threads_of_a_process() -> int:
+def threads_of_a_process() -> int:
     """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": set(),
     "records": set(),
     "run_folder": {"recipe", "recipe_file", "files", "records"},
-    "processes": {"recipe", "model"},
+    "processes": {"recipe"},
     "adapters": {"files"},
     "averaging": {"files", "run_folder", "adapters"},
     "data": {"recipe", "files", "interruption", "model"},

@@ -47,7 +47,7 @@ def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) ->
     program = (
         "import time; from datetime import timedelta; from hf_vaswani import processes; "
         "from hf_vaswani.recipe import Recipe; processes.MEETING = timedelta(seconds=4); "
-        "accelerator = processes.build_accelerator(Recipe()); "
+        "accelerator = processes.build_accelerator(Recipe(), str); "
         "print(processes.on_main_process(accelerator, lambda: time.sleep(6) or 7))"
     )
     with socket.socket() as listener:
@@ -141,7 +141,7 @@ def test_a_number_format_that_is_not_known_is_refused_before_the_library_sees_it
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(ValueError, match="must be no, bf16 or fp16, but it is fp8"):
-        build_accelerator(recipe)
+        build_accelerator(recipe, str)
 
 
 def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch) -> None:
@@ -151,5 +151,5 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(processes, "meet", lambda launched, start, work: start(work))
     recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
-        build_accelerator(recipe)
+        build_accelerator(recipe, str)
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import load_models, require_file, text_lines, warn_split
+from .inputs import add_recipe_verb, load_recorded, require_file, text_lines, warn_split
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -19,15 +19,7 @@ PURPOSE = "Translates text in the target language into synthetic sources, by the
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verb to the command line, with its function under `run`."""
-    # Recipes have a parser of their own, as in train.
-    parser = verbs.add_parser(
-        "backtranslate",
-        help="make source sentences for text in the target language: backtranslate RECIPE.yaml [--section.key value]",
-        add_help=False,
-        prefix_chars="\0",
-    )
-    parser.add_argument("arguments", nargs="*")
-    parser.set_defaults(run=_backtranslate)
+    add_recipe_verb(verbs, "backtranslate", "make source sentences for text in the target language", _backtranslate)
 
 
 def _backtranslate(options: argparse.Namespace) -> None:
@@ -71,12 +63,10 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
     from tqdm.auto import tqdm
 
     from ..files import digest
-    from ..run_folder import MODEL
     from ..translation.backtranslation import (
         Backtranslator,
         check_direction,
         count_pairs,
-        model_digest,
         sentences_of,
         set_search,
     )
@@ -84,8 +74,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
     name = str(given.model)
-    of_run = Path(name) / MODEL
-    loaded = load_models([str(of_run) if of_run.is_dir() else name], None)
+    loaded, (recorded,) = load_recorded([name])
     model, tokenizer = loaded.models[0], loaded.tokenizer
     tag = check_direction("backtranslation.model", name, model, tokenizer, languages[1], languages[0])
     set_search(model, given.method, given.top_k, given.temperature, given.num_beams)
@@ -94,9 +83,9 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         # Everything that decides about the pairs, in the words of the recipe.
         settings = {"data.source_language": languages[0], "data.target_language": languages[1], "seed": recipe.seed}
         settings |= {f"backtranslation.{key}": value for key, value in asdict(given).items() if key != "output"}
-        settings["backtranslation.model"] = f"{name}, SHA-256 {model_digest(model, tokenizer)}"
+        settings["backtranslation.model"] = recorded
         settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
-        pairs = GrowingFile(output, settings, languages)
+        pairs = GrowingFile(output, settings, "backtranslation.output", languages)
         return pairs, pairs.begin()
 
     pairs, done = processes.on_main_process(begin)

@@ -6,10 +6,9 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import load_models, print_table, require_file, warn_split
+from .inputs import add_recipe_verb, load_recorded, print_table, require_file, warn_split
 from .runs import train_recipe
 
 if TYPE_CHECKING:
@@ -25,15 +24,7 @@ PURPOSE = (
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verb to the command line, with its function under `run`."""
-    # Recipes have a parser of their own, as in train.
-    parser = verbs.add_parser(
-        "distill",
-        help="train a small model on the translations of a large one: distill RECIPE.yaml [--section.key value]",
-        add_help=False,
-        prefix_chars="\0",
-    )
-    parser.add_argument("arguments", nargs="*")
-    parser.set_defaults(run=_distill)
+    add_recipe_verb(verbs, "distill", "train a small model on the translations of a large one", _distill)
 
 
 def _distill(options: argparse.Namespace) -> None:
@@ -51,9 +42,11 @@ def _distill(options: argparse.Namespace) -> None:
     processes, folder = Processes(), teacher_folder(recipe)
     processes.on_main_process(lambda: _check_files(recipe))
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
+        work = _Work(recipe, processes)
+        # Nothing is written if a model cannot be loaded.
         processes.on_main_process(lambda: folder.mkdir(parents=True, exist_ok=True))
         processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
-        before = _Work(recipe, processes).run()
+        before = work.run()
     result = train_recipe(recipe)
     if result is None:
         return
@@ -85,20 +78,25 @@ class _Work:
         from ..training.distillation import teacher_names
         from ..translation.backtranslation import check_direction, set_search
 
-        self.recipe, self.processes, self.rows = recipe, processes, list[dict[str, Any]]()
+        self.recipe, self.processes = recipe, processes
+        self.rows: list[dict[str, Any]] = []
         names = teacher_names(recipe.teacher)
-        self.teacher, self.teachers = _load(names)
+        self.teacher, self.teachers = load_recorded(names)
         self.own_search = copy.deepcopy(self.teacher.models[0].generation_config)
         set_search(self.teacher.models[0], "beam", num_beams=recipe.teacher.num_beams)
+        # The language tags that sentences need, by direction.
+        self.tags: dict[tuple[str, str], str] = {}
         for source, target in recipe.language_pairs:
             for name, model in zip(names, self.teacher.models, strict=True):
-                check_direction("teacher.model", name, model, self.teacher.tokenizer, source, target)
+                tag = check_direction("teacher.model", name, model, self.teacher.tokenizer, source, target)
+                self.tags[source, target] = tag
         self.backward: Translators | None = None
         if (other := recipe.teacher.backward_model) is not None:
-            self.backward, (self.backward_name,) = _load([other])
+            self.backward, (self.backward_name,) = load_recorded([other])
             for source, target in recipe.language_pairs:
                 model, tokenizer = self.backward.models[0], self.backward.tokenizer
-                check_direction("teacher.backward_model", other, model, tokenizer, target, source)
+                tag = check_direction("teacher.backward_model", other, model, tokenizer, target, source)
+                self.tags[target, source] = tag
 
     def run(self) -> dict[str, dict[str, float]]:
         """Takes all steps, prints their table, and returns the scores of the teacher by test set."""
@@ -115,20 +113,18 @@ class _Work:
         teacher = self.teacher
         teacher.models[0].generation_config = self.own_search
         return self.processes.on_main_process(
-            lambda: teacher_scores(self.recipe, teacher.models, teacher.tokenizer, self.teachers)
+            lambda: teacher_scores(self.recipe, teacher.models, teacher.tokenizer, self.teachers, self.tags)
         )
 
     def _source(self, number: int, steps: Any) -> "GrowingFile":
         """Takes the steps of one source, and returns the file of the last one."""
         from ..training.distillation import BackwardScore, Choice, Translation, digest_of, sentences_of
-        from ..translation.backtranslation import check_direction
 
-        recipe, languages = self.recipe, (steps.part.source_language, steps.part.target_language)
-        model, tokenizer, name = self.teacher.models[0], self.teacher.tokenizer, self.teachers[0]
-        tag = check_direction("teacher.model", name, model, tokenizer, *languages)
+        recipe, teacher = self.recipe, self.teacher
+        source, target = steps.part.source_language, steps.part.target_language
         text, count = self.processes.on_main_process(lambda: digest_of(sentences_of(recipe, number)))
         n_best = recipe.teacher.n_best or recipe.teacher.num_beams
-        translate = Translation(self.teacher.models, tokenizer, tag, n_best)
+        translate = Translation(teacher.models, teacher.tokenizer, self.tags[source, target], n_best)
         first = steps.translations(self.teachers, text)
         self._take(first, count, lambda: sentences_of(recipe, number), translate)
         lines_split = sum(self.processes.gather(translate.translator.lines_split))
@@ -140,10 +136,9 @@ class _Work:
         self._take(second, count, first.lines, choose, is_quick=True)
         if self.backward is None:
             return second
-        model, tokenizer = self.backward.models[0], self.backward.tokenizer
-        tag = check_direction("teacher.backward_model", self.backward_name, model, tokenizer, *reversed(languages))
+        score = BackwardScore(self.backward.models[0], self.backward.tokenizer, self.tags[target, source])
         third = self.processes.on_main_process(lambda: steps.scored(self.backward_name))
-        self._take(third, count, second.lines, BackwardScore(model, tokenizer, tag), is_quick=True)
+        self._take(third, count, second.lines, score, is_quick=True)
         return third
 
     def _take(
@@ -176,14 +171,3 @@ class _Work:
         seconds = time.monotonic() - start
         took = "done before" if done is None else f"{seconds:,.0f} s" + (f" from line {done:,}" if done else "")
         self.rows.append({"step": file.path.name, "lines": f"{count:,}", "time": took})
-
-
-def _load(names: Sequence[str]) -> tuple["Translators", list[str]]:
-    """Loads models by their names in a recipe, and returns them with these names and their digests."""
-    from ..run_folder import MODEL
-    from ..translation.backtranslation import model_digest
-
-    of_runs = [Path(name) / MODEL for name in names]
-    loaded = load_models([str(run) if run.is_dir() else name for name, run in zip(names, of_runs, strict=True)], None)
-    digests = [model_digest(model, loaded.tokenizer) for model in loaded.models]
-    return loaded, [f"{name}, SHA-256 {digest}" for name, digest in zip(names, digests, strict=True)]

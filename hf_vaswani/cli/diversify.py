@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import print_table
+from .inputs import add_recipe_verb, print_table
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -24,16 +24,7 @@ PURPOSE = (
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verb to the command line, with its function under `run`."""
-    # Recipes have a parser of their own, as in train.
-    parser = verbs.add_parser(
-        "diversify",
-        help="train on the translations of several models of both directions: diversify RECIPE.yaml "
-        "[--section.key value]",
-        add_help=False,
-        prefix_chars="\0",
-    )
-    parser.add_argument("arguments", nargs="*")
-    parser.set_defaults(run=_diversify)
+    add_recipe_verb(verbs, "diversify", "train on translations by several models of both directions", _diversify)
 
 
 def _diversify(options: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,23 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_target_language(parser: argparse.ArgumentParser) -> None:
     """Adds the option that chooses the target language."""
     parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
+
+
+def add_recipe_verb(verbs: Any, name: str, purpose: str, run: Callable[[argparse.Namespace], None]) -> None:
+    """
+    Adds a verb whose arguments are a recipe and overrides of its keys.
+
+    Args:
+        verbs (`argparse._SubParsersAction`): the verbs of the command line.
+        name (`str`), purpose (`str`): the verb, and what it does, for `hf-vaswani --help`.
+        run (`Callable`): does it; gets the words behind the verb as `arguments`.
+    """
+    # Recipes have a parser of their own, --help included, with an option for each key: here none is an option.
+    parser = verbs.add_parser(
+        name, help=f"{purpose}: {name} RECIPE.yaml [--section.key value ...]", add_help=False, prefix_chars="\0"
+    )
+    parser.add_argument("arguments", nargs="*")
+    parser.set_defaults(run=run)
 
 
 def check_counts(options: argparse.Namespace, *names: str) -> None:
@@ -224,6 +241,27 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
         models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # Without its tag, a multilingual model would translate into any of its languages.
     return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
+
+
+def load_recorded(names: Sequence[str]) -> tuple[Translators, list[str]]:
+    """
+    Loads the models that a recipe names, for work that is recorded.
+
+    Args:
+        names (`Sequence[str]`): runs, models, checkpoints or Hub ids.
+
+    Returns:
+        `tuple[Translators, list[str]]`: the models, and each name with the digest of its model.
+    """
+    from ..run_folder import MODEL
+    from ..translation.backtranslation import model_digest
+
+    folders = [Path(name) / MODEL for name in names]
+    loaded = load_models(
+        [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)], None
+    )
+    digests = [model_digest(model, loaded.tokenizer) for model in loaded.models]
+    return loaded, [f"{name}, SHA-256 {digest}" for name, digest in zip(names, digests, strict=True)]
 
 
 def _check_name(name: str) -> None:

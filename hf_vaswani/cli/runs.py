@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import check_counts
+from .inputs import add_recipe_verb, check_counts
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verbs to the command line, each with its function under `run`."""
-    # Recipes have a parser of their own, --help included, with an option for each key: here none is an option.
-    train = verbs.add_parser(
-        "train", help="train a model: train RECIPE.yaml [--section.key value ...]", add_help=False, prefix_chars="\0"
-    )
-    train.add_argument("arguments", nargs="*")
-    train.set_defaults(run=_train)
+    add_recipe_verb(verbs, "train", "train a model", _train)
 
     average = verbs.add_parser(
         "average",

@@ -76,8 +76,8 @@ class EngineOptions:
                 raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
 
     @property
-    def library(self) -> str:
-        """Name of the engine's library, or `"torch"`."""
+    def kind(self) -> str:
+        """The engine that is tried: `"auto"` tries CTranslate2."""
         return "ctranslate2" if self.name == "auto" else self.name
 
     def option(self, name: str, value: str = "") -> str:
@@ -125,7 +125,7 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
     except (ImportError, ValueError) as error:
         _take_torch(options, error)
         return None
-    if options.library == "onnx":
+    if options.kind == "onnx":
         return lambda sentences: _not_blank(found.translate, tokenizer, sentences)
     return lambda sentences: found.candidates(sentences, options.n_best)
 
@@ -153,29 +153,35 @@ def check_search(
     Raises:
         UnsupportedError: it cannot.
     """
-    reasons, advice = obstacles(options, models, settings, n_best), f"Use {options.option('engine', 'torch')}"
-    if not reasons and options.library == "ctranslate2" and not options.approximate:
+    reasons = obstacles(options, models) or _unsupported(options, settings, n_best)
+    advice = f"Use {options.option('engine', 'torch')}"
+    if not reasons and options.kind == "ctranslate2" and not options.approximate:
         reasons = inexact_rules(settings)
-        closest = options.option("approximate", "True" if options.in_code else "").replace("'", "")
+        closest = "approximate=True" if options.in_code else "--approximate"
         advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
     if reasons:
-        raise UnsupportedError(f"{LIBRARIES[options.library]} cannot translate with {'; '.join(reasons)}", advice)
+        raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {'; '.join(reasons)}", advice)
 
 
-def obstacles(
-    options: EngineOptions, models: Sequence[Any], settings: GenerationConfig, n_best: int | None
-) -> list[str]:
-    """Returns what an engine lacks for models, settings and n-best lists, in words that follow "with"."""
+def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
+    """Returns what an engine lacks for models, whatever the settings, in words that follow "with"."""
+    model = models[0]
     if len(models) > 1:
         return [f"an ensemble of {len(models)} models"]
-    model, name = models[0], options.library
     if type(model) is not VaswaniForConditionalGeneration:
         return [f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"]
-    if name == "ctranslate2" and not _has_device(model.device.type):
+    if options.kind == "ctranslate2" and not _has_device(model.device.type):
         return [f"the {model.device.type} of this machine"]
-    found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, IN_SETTINGS[name]).items()]
-    if name == "onnx":
-        found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + ["--n-best"] * bool(n_best)
+    return []
+
+
+def _unsupported(options: EngineOptions, settings: GenerationConfig, n_best: int | None) -> list[str]:
+    """Returns the settings that an engine does not have, in words that follow "with"."""
+    missing = unsupported_settings(settings, IN_SETTINGS[options.kind])
+    found = [f"{key}={value!r}" for key, value in missing.items()]
+    if options.kind == "onnx":
+        lists = "num_return_sequences" if options.in_code else "--n-best"
+        found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + [lists] * bool(n_best)
     return found
 
 
@@ -206,7 +212,7 @@ def _has_device(device: str) -> bool:
 
 def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) -> Any:
     """Returns the translator of an engine, with the converted model."""
-    if options.library == "onnx":
+    if options.kind == "onnx":
         from . import onnx
 
         def write(to: Path) -> None:
@@ -275,9 +281,9 @@ def pipeline_engine(
         return None
     try:
         # The settings of each call are checked then.
-        if reasons := obstacles(options, [model], GenerationConfig(length_penalty_type="power"), None):
+        if reasons := obstacles(options, [model]):
             advice = f"Use {options.option('engine', 'torch')}"
-            raise UnsupportedError(f"{LIBRARIES[options.library]} cannot translate with {reasons[0]}", advice)
+            raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {reasons[0]}", advice)
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
         threads = torch.get_num_threads() if model.device.type == "cpu" else 1
@@ -315,6 +321,7 @@ class PipelineEngine:
 
     def __init__(self, options: EngineOptions, model: Any, translator: Any) -> None:
         self.options, self.model, self.translator = options, model, translator
+        self.name = LIBRARIES[options.kind]
         self.said: set[str] = set()
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> torch.Tensor | None:
@@ -345,8 +352,7 @@ class PipelineEngine:
         try:
             if given:
                 advice = f"Use {self.options.option('engine', 'torch')}"
-                library = LIBRARIES[self.options.library]
-                raise UnsupportedError(f"{library} cannot translate with {'; '.join(given)}", advice)
+                raise UnsupportedError(f"{self.name} cannot translate with {'; '.join(given)}", advice)
             check_search(self.options, [self.model], config, n_best)
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
@@ -354,7 +360,7 @@ class PipelineEngine:
             self.said.add(error.why)
             return None
         sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
-        if self.options.library == "onnx":
+        if self.options.kind == "onnx":
             rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
         else:
             rows = [row for candidates in self.translator.search(sources, config, n_best) for _, row in candidates]

@@ -65,17 +65,17 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Calla
 
     Args:
         weight (`torch.Tensor` of shape `(d_out, d_in)`), bias (`torch.Tensor` of shape `(d_out,)`, *optional*): the
-            transformation, in the number format of the product.
+            transformation, in the number format of the states.
         rows (`int`): number of rows of most states.
     """
-    dtype, packed = weight.dtype, packed_for_onednn(weight, rows)
+    packed = packed_for_onednn(weight, rows)
     if packed is not None:
         multiply = torch.ops.mkldnn._linear_pointwise
-        return lambda states: multiply(states.to(dtype), packed, bias, "none", [], "")
+        return lambda states: multiply(states, packed, bias, "none", [], "")
     matrix = weight.t()
     if bias is None:
-        return lambda states: torch.mm(states.to(dtype), matrix)
-    return lambda states: torch.addmm(bias, states.to(dtype), matrix)
+        return lambda states: torch.mm(states, matrix)
+    return lambda states: torch.addmm(bias, states, matrix)
 
 
 def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -99,7 +99,10 @@ def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Te
     weight = interleave_heads([layer.weight for layer in layers], groups).to(dtype)
     has_bias = layers[0].bias is not None
     bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype) if has_bias else None
-    return product(weight, bias, rows)
+    multiply = product(weight, bias, rows)
+    if dtype == layers[0].weight.dtype:
+        return multiply
+    return lambda states: multiply(states.to(dtype))
 
 
 def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
@@ -119,7 +122,7 @@ def linear_add(layer: Any, rows: int) -> Callable[[torch.Tensor, torch.Tensor], 
         matrix = layer.weight.t()
         return lambda states, residual: torch.addmm(residual, states, matrix)
     project = fused_linear(layer, rows=rows)
-    # Of two types, the sum has that of the residual connection.
+    # With autocast, the product is in bfloat16, and the sum in the type of the residual connection.
     return lambda states, residual: torch.add(residual, project(states))
 
 

@@ -79,11 +79,11 @@ class VaswaniTranslationPipeline(Pipeline):
             need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
         compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
             `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
+        approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
+            to those of a call.
         autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, with everything else in the
             number format of the weights, or `"auto"` for the same where this machine is faster with it, by a
             measurement of a second; by default products are in the format of the weights, too.
-        approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
-            to those of a call.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniTranslationPipeline.__call__`].
 

@@ -10,7 +10,7 @@ other direction, and at last the pairs, which a training reads as its text.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,15 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.sources import evaluation_texts, read_evaluation_sources, read_training_source
 from ..data.tables import named_errors
-from ..files import atomic_folder, atomic_write_text, digest, read_lines, read_sealed, sealed, tsv_cell
+from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_lines, read_sealed, sealed, tsv_cell
 from ..metrics import score, sentence_scorer
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
-from ..translation.backtranslation import check_direction
 from ..translation.batches import log_probabilities
 from ..translation.growing_file import GrowingFile
 from ..translation.lines import LineTranslator, longest_source
 
-# What a training reads: two files of each source, and their record.
+# The folder that a training reads: two files for each source, and a record of their settings.
 PAIRS = "pairs"
 RECORD = "record.json"
 # Scores of the teacher.
@@ -220,7 +219,7 @@ class Choice:
         place = 0
         if self.scorer is not None and target:
             scores = [self.scorer(text, target) for _, text in candidates]
-            # Of several, the one that the teacher holds for the best.
+            # Ties go to the translation that the teacher ranks higher.
             place = max(range(len(scores)), key=scores.__getitem__)
         return f"{entry['source']}\t{candidates[place][1]}\t{place + 1}\t{scores[place]:.4f}"
 
@@ -310,7 +309,7 @@ class Steps:
         return self._file(name, settings, (self.part.source_language, self.part.target_language, *columns))
 
     def _file(self, name: str, settings: dict[str, Any], columns: Sequence[str] = ()) -> GrowingFile:
-        return GrowingFile(self._path(name), settings, columns, "teacher.folder")
+        return GrowingFile(self._path(name), settings, "teacher.folder", columns)
 
     def _path(self, name: str) -> Path:
         return teacher_folder(self.recipe) / f"{self.name}.{name}"
@@ -319,35 +318,31 @@ class Steps:
 # ---- The pairs ---------------------------------------------------------------------------------------------------
 
 
-def kept(file: GrowingFile, drop_worst: float) -> Callable[[], Iterator[tuple[str, str]]]:
+def kept(file: GrowingFile, drop_worst: float) -> Iterator[tuple[str, str]]:
     """
     Drops the worst pairs of a scored file, and those whose translation is empty.
 
     Args:
         file ([`GrowingFile`]): complete file of the second or third step.
-        drop_worst (`float`): share to drop of the pairs, by their last column; of equal ones, the last.
+        drop_worst (`float`): share of the pairs to drop, by their last column; ties are dropped from the end.
 
-    Returns:
-        `Callable`: reads source and translation of the others, in their order.
+    Yields:
+        `tuple[str, str]`: source and translation of the others, in their order.
     """
     dropped: set[int] = set()
     if drop_worst:
         scores = [float(line.rsplit("\t", 1)[1]) for line in file.lines()]
         order = sorted(range(len(scores)), key=lambda i: (scores[i], -i))
         dropped = set(order[: int(drop_worst * len(scores))])
-
-    def read() -> Iterator[tuple[str, str]]:
-        for i, line in enumerate(file.lines()):
-            source, translation = line.split("\t")[:2]
-            if i not in dropped and translation:
-                yield source, translation
-
-    return read
+    for i, line in enumerate(file.lines()):
+        source, translation = line.split("\t")[:2]
+        if i not in dropped and translation:
+            yield source, translation
 
 
 def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
     """
-    Writes what a training reads, unless it is there.
+    Writes the pairs that a training reads, unless they are there and intact.
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -364,22 +359,25 @@ def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
     record = pairs_settings(recipe) | {"steps": [digest(file.path) for file in files]}
     if (place / RECORD).is_file():
         found = read_sealed(place / RECORD)
-        if {key: found.get(key) for key in record} == record:
+        is_same = {key: found.get(key) for key in record} == record
+        if is_same and find_damage(place, found["files"]) is None:
             return list(found["pairs"])
-    counts = []
+    share = teacher.drop_worst if teacher.backward_model is not None else 0.0
+    counts: list[int] = []
+    digests: dict[str, str] = {}
     with atomic_folder(place) as temporary:
         for file, names in zip(files, pairs_files(recipe), strict=True):
-            read = kept(file, teacher.drop_worst if teacher.backward_model is not None else 0.0)
             sides = [temporary / Path(name).name for name in names.values()]
             with sides[0].open("w", encoding="utf-8") as sources, sides[1].open("w", encoding="utf-8") as targets:
                 count = 0
-                for count, (source, target) in enumerate(read(), start=1):  # noqa: B007 (the number of the last one)
+                for count, (source, target) in enumerate(kept(file, share), start=1):  # noqa: B007 (the number of the last one)
                     sources.write(f"{source}\n")
                     targets.write(f"{target}\n")
             if not count:
                 raise ValueError(f"{file.path} has no pair for the student: all translations are empty.")
             counts.append(count)
-        content = json.dumps(sealed(record | {"pairs": counts}), indent=2, ensure_ascii=False)
+            digests |= {side.name: digest(side) for side in sides}
+        content = json.dumps(sealed(record | {"pairs": counts, "files": digests}), indent=2, ensure_ascii=False)
         (temporary / RECORD).write_text(content + "\n", encoding="utf-8")
     return counts
 
@@ -388,15 +386,20 @@ def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
 
 
 def teacher_scores(
-    recipe: Recipe, models: list[Any], tokenizer: PreTrainedTokenizerBase, teachers: Sequence[str]
+    recipe: Recipe,
+    models: list[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    teachers: Sequence[str],
+    tags: Mapping[tuple[str, str], str],
 ) -> dict[str, dict[str, float]]:
     """
-    Scores the teacher on the test sets of the recipe, once: with its own search, in whose words its model card speaks.
+    Scores the teacher on the test sets of the recipe by its own search settings, unless its scores are there.
 
     Args:
         recipe ([`Recipe`]): the experiment.
         models (`list` of [`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): teacher or ensemble.
         teachers (`Sequence[str]`): names of the models with their digests.
+        tags (`Mapping[tuple[str, str], str]`): language tag, or nothing, in front of each sentence, by direction.
 
     Returns:
         `dict[str, dict[str, float]]`: BLEU and chrF by test set.
@@ -419,7 +422,7 @@ def teacher_scores(
             return dict(found["sets"])
     scores: dict[str, dict[str, float]] = {}
     for name, (pair, plain, references) in sets.items():
-        tag = check_direction("teacher.model", teachers[0], models[0], tokenizer, *pair)
+        tag = tags[pair[0], pair[1]]
         lines = [f"{tag} {line}" if tag and line.strip() else line for line in plain]
         translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
         scored = score(translations, references, **scoring)

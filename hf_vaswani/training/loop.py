@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,7 +26,8 @@ from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..processes import build_accelerator, on_main_process
+from ..model.precision_vaswani import fastest_training
+from ..processes import build_accelerator, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
@@ -105,7 +107,7 @@ def train(recipe: Recipe) -> Result:
     check_run_folder(recipe)
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."
     with stopped_by_sigterm(text), _lost_processes_as_os_error():
-        accelerator = build_accelerator(recipe, _precision_so_far(recipe))
+        accelerator = build_accelerator(recipe, partial(_precision_of_auto, recipe))
         result = on_main_process(accelerator, _result_if_complete, recipe)
         if result is not None:
             on_main_process(accelerator, _complete, recipe, accelerator, result)
@@ -119,10 +121,17 @@ def check_metric(recipe: Recipe) -> None:
     score(["text"], ["text"], recipe.evaluation.tokenize, recipe.evaluation.lowercase)
 
 
-def _precision_so_far(recipe: Recipe) -> str | None:
-    """Returns the precision of the run's newest checkpoint, if there is one."""
-    checkpoint = checkpoint_to_resume(recipe)
-    return None if checkpoint is None else read_progress(checkpoint).launch.get("mixed_precision")
+def _precision_of_auto(recipe: Recipe, device: torch.device) -> str:
+    """Returns the precision of the run's newest checkpoint; without one, the fastest of this machine."""
+    checkpoint, training = checkpoint_to_resume(recipe), recipe.training
+    if checkpoint is not None:
+        return str(read_progress(checkpoint).launch["mixed_precision"])
+    if device.type == "cpu":
+        torch.set_num_threads(training.cpu_threads or threads_of_a_process())
+    dtype, why = fastest_training(device, training.tokens_per_batch, recipe.model.d_model, recipe.model.d_ff)
+    precision = "bf16" if dtype == torch.bfloat16 else "no"
+    logger.info(f"training.mixed_precision auto is {precision}, because {why}")
+    return precision
 
 
 def check_run_folder(recipe: Recipe) -> None:

@@ -27,13 +27,11 @@ class GrowingFile:
     Args:
         path (`Path`): the file: a `.tsv` of two or more columns, or a `.jsonl`.
         settings (`dict[str, Any]`): everything that the lines depend on; JSON-serializable.
-        columns (`Sequence[str]`): names of the columns, for the header of a `.tsv`; none for a `.jsonl`.
         key (`str`): key of the recipe that names the place, for error messages.
+        columns (`Sequence[str]`): names of the columns, for the header of a `.tsv`; none for a `.jsonl`.
     """
 
-    def __init__(
-        self, path: Path, settings: dict[str, Any], columns: Sequence[str] = (), key: str = "backtranslation.output"
-    ) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], key: str, columns: Sequence[str] = ()) -> None:
         self.path, self.settings, self.columns = path, settings, tuple(columns)
         self.header = "\t".join(columns) + "\n" if columns else ""
         self.partial, self.record = temporary_name(path), path.with_name(f"{path.name}.json")

@@ -8,25 +8,43 @@ import torch
 import transformers
 
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
-from hf_vaswani.model.decoding_vaswani import EnsembleDecoder, IncrementalDecoder
+from hf_vaswani.model.decoding_vaswani import (
+    EnsembleDecoder,
+    IncrementalDecoder,
+    packed_for_onednn,
+    product,
+)
 
 from .test_search import BOS, random_model, sentences
 
 EOS = 2
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_each_step_equals_the_decoder_without_a_cache(beams) -> None:
-    model, inputs = random_model(), sentences(4)
+def test_matrices_are_packed_for_many_rows_alone() -> None:
+    weight = torch.randn(6, 5)
+    assert packed_for_onednn(weight, 31) is None and packed_for_onednn(weight.double(), 32) is None
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    assert (packed_for_onednn(weight, 32) is not None) == has_onednn
+    states, bias = torch.randn(40, 5), torch.randn(6)
+    for rows in (1, 40):
+        found = product(weight, bias, rows)(states)
+        torch.testing.assert_close(found, torch.nn.functional.linear(states, weight, bias))
+
+
+# Few hypotheses, and enough of them for packed matrices.
+@pytest.mark.parametrize(("count", "beams"), [(4, 1), (4, 3), (40, 1), (14, 3)])
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True, "d_k": 8, "d_v": 6}], ids=str)
+def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields) -> None:
+    model, inputs = random_model(**fields), sentences(count)
     decoder = model.model.decoder
     states = model.model.encoder(**inputs).last_hidden_state
     with torch.no_grad():
         step = IncrementalDecoder(decoder, states, inputs["attention_mask"], beams)
         generator = torch.Generator().manual_seed(0)
-        written = torch.full((4, 1, 1), BOS)
+        written = torch.full((count, 1, 1), BOS)
         step.step(written[:, :, 0])
-        written = written.expand(4, beams, 1)
-        which = torch.arange(4)
+        written = written.expand(count, beams, 1)
+        which = torch.arange(count)
         for length in range(2, 40):
             tokens = torch.randint(3, 90, (*written.shape[:2], 1), generator=generator)
             written = torch.cat((written, tokens), dim=2)

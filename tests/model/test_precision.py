@@ -73,6 +73,17 @@ def test_bfloat16_is_chosen_where_it_is_faster(monkeypatch, has_them, speedup, e
     assert measured == [CPU, CPU] * has_them
 
 
+def test_the_choice_leaves_random_numbers_as_they_are(monkeypatch) -> None:
+    model = random_model()
+    set_machine(monkeypatch, True)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    fastest_translation(model)
+    fastest_training(CPU, 64, 8, 16)
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_weights_in_half_precision_are_left_as_they_are(monkeypatch) -> None:
     set_machine(monkeypatch, True)
     assert fastest_translation(random_model().bfloat16()) == (torch.bfloat16, "the weights are in bfloat16")

@@ -93,6 +93,19 @@ def test_the_lists_are_those_of_beam_search(loaded) -> None:
     assert len(json.loads(entry)["translations"]) == 1
 
 
+def test_several_teachers_are_an_ensemble(loaded, teacher) -> None:
+    model, tokenizer = loaded
+    other = AutoModelForSeq2SeqLM.from_pretrained(teacher)
+    texts = [source for source, _ in SENTENCES]
+    set_search(model, "beam", num_beams=3)
+    expected = translate_n_best(model, tokenizer, texts, 2, ensemble=[other])
+    lines = [json.loads(line) for line in Translation([model, other], tokenizer, "", 2)(0, SENTENCES)]
+    found = [[score for score, _ in line["translations"]] for line in lines]
+    assert found == [[pytest.approx(score, abs=1e-4) for score, _ in candidates] for candidates in expected]
+    alone = translate_n_best(model, tokenizer, texts, 2)
+    assert found != [[pytest.approx(score, abs=1e-4) for score, _ in candidates] for candidates in alone]
+
+
 @pytest.mark.parametrize("choose", ["bleu", "chrf"])
 def test_the_choice_is_the_nearest_to_the_target(choose) -> None:
     texts = ["neun acht", "eins zwei drei vier sechs", "eins zwei drei vier", "eins zwei drei vier"]
@@ -133,7 +146,7 @@ def test_the_worst_share_is_dropped_in_place(recipe) -> None:
     rows = [("a", -1.0), ("b", -9.0), ("c", -2.0), ("d", -math.inf), ("e", -9.0), ("f", -0.5), ("g", -3.0)]
     file = filled(steps.scored("back"), [f"{name}\t{'x' * (name != 'g')}\t{score}" for name, score in rows])
     for share, names in ((0.0, "abcdef"), (0.2, "abcef"), (0.3, "abcf"), (0.5, "acf"), (0.99, "f")):
-        assert [source for source, _ in kept(file, share)()] == list(names), share
+        assert [source for source, _ in kept(file, share)] == list(names), share
 
 
 def written(recipe: Recipe, rows: int = 4) -> list[int]:
@@ -190,6 +203,10 @@ def test_pairs_are_written_again_if_something_changed(recipe) -> None:
     place = Path(pairs_files(recipe)[0]["en"])
     before = place.stat().st_mtime_ns
     assert written(recipe) == [4, 4] and place.stat().st_mtime_ns == before
+    whole = place.read_text()
+    for damage in (lambda: place.write_text("s 0\n"), place.unlink):
+        damage()
+        assert written(recipe) == [4, 4] and place.read_text() == whole
     other = replace(recipe, teacher=replace(recipe.teacher, choose="chrf"))
     with pytest.raises(ValueError, match="was made with other settings: teacher.choose was 'model' and is 'chrf'"):
         written(other)

@@ -16,11 +16,11 @@ def small_blocks(monkeypatch) -> None:
 
 
 def table(folder: Path, **settings: object) -> GrowingFile:
-    return GrowingFile(folder / "pairs.tsv", {"seed": 1} | settings, ("en", "de"))
+    return GrowingFile(folder / "pairs.tsv", {"seed": 1} | settings, "place", ("en", "de"))
 
 
 def json_lines(folder: Path) -> GrowingFile:
-    return GrowingFile(folder / "found.jsonl", {"seed": 1})
+    return GrowingFile(folder / "found.jsonl", {"seed": 1}, "place")
 
 
 ROWS = [f"source {i}\ttarget {i}" if i % 3 else f"\ttarget {i}" for i in range(10)]
