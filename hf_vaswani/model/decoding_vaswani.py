@@ -24,106 +24,10 @@ import torch
 from torch import nn
 
 from .kernels_vaswani import type_of_products
+from .products_vaswani import fast_products, fused_linear, is_matrix, linear_add
 
 # Positions by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
-# Number of hypotheses from which on packing the output projection for oneDNN saves time.
-ROWS_WORTH_PACKING = 32
-
-
-def is_matrix(layer: Any) -> bool:
-    """Returns whether a linear layer is just a matrix and a bias: no adapter, not quantized."""
-    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
-
-
-def packed_for_onednn(weight: torch.Tensor, rows: int) -> torch.Tensor | None:
-    """
-    Packs a matrix as torch's compiler does: products with it take half the time or less on processors that MKL is not
-    made for.
-
-    Args:
-        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
-        rows (`int`): number of rows of the other factors. Packing takes as long as some products with few of them.
-
-    Returns:
-        `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
-    """
-    if rows < ROWS_WORTH_PACKING or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return None
-    # A torch without oneDNN lacks this operator.
-    reorder = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
-    if reorder is None or weight.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    # The layout is the same for any number of rows from some on.
-    packed: torch.Tensor = reorder(weight, ROWS_WORTH_PACKING)
-    return packed
-
-
-def product(weight: torch.Tensor, bias: torch.Tensor | None, rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """
-    Returns a linear transformation as a function of states of shape `(rows, d_in)`.
-
-    Args:
-        weight (`torch.Tensor` of shape `(d_out, d_in)`), bias (`torch.Tensor` of shape `(d_out,)`, *optional*): the
-            transformation, in the number format of the states.
-        rows (`int`): number of rows of most states.
-    """
-    packed = packed_for_onednn(weight, rows)
-    if packed is not None:
-        multiply = torch.ops.mkldnn._linear_pointwise
-        return lambda states: multiply(states, packed, bias, "none", [], "")
-    matrix = weight.t()
-    if bias is None:
-        return lambda states: torch.mm(states, matrix)
-    return lambda states: torch.addmm(bias, states, matrix)
-
-
-def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
-    """
-    Fuses linear layers with the same input into one matrix product, if all of them are plain matrices.
-
-    Args:
-        layers ([`nn.Linear`] or a replacement): the layers.
-        rows (`int`): number of rows of most states.
-        groups (`int`): number of groups that each layer's output is split into; the fused output has the first groups
-            of all layers, then their second groups, and so on.
-
-    Returns:
-        A function of states of shape `(rows, d_in)`.
-    """
-    if len(layers) == 1 and not is_matrix(layers[0]):
-        return layers[0]
-    if not all(is_matrix(layer) for layer in layers):
-        return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
-    dtype = type_of_products(layers[0].weight)
-    weight = interleave_heads([layer.weight for layer in layers], groups).to(dtype)
-    has_bias = layers[0].bias is not None
-    bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype) if has_bias else None
-    multiply = product(weight, bias, rows)
-    if dtype == layers[0].weight.dtype:
-        return multiply
-    return lambda states: multiply(states.to(dtype))
-
-
-def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
-    """Concatenates tensors along their first dimension, group by group (groups are heads)."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
-
-
-def linear_add(layer: Any, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Fuses a linear layer and the residual connection behind it: a function of states and residual."""
-    if is_matrix(layer) and layer.bias is None and type_of_products(layer.weight) == layer.weight.dtype:
-        packed = packed_for_onednn(layer.weight, rows)
-        if packed is not None:
-            multiply_add = torch.ops.mkldnn._linear_pointwise.binary
-            return lambda states, residual: multiply_add(states, residual, packed, None, "add")
-        matrix = layer.weight.t()
-        return lambda states, residual: torch.addmm(residual, states, matrix)
-    project = fused_linear(layer, rows=rows)
-    # With autocast, the product is in bfloat16, and the sum in the type of the residual connection.
-    return lambda states, residual: torch.add(residual, project(states))
 
 
 def layer_norm_fn(norm: nn.LayerNorm) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -188,7 +92,8 @@ class SourceAttention:
         self.project_query = fused_linear(attention.q_proj, rows=rows)
         self.project_out = linear_add(attention.out_proj, rows)
         dtype = type_of_attention(encoder_states)
-        keys, values = attention.k_proj(encoder_states).to(dtype), attention.v_proj(encoder_states).to(dtype)
+        with fast_products(attention.config, encoder_states.shape[:2].numel()):
+            keys, values = attention.k_proj(encoder_states).to(dtype), attention.v_proj(encoder_states).to(dtype)
         self.keys = by_head(keys, self.heads)  # [sentences, heads, source, d_k]
         self.values = by_head(values, self.heads)  # [sentences, heads, source, d_v]
 
@@ -481,11 +386,11 @@ class OutputProjection:
 
     def __init__(self, lm_head: Any, rows: int) -> None:
         is_plain = is_matrix(lm_head)
-        self.project = product(lm_head.weight, lm_head.bias, rows) if is_plain else lm_head
+        # With autocast, too: rounded logits would change the order of hypotheses.
+        self.project = fused_linear(lm_head, rows=rows, dtype=lm_head.weight.dtype) if is_plain else lm_head
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Returns logits of shape `(rows, vocab_size)` in float32 for states of shape `(rows, d_model)`."""
-        # With autocast, too: rounded logits would change the order of hypotheses.
         with without_autocast(states.device):
             return self.project(states).float()
 

@@ -52,6 +52,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
 from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
+from .products_vaswani import fast_products
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
 from .search_vaswani import beam_search, fast_search_inputs, single_search
 
@@ -257,6 +258,13 @@ class VaswaniGenerationMixin(FastSearchMixin):
         generation_config._inputs = inputs_tensor
         generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
+
+    def _maybe_prepare_encoder_kwargs_for_generation(
+        self, inputs_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Calls the encoder, with fast products. A transformers without this method calls it by another one."""
+        with fast_products(self.config, inputs_tensor.shape[:2].numel()):
+            return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, *args, **kwargs)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Adds a criterion for sentences whose maximum length is below that of the batch."""

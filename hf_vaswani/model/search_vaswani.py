@@ -28,7 +28,8 @@ from transformers.generation import (
 
 from .as_written_vaswani import is_unmodified
 from .decoding_vaswani import EnsembleDecoder, Prompt
-from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria
+from .products_vaswani import fast_products
+from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
 FIRST_LENGTH = 16
@@ -132,7 +133,8 @@ def fast_search_inputs(
         return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
-        encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
+        with fast_products(other.config, generation_config._inputs.numel()):
+            encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask)
 
 
@@ -522,7 +524,7 @@ def single_search(
         length += 1
         if streamer is not None:
             streamer.put(sequences[:, length - 1].cpu())
-        unfinished &= ~torch.isin(tokens, eos) & (length < max_lengths)
+        unfinished &= ~is_one_of(tokens, eos) & (length < max_lengths)
         remaining = int(unfinished.sum())
         if remaining == 0:
             break

@@ -8,33 +8,19 @@ import torch
 import transformers
 
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
-from hf_vaswani.model.decoding_vaswani import (
-    EnsembleDecoder,
-    IncrementalDecoder,
-    packed_for_onednn,
-    product,
-)
+from hf_vaswani.model.decoding_vaswani import EnsembleDecoder, IncrementalDecoder
 
+from .test_products import pack_from
 from .test_search import BOS, random_model, sentences
 
 EOS = 2
 
 
-def test_matrices_are_packed_for_many_rows_alone() -> None:
-    weight = torch.randn(6, 5)
-    assert packed_for_onednn(weight, 31) is None and packed_for_onednn(weight.double(), 32) is None
-    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    assert (packed_for_onednn(weight, 32) is not None) == has_onednn
-    states, bias = torch.randn(40, 5), torch.randn(6)
-    for rows in (1, 40):
-        found = product(weight, bias, rows)(states)
-        torch.testing.assert_close(found, torch.nn.functional.linear(states, weight, bias))
-
-
-# Few hypotheses, and enough of them for packed matrices.
-@pytest.mark.parametrize(("count", "beams"), [(4, 1), (4, 3), (40, 1), (14, 3)])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize(("count", "beams"), [(4, 1), (4, 3), (14, 3)])
 @pytest.mark.parametrize("fields", [{}, {"attention_bias": True, "d_k": 8, "d_v": 6}], ids=str)
-def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields) -> None:
+def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields, packed, monkeypatch) -> None:
+    pack_from(monkeypatch, 1 if packed else 10**9)
     model, inputs = random_model(**fields), sentences(count)
     decoder = model.model.decoder
     states = model.model.encoder(**inputs).last_hidden_state
@@ -66,9 +52,11 @@ def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields) -> N
         assert step.written < beams * 39 or beams == 1
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize("fields", [{}, {"norm_position": "pre"}, {"attention_bias": True}], ids=str)
-def test_autocast_rounds_the_factors_of_products_alone(fields) -> None:
+def test_autocast_rounds_the_factors_of_products_alone(fields, packed, monkeypatch) -> None:
     """Outputs are in float32, near to those without autocast, and nearer than those of weights in bfloat16."""
+    pack_from(monkeypatch, 1 if packed else 10**9)
     model, inputs = random_model(**fields), sentences(16)
     outputs = []
     for each, autocast in ((model, False), (model, True), (copy.deepcopy(model).bfloat16(), False)):

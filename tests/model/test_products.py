@@ -1,0 +1,139 @@
+"""Products by oneDNN against those of torch's modules, and packed matrices of weights that change."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hf_vaswani.model import products_vaswani
+from hf_vaswani.model.products_vaswani import KEPT, fast_products, fused_linear, linear_add, packed_for_onednn
+
+from .test_search import random_model, sentences
+
+needs_onednn = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")),
+    reason="this torch has no oneDNN",
+)
+
+
+def pack_from(monkeypatch: pytest.MonkeyPatch, multiplications: int) -> None:
+    """Makes products with so many multiplications use oneDNN: those of small models are too small by default."""
+    for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE", "WORTH_ONEDNN", "WORTH_LOOKING"):
+        monkeypatch.setattr(products_vaswani, name, multiplications)
+
+
+@pytest.fixture
+def always(monkeypatch) -> None:
+    pack_from(monkeypatch, 1)
+
+
+@needs_onednn
+def test_large_products_alone_use_packed_matrices() -> None:
+    weight = torch.randn(1024, 256)
+    assert packed_for_onednn([weight], weight.dtype, 1, rows=1) is None
+    assert packed_for_onednn([weight], weight.dtype, 1, rows=2) is not None
+    assert packed_for_onednn([weight.double()], torch.float64, 1, rows=1000) is None
+    assert packed_for_onednn([weight.to("meta")], weight.dtype, 1, rows=1000) is None
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_packed_products_equal_the_modules(rows, bias, dtype, always) -> None:
+    layers = [nn.Linear(24, 16, bias=bias, dtype=dtype) for _ in range(3)]
+    states, residual = torch.randn(rows, 24, dtype=dtype), torch.randn(rows, 16, dtype=dtype)
+    # A sum may be rounded before the residual connection is added, or after it.
+    close = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    with torch.no_grad():
+        # Twice: packed, and found packed.
+        for _ in range(2):
+            fused = fused_linear(*layers, rows=rows, groups=2)(states).unflatten(1, (2, 3, 8))
+            for number, layer in enumerate(layers):
+                torch.testing.assert_close(fused[:, :, number].flatten(1), layer(states), **close)
+            added = linear_add(layers[0], rows)(states, residual)
+            torch.testing.assert_close(added, layers[0](states) + residual, **close)
+    assert layers[0].weight in KEPT
+
+
+CHANGES = {
+    "nothing": lambda layer: None,
+    "optimizer": lambda layer: torch.optim.SGD(layer.parameters(), lr=1.0).step(),
+    "data": lambda layer: layer.weight.data.mul_(1.001),
+    "one number": lambda layer: layer.weight.data[3, 5].add_(0.01),
+    "rows": lambda layer: layer.weight.data.copy_(layer.weight.data.flip(0)),
+    "columns": lambda layer: layer.weight.data.copy_(layer.weight.data.flip(1)),
+    "other data": lambda layer: setattr(layer.weight, "data", torch.randn(16, 24)),
+    "parameter": lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(16, 24))),
+    "state dict": lambda layer: layer.load_state_dict({"weight": torch.randn(16, 24)}),
+    "assigned": lambda layer: layer.load_state_dict({"weight": torch.randn(16, 24)}, assign=True),
+    "not a number": lambda layer: layer.weight.data[0, 0].fill_(torch.nan),
+}
+
+
+@needs_onednn
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_changed_weights_are_packed_again(change, dtype, always) -> None:
+    layer = nn.Linear(24, 16, bias=False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    states = torch.randn(8, 24)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        fused_linear(layer, rows=8)
+        before = KEPT[layer.weight]
+        CHANGES[change](layer)
+        torch.testing.assert_close(fused_linear(layer, rows=8)(states), layer(states), equal_nan=True)
+        assert (KEPT[layer.weight] is before) == (change == "nothing")
+
+
+@needs_onednn
+def test_packed_matrices_live_as_long_as_their_weights(always) -> None:
+    model, inputs = random_model(), sentences(3)
+    model.generate(**inputs, num_beams=2)
+    kept = weakref.ref(KEPT[model.lm_head.weight])
+    # They are not part of the model: neither copied nor saved.
+    assert copy.deepcopy(model).lm_head.weight not in KEPT
+    del model
+    gc.collect()
+    assert kept() is None
+
+
+@needs_onednn
+def test_a_search_sees_weights_that_were_edited_in_place(always) -> None:
+    model, other, inputs = random_model(), random_model(1), sentences(5)
+    settings = {"num_beams": 3, "max_new_tokens": 12}
+    before = model.generate(**inputs, **settings)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        mine.data.copy_(theirs.data)
+    after, expected = model.generate(**inputs, **settings), other.generate(**inputs, **settings)
+    assert torch.equal(after, expected) and not torch.equal(before, after)
+
+
+@needs_onednn
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True}], ids=str)
+def test_modules_multiply_by_onednn_within_the_context(fields, always, monkeypatch) -> None:
+    model, inputs = random_model(**fields), sentences(4)
+    encoder, counts = model.model.encoder, []
+    multiply = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: counts.append(1) or multiply(*args))
+    with torch.no_grad():
+        expected = encoder(**inputs).last_hidden_state
+        assert not counts
+        with fast_products(model.config, inputs["input_ids"].numel()):
+            torch.testing.assert_close(encoder(**inputs).last_hidden_state, expected)
+    # Query, key, value, output and two of the feed-forward network.
+    assert len(counts) == 6 * model.config.encoder_layers
+    with fast_products(model.config, inputs["input_ids"].numel()):
+        found = encoder(**inputs).last_hidden_state
+    assert found.requires_grad and len(counts) == 6 * model.config.encoder_layers
+
+
+@needs_onednn
+def test_compiled_encoders_translate_the_same(always) -> None:
+    model, inputs = random_model(), sentences(4)
+    expected = model.generate(**inputs, num_beams=2, max_new_tokens=8)
+    model.model.encoder = torch.compile(model.model.encoder, backend="eager")
+    assert torch.equal(model.generate(**inputs, num_beams=2, max_new_tokens=8), expected)
