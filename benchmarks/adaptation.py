@@ -74,13 +74,15 @@ def split(folder: Path, texts: Path) -> int:
     return len(general)
 
 
-def train(run: Path, options: dict[str, Any], more: list[str], recipe: Path = RECIPE) -> dict[str, Any]:
-    """Trains a run of a recipe with these options, and returns its `test.json`."""
+def train(
+    run: Path, options: dict[str, Any], more: list[str], recipe: Path = RECIPE, verb: str = "train"
+) -> dict[str, Any]:
+    """Trains a run of a recipe with these options, and returns its `test.json`; the verb may also be `distill`."""
     if not (run / "test.json").exists():
         arguments = [
             f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()
         ]
-        command = [sys.executable, "-m", "hf_vaswani.cli", "train", str(recipe), f"--run_dir={run}", *arguments, *more]
+        command = [sys.executable, "-m", "hf_vaswani.cli", verb, str(recipe), f"--run_dir={run}", *arguments, *more]
         subprocess.run(command, check=True)
     result: dict[str, Any] = json.loads((run / "test.json").read_text(encoding="utf-8"))
     return result

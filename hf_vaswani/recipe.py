@@ -40,7 +40,7 @@ RANKED_BY: dict[str, tuple[BestBy, ...]] = {
 }
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
-    *("backtranslation", "teacher", "diversification"),
+    *("backtranslation", "teacher", "diversification", "shortlist"),
 )
 
 
@@ -624,6 +624,22 @@ class DiversificationRecipe:
 
 
 @dataclass
+class ShortlistRecipe:
+    """
+    Lexical shortlist: `hf-vaswani shortlist` finds in the training text which entries of the vocabulary translate
+    which, and keeps them with the model of the run. With `--shortlist`, translations are searched among the likely
+    entries alone. Training ignores this section.
+    """
+
+    candidates: int = number(100, at_least=1, at_most=10_000)
+    """Likely translations of each entry."""
+    frequent: int = number(100, at_least=1, at_most=100_000)
+    """Most frequent entries of the target text, which any translation may have."""
+    max_pairs: int = number(100_000, at_least=1, at_most=10_000_000)
+    """Number of training pairs that are read: as many of each source, evenly spaced; of a stream its first ones."""
+
+
+@dataclass
 class Recipe:
     """One experiment."""
 
@@ -655,6 +671,7 @@ class Recipe:
     backtranslation: BacktranslationRecipe = field(default_factory=BacktranslationRecipe)
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
     diversification: DiversificationRecipe = field(default_factory=DiversificationRecipe)
+    shortlist: ShortlistRecipe = field(default_factory=ShortlistRecipe)
 
     def __post_init__(self) -> None:
         # Keys that the file or the command line gives, as in "model.d_model"; the others have their defaults.

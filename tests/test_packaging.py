@@ -30,7 +30,18 @@ NEEDED = {
     "conversion": {"convert"},
     "cli": {"train", "clean", "viz"},
 }
-VERBS = ["check", "train", "translate", "backtranslate", "distill", "diversify", "score", "evaluate", "compare"]
+VERBS = [
+    "check",
+    "train",
+    "translate",
+    "backtranslate",
+    "distill",
+    "diversify",
+    "shortlist",
+    "score",
+    "evaluate",
+    "compare",
+]
 VERBS += ["average", "push", "convert"]
 
 

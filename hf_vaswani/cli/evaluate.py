@@ -195,7 +195,11 @@ def _translate(sources: list[str], translators: "Translators", name: str) -> lis
 
     lines = list(translators.tagged(sources, name))
     translator = LineTranslator(
-        translators.models, translators.tokenizer, engine=translators.engine, dtype=translators.dtype
+        translators.models,
+        translators.tokenizer,
+        engine=translators.engine,
+        dtype=translators.dtype,
+        shortlist=translators.shortlist,
     )
     translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:

@@ -55,6 +55,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let CTranslate2 search by the settings that come closest to the model's",
     )
+    parser.add_argument(
+        "--shortlist",
+        action="store_true",
+        help="search among the likely entries of the vocabulary alone, by the model's shortlist, which hf-vaswani "
+        "shortlist writes",
+    )
 
 
 def add_target_language(parser: argparse.ArgumentParser) -> None:
@@ -128,6 +134,7 @@ class Translators:
         expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
         engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
         dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
+        shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
     """
 
     models: list[Any]
@@ -136,6 +143,7 @@ class Translators:
     expected_tags: tuple[str, ...]
     engine: Any = None
     dtype: Any = None
+    shortlist: Any = None
 
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
@@ -176,9 +184,17 @@ def load_translators(options: argparse.Namespace) -> Translators:
             else (f"--engine is {options.engine}", "with ctranslate2, use --compute-type")
         )
         raise ValueError(f"--dtype is for torch with unquantized weights, but {other}: {instead}.")
-    engine = EngineOptions(options.engine, options.compute_type, options.approximate, getattr(options, "n_best", None))
+    engine = EngineOptions(
+        options.engine,
+        options.compute_type,
+        options.approximate,
+        getattr(options, "n_best", None),
+        shortlist=options.shortlist,
+    )
     engine.check()
     translators = load_models(options.model, options.target_language)
+    if options.shortlist:
+        translators = replace(translators, shortlist=_load_shortlist(options.model[0], translators))
     settings = translators.models[0].generation_config
     if options.num_beams is not None:
         settings.num_beams = options.num_beams
@@ -193,6 +209,20 @@ def load_translators(options: argparse.Namespace) -> Translators:
         return _with_dtype(translators, options.dtype)
     folder = model_folder(options.model[0])
     return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
+
+
+def _load_shortlist(name: str, translators: Translators) -> Any:
+    """Returns the shortlist of the first model, whose vocabulary is that of all."""
+    from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+    from ..model.shortlist_vaswani import Shortlist
+
+    model = translators.models[0]
+    if not isinstance(model, VaswaniForConditionalGeneration):
+        raise ValueError(
+            f"--shortlist needs a Vaswani model, but {name} is a {type(model).__name__}: hf-vaswani convert turns "
+            "some into one."
+        )
+    return Shortlist.load(name, translators.tokenizer, model.config.vocab_size)
 
 
 def _with_dtype(translators: Translators, choice: str | None) -> Translators:

@@ -179,7 +179,12 @@ def _translate(options: argparse.Namespace) -> None:
     translators = load_translators(options)
     _check_beam(translators, options.n_best)
     translator = LineTranslator(
-        translators.models, translators.tokenizer, options.n_best, translators.engine, translators.dtype
+        translators.models,
+        translators.tokenizer,
+        options.n_best,
+        translators.engine,
+        translators.dtype,
+        translators.shortlist,
     )
     # The bar is for people: not beside translations on a terminal, and not where nobody looks.
     in_view = options.output is None and sys.stdout.isatty()

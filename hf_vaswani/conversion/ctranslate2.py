@@ -29,6 +29,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..data.tokenizer import TOKENIZER_FILES
 from ..model.generation_vaswani import ALPHAS
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
+from ..model.shortlist_vaswani import FILE as SHORTLIST
+from ..model.shortlist_vaswani import Shortlist
 from ..translation.batches import TOKENS_PER_BATCH, to_translate
 from ..translation.lines import Candidates
 from .protocol import Foreign, Loaded, check_quantization
@@ -68,6 +70,8 @@ ACTIVATIONS = {
     "sigmoid": Activation.Sigmoid,
     "tanh": Activation.Tanh,
 }
+# File beside the weights from which it takes a shortlist.
+VOCABULARY_MAP = "vmap.txt"
 # Length of a translation, in tokens, at which CTranslate2's length penalty is fitted to GNMT's.
 TYPICAL_LENGTH = 20
 
@@ -258,6 +262,34 @@ def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None
     spec.optimize(quantization=quantization or "float32")
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
+    if (loaded.folder / SHORTLIST).is_file():
+        shortlist = Shortlist.load(str(loaded.folder), loaded.tokenizer, model.config.vocab_size)
+        vocabulary_map = in_lines(shortlist, vocabulary(loaded.tokenizer, shortlist.vocab_size))
+        if vocabulary_map is not None:
+            (folder / VOCABULARY_MAP).write_text(vocabulary_map, encoding="utf-8")
+
+
+def in_lines(shortlist: Shortlist, tokens: Sequence[str]) -> str | None:
+    """
+    Returns a shortlist as CTranslate2 reads it: a line for each source token, with its translations behind a tab. The
+    first line, without a source token, has those that any translation may have.
+
+    Args:
+        shortlist ([`Shortlist`]): the shortlist.
+        tokens (`Sequence[str]`): the vocabulary.
+
+    Returns:
+        `str`: the lines, or `None` if a token has white space, which separates tokens in this format.
+    """
+    lines = [("", [tokens[entry] for entry in shortlist.frequent.tolist()])]
+    for source, row in zip(tokens, shortlist.translations.tolist(), strict=True):
+        targets = list(dict.fromkeys(tokens[entry] for entry in row))
+        # A row of the embeddings without a token has a name that no text has.
+        if targets != [source] or len(source.split()) == 1:
+            lines.append((source, targets))
+    if any(len(token.split()) != 1 for source, targets in lines for token in (source or "-", *targets)):
+        return None
+    return "".join(f"{source}\t{' '.join(targets)}\n" for source, targets in lines)
 
 
 def check_compute_type(compute_type: str, device: str, option: str = "--compute-type") -> None:
@@ -283,6 +315,7 @@ class Ctranslate2Translator:
         threads (`int`): number of batches that are translated at once.
         device (`str`): `"cpu"` or `"cuda"`.
         threads_per_batch (`int`): threads of the CPU that share a batch.
+        shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
     """
 
     def __init__(
@@ -295,6 +328,7 @@ class Ctranslate2Translator:
         threads: int = 1,
         device: str = "cpu",
         threads_per_batch: int = 1,
+        shortlist: bool = False,
     ) -> None:
         level = ctranslate2.get_log_level()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
@@ -310,6 +344,7 @@ class Ctranslate2Translator:
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.config = config
+        self.shortlist = shortlist
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
 
@@ -440,6 +475,7 @@ class Ctranslate2Translator:
             "no_repeat_ngram_size": settings.no_repeat_ngram_size or 0,
             "repetition_penalty": 1.0 if settings.repetition_penalty is None else settings.repetition_penalty,
             "max_input_length": 0,
+            "use_vmap": self.shortlist,
         }
         return found if beams == 1 else found | closest_beam_search(settings)
 

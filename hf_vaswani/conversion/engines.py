@@ -57,6 +57,7 @@ class EngineOptions:
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
         in_code (`bool`): whether messages name arguments of Python, and not options of the command line.
+        shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
     """
 
     name: str = "torch"
@@ -64,6 +65,7 @@ class EngineOptions:
     approximate: bool = False
     n_best: int | None = None
     in_code: bool = False
+    shortlist: bool = False
 
     def check(self) -> None:
         """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
@@ -85,6 +87,10 @@ class EngineOptions:
         if self.in_code:
             return f"{name}={value!r}" if value else name
         return f"--{name.replace('_', '-')} {value}".strip()
+
+    def switch(self, name: str) -> str:
+        """Returns a switch that is on as the user writes it."""
+        return f"{name}=True" if self.in_code else self.option(name)
 
 
 class UnsupportedError(ValueError):
@@ -157,7 +163,7 @@ def check_search(
     advice = f"Use {options.option('engine', 'torch')}"
     if not reasons and options.kind == "ctranslate2" and not options.approximate:
         reasons = inexact_rules(settings)
-        closest = "approximate=True" if options.in_code else "--approximate"
+        closest = options.switch("approximate")
         advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
     if reasons:
         raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {'; '.join(reasons)}", advice)
@@ -180,6 +186,7 @@ def _unsupported(options: EngineOptions, settings: GenerationConfig, n_best: int
     missing = unsupported_settings(settings, IN_SETTINGS[options.kind])
     found = [f"{key}={value!r}" for key, value in missing.items()]
     if options.kind == "onnx":
+        found += [options.switch("shortlist")] * options.shortlist
         lists = "num_return_sequences" if options.in_code else "--n-best"
         found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + [lists] * bool(n_best)
     return found
@@ -230,11 +237,14 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
     place = kept_conversion(
         loaded.folder, "ctranslate2", version("ctranslate2"), lambda to: ctranslate2.write(loaded, to)
     )
+    if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
+        why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has white space"
+        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
     threads = torch.get_num_threads() if device == "cpu" else 1
     settings, config = loaded.model.generation_config, loaded.model.config
     batches = threads // threads_per_batch
     found = ctranslate2.Ctranslate2Translator(
-        place, loaded.tokenizer, settings, config, compute_type, batches, device, threads_per_batch
+        place, loaded.tokenizer, settings, config, compute_type, batches, device, threads_per_batch, options.shortlist
     )
     kind = found.translator.compute_type
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads")
@@ -258,7 +268,7 @@ ARGUMENTS = (
 
 
 def pipeline_engine(
-    model: Any, tokenizer: Any, engine: str, compute_type: str | None, approximate: bool
+    model: Any, tokenizer: Any, engine: str, compute_type: str | None, approximate: bool, shortlist: bool
 ) -> "PipelineEngine | None":
     """
     Prepares the engine of a pipeline.
@@ -266,7 +276,8 @@ def pipeline_engine(
     Args:
         model ([`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): the model, with the weights that it was
             loaded with.
-        engine (`str`), compute_type (`str`, *optional*), approximate (`bool`): as in [`EngineOptions`].
+        engine (`str`), compute_type (`str`, *optional*), approximate (`bool`), shortlist (`bool`): as in
+            [`EngineOptions`].
 
     Returns:
         [`PipelineEngine`], or `None` for torch.
@@ -275,7 +286,7 @@ def pipeline_engine(
         ValueError: the engine cannot translate with this model or the compute type, or the weights have changed.
         ImportError: its library is not installed.
     """
-    options = EngineOptions(engine, compute_type, approximate, in_code=True)
+    options = EngineOptions(engine, compute_type, approximate, in_code=True, shortlist=shortlist)
     options.check()
     if engine == "torch":
         return None

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from .kernels_vaswani import type_of_products
-from .products_vaswani import fast_products, fused_linear, is_matrix, linear_add
+from .products_vaswani import fast_products, fused_linear, is_matrix, linear_add, product
 
 # Positions by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
@@ -382,15 +382,23 @@ class OutputProjection:
     Args:
         lm_head (`nn.Module`): the module.
         rows (`int`): number of hypotheses of a step.
+        entries (`torch.LongTensor` of shape `(entries,)`, *optional*): the entries of the vocabulary to compute; all
+            by default.
     """
 
-    def __init__(self, lm_head: Any, rows: int) -> None:
-        is_plain = is_matrix(lm_head)
+    def __init__(self, lm_head: Any, rows: int, entries: torch.Tensor | None = None) -> None:
+        if not is_matrix(lm_head):
+            self.project = lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
+            return
+        weight, bias = lm_head.weight, lm_head.bias
+        if entries is not None:
+            weight = weight.index_select(0, entries)
+            bias = None if bias is None else bias.index_select(0, entries)
         # With autocast, too: rounded logits would change the order of hypotheses.
-        self.project = fused_linear(lm_head, rows=rows, dtype=lm_head.weight.dtype) if is_plain else lm_head
+        self.project = product([weight], bias, weight.dtype, rows)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns logits of shape `(rows, vocab_size)` in float32 for states of shape `(rows, d_model)`."""
+        """Returns logits of shape `(rows, entries)` in float32 for states of shape `(rows, d_model)`."""
         with without_autocast(states.device):
             return self.project(states).float()
 
@@ -406,6 +414,8 @@ class EnsembleDecoder:
             encoders; of a decoder on its own see [`IncrementalDecoder`].
         source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
         num_beams (`int`): number of hypotheses of a sentence.
+        entries (`torch.LongTensor` of shape `(entries,)`, *optional*): the entries of the vocabulary that are
+            predicted; all by default.
     """
 
     def __init__(
@@ -414,9 +424,10 @@ class EnsembleDecoder:
         encoder_states: Sequence[torch.Tensor],
         source_mask: torch.Tensor | None,
         num_beams: int,
+        entries: torch.Tensor | None = None,
     ) -> None:
         rows = len(encoder_states[0]) * num_beams
-        self.projections = [OutputProjection(model.lm_head, rows) for model in models]
+        self.projections = [OutputProjection(model.lm_head, rows, entries) for model in models]
         self.decoders = [
             IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
             for model, states in zip(models, encoder_states, strict=True)
@@ -435,13 +446,13 @@ class EnsembleDecoder:
             self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:
-        """Returns logits of the next token, of shape `(rows, vocab_size)`, in float32; an ensemble: log_probs."""
+        """Returns logits of the next token, of shape `(rows, entries)`, in float32; an ensemble: log_probs."""
         if len(self.decoders) == 1:
             return self.projections[0].logits(self.states[0])
         return self.log_probs()
 
     def log_probs(self) -> torch.Tensor:
-        """Returns log-probabilities of the next token, of shape `(rows, vocab_size)`, in float32."""
+        """Returns log-probabilities of the next token, of shape `(rows, entries)`, in float32."""
         several = []
         for projection, states in zip(self.projections, self.states, strict=True):
             logits = projection.logits(states)

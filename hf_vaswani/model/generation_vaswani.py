@@ -30,7 +30,8 @@ the generation config, because transformers reports them as mistakes when there 
   finished hypotheses.
 
 `generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
-same vocabulary on the same device, with the settings of this model.
+same vocabulary on the same device, with the settings of this model. `generate(..., shortlist=Shortlist.load(folder,
+tokenizer, vocab_size))` searches among the likely entries of the vocabulary alone, see `shortlist_vaswani.py`.
 
 Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
 and `sequences_scores` without `output_scores`, but no `past_key_values`. Everything else (beams with sampling, outputs
@@ -55,6 +56,7 @@ from .loading_vaswani import check_settings_file, check_shapes, find_loading_err
 from .products_vaswani import fast_products
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
 from .search_vaswani import beam_search, fast_search_inputs, single_search
+from .shortlist_vaswani import Shortlist
 
 logger = logging.get_logger(__name__)
 
@@ -120,7 +122,8 @@ class CausalGenerationMixin(FastSearchMixin):
                     "(max_position_embeddings): texts end there."
                 )
                 config.max_length = most
-        config._ensemble, config.length_penalty_type, config.finish_candidates = (), "power", "top"
+        config._ensemble, config._shortlist = (), None
+        config.length_penalty_type, config.finish_candidates = "power", "top"
         texts = kwargs["inputs_tensor"]
         config._max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
         return config
@@ -190,8 +193,10 @@ class VaswaniGenerationMixin(FastSearchMixin):
         """Resolves every setting of a call (keyword, config of the call, config of the model) and checks it."""
         ensemble = kwargs.pop("ensemble", None) or ()
         check_ensemble(self, ensemble, **kwargs)
+        shortlist = kwargs.pop("shortlist", None)
+        check_shortlist(self, shortlist, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        prepared._ensemble = tuple(ensemble)
+        prepared._ensemble, prepared._shortlist = tuple(ensemble), shortlist
         given = {} if generation_config is None else vars(generation_config)
         layers = (kwargs, given, vars(self.generation_config))
         for name, default in DEFAULTS.items():
@@ -218,13 +223,16 @@ class VaswaniGenerationMixin(FastSearchMixin):
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
     ) -> None:
-        """Rejects an ensemble with a generation mode that would ignore it."""
+        """Rejects an ensemble and a shortlist with a generation mode that would ignore them."""
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
-        if generation_config._ensemble and generation_mode not in ("greedy_search", "beam_search"):
-            raise ValueError(
-                "ensemble supports plain greedy and beam search only, but the settings ask for "
-                f"{generation_mode.replace('_', ' ')}."
-            )
+        if generation_mode in ("greedy_search", "beam_search"):
+            return
+        for name in ("ensemble", "shortlist"):
+            if getattr(generation_config, f"_{name}"):
+                raise ValueError(
+                    f"{name} supports plain greedy and beam search only, but the settings ask for "
+                    f"{generation_mode.replace('_', ' ')}."
+                )
 
     def _prepare_generated_length(
         self,
@@ -259,12 +267,11 @@ class VaswaniGenerationMixin(FastSearchMixin):
         generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
 
-    def _maybe_prepare_encoder_kwargs_for_generation(
-        self, inputs_tensor: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
+    def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Calls the encoder, with fast products. A transformers without this method calls it by another one."""
-        with fast_products(self.config, inputs_tensor.shape[:2].numel()):
-            return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, *args, **kwargs)
+        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+        with fast_products(self.config, rows=sum(each.shape[:2].numel() for each in tensors)):
+            return super()._maybe_prepare_encoder_kwargs_for_generation(*args, **kwargs)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Adds a criterion for sentences whose maximum length is below that of the batch."""
@@ -372,6 +379,25 @@ def check_ensemble(model: Any, others: Sequence[Any], **generate_kwargs: Any) ->
             )
 
 
+def check_shortlist(model: Any, shortlist: Any, **generate_kwargs: Any) -> None:
+    """
+    Checks that a model can translate with a shortlist.
+
+    Raises:
+        ValueError: `shortlist` is no [`Shortlist`] or of another vocabulary, or the call has no ids.
+    """
+    if shortlist is None:
+        return
+    if not isinstance(shortlist, Shortlist):
+        raise ValueError(f"shortlist must be a Shortlist, but it is a {type(shortlist).__name__}.")
+    if any(generate_kwargs.get(name) is not None for name in ("encoder_outputs", "inputs_embeds")):
+        raise ValueError("shortlist needs input_ids, because it selects entries by those of the source.")
+    if shortlist.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"The shortlist is for {shortlist.vocab_size:,} entries, but the model has {model.config.vocab_size:,}."
+        )
+
+
 def _fill_in(generation_config: GenerationConfig) -> None:
     """Adds missing settings to a generation config; transformers overrides only those that exist."""
     # From a config with this mark transformers would load only its own settings.
@@ -432,12 +458,13 @@ def generate_as_transformers(self: Any, inputs: Any = None, generation_config: A
     search, with the longest source plus `max_length_offset` as maximum length of the batch.
 
     Raises:
-        ValueError: the call has an ensemble, which transformers' search does not support.
+        ValueError: the call has an ensemble or a shortlist, which transformers' search does not support.
     """
     names = ", ".join(CHANGED_HOOKS)
     advice = f"Upgrade hf_vaswani, or install transformers {WRITTEN_FOR}."
-    if kwargs.pop("ensemble", None):
-        raise ValueError(f"ensemble is not supported with transformers {transformers.__version__}. {advice}")
+    for name in ("ensemble", "shortlist"):
+        if kwargs.pop(name, None):
+            raise ValueError(f"{name} is not supported with transformers {transformers.__version__}. {advice}")
     logger.warning_once(
         f"transformers {transformers.__version__} has changed {names}, which the search of this model overrides: "
         f"falling back to transformers' own search, length penalty and stopping rules. {advice}"

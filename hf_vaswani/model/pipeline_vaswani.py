@@ -20,6 +20,7 @@ from transformers.pipelines.pt_utils import PipelineIterator
 
 from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import join_sentences, language_tags, sentence_spans
+from .shortlist_vaswani import Shortlist
 
 # Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
 # can share tokenizers and models, so they share the lock. Translation itself runs without it.
@@ -84,6 +85,8 @@ class VaswaniTranslationPipeline(Pipeline):
         autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, with everything else in the
             number format of the weights, or `"auto"` for the same where this machine is faster with it, by a
             measurement of a second; by default products are in the format of the weights, too.
+        shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
+            by the shortlist that `hf-vaswani shortlist` has written beside the weights.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniTranslationPipeline.__call__`].
 
@@ -125,6 +128,7 @@ class VaswaniTranslationPipeline(Pipeline):
         compute_type: str | None = None,
         approximate: bool = False,
         autocast: str | None = None,
+        shortlist: bool = False,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -159,11 +163,18 @@ class VaswaniTranslationPipeline(Pipeline):
         if prefix is not None:
             self.prefix = prefix
         self._check_direction(*(self._preprocess_params.get(name) for name in ("src_lang", "tgt_lang")))
+        # Arguments of `generate()` that an engine does without.
+        self.torch_settings: dict[str, Any] = {}
+        if shortlist:
+            if not hasattr(self.model, "as_written"):
+                raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
+            size = self.model.config.vocab_size
+            self.torch_settings["shortlist"] = Shortlist.load(self.model.name_or_path, tokenizer, size)
         self.engine: Callable[..., torch.Tensor | None] | None = None
         if (engine, compute_type, approximate) != ("torch", None, False):
             if self.make_engine is None:
                 raise ValueError(f"engine={engine!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
-            self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate)
+            self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
         if autocast not in (None, "auto", "bfloat16"):
             raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
         self.product_dtype = None if autocast is None else torch.bfloat16
@@ -427,7 +438,7 @@ class VaswaniTranslationPipeline(Pipeline):
             generated = None if self.engine is None else self.engine(**tensors, **settings)
             if generated is None:
                 with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
-                    generated = self.model.generate(**tensors, **settings)
+                    generated = self.model.generate(**tensors, **settings, **self.torch_settings)
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])
         padding = next(

@@ -109,9 +109,7 @@ def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
-def fused_linear(
-    *layers: Any, rows: int, groups: int = 1, dtype: torch.dtype | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     Fuses linear layers with the same input into one matrix product, if all of them are plain matrices.
 
@@ -120,8 +118,6 @@ def fused_linear(
         rows (`int`): number of rows of most states.
         groups (`int`): number of groups that each layer's output is split into; the fused output has the first groups
             of all layers, then their second groups, and so on.
-        dtype (`torch.dtype`, *optional*): number format of the product; that of autocast, or else of the weights, by
-            default.
 
     Returns:
         A function of states of shape `(rows, d_in)`.
@@ -130,10 +126,25 @@ def fused_linear(
         return layers[0]
     if not all(is_matrix(layer) for layer in layers):
         return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
-    weights = [layer.weight for layer in layers]
-    dtype = dtype or type_of_products(weights[0])
     has_bias = layers[0].bias is not None
-    bias = interleave_heads([layer.bias for layer in layers], groups).to(dtype) if has_bias else None
+    bias = interleave_heads([layer.bias for layer in layers], groups) if has_bias else None
+    weights = [layer.weight for layer in layers]
+    return product(weights, bias, type_of_products(weights[0]), rows, groups)
+
+
+def product(
+    weights: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype, rows: int, groups: int = 1
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """
+    Returns the linear transformation by a matrix that weights make up, as a function of states.
+
+    Args:
+        weights (`Sequence` of `torch.Tensor` of shape `(d_out, d_in)`): the weights.
+        bias (`torch.Tensor` of shape `(sum of d_out,)`, *optional*): added to the product.
+        dtype (`torch.dtype`): number format of the product.
+        rows (`int`), groups (`int`): as in [`fused_linear`].
+    """
+    bias = None if bias is None else bias.to(dtype)
     packed = packed_for_onednn(weights, dtype, groups, rows)
     if packed is not None:
         multiply = torch.ops.mkldnn._linear_pointwise

@@ -90,6 +90,34 @@ class FastSearchInputs:
     encoder_states: Sequence[torch.Tensor]  # of each model's encoder, [batch, source, d_model]
     source_mask: torch.Tensor | None  # 1 for tokens, 0 for padding, [batch, source]
     prompt: Prompt | None = None  # what a causal model has read
+    # The only entries of the vocabulary that are searched, ascending; None for all.
+    entries: torch.Tensor | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of entries that are searched."""
+        return int(self.models[0].config.vocab_size) if self.entries is None else len(self.entries)
+
+    def process(self, sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """
+        Applies the logits processors, if there are any.
+
+        Args:
+            sequences (`torch.LongTensor` of shape `(rows, length)`): tokens so far.
+            scores (`torch.Tensor` of shape `(rows, entries)`): scores of the next tokens.
+
+        Returns:
+            `torch.Tensor` of shape `(rows, entries)`.
+        """
+        if self.entries is None:
+            return self.logits_processor(sequences, scores)
+        whole = scores.new_full((len(scores), self.models[0].config.vocab_size), -torch.inf)
+        whole[:, self.entries] = scores
+        return self.logits_processor(sequences, whole)[:, self.entries]
+
+    def tokens(self, places: torch.Tensor) -> torch.Tensor:
+        """Returns the token ids of places among the entries."""
+        return places if self.entries is None else self.entries[places]
 
     @property
     def is_row_by_row(self) -> bool:
@@ -116,14 +144,21 @@ def fast_search_inputs(
     a call of `generate()` asks for.
 
     Raises:
-        ValueError: only transformers' searches can do it, but the call has an ensemble, which they do not support.
+        ValueError: only transformers' searches can do it, but the call has an ensemble or a shortlist.
     """
     models = (model, *generation_config._ensemble)
     obstacle = find_obstacle(models, input_ids, generation_config, stopping_criteria, synced_gpus, model_kwargs)
     if obstacle is not None:
-        if len(models) > 1:
-            raise ValueError(f"ensemble supports plain greedy and beam search only, but {obstacle}.")
+        for name, is_given in (("ensemble", len(models) > 1), ("shortlist", generation_config._shortlist is not None)):
+            if is_given:
+                raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
         return None
+    shortlist, entries = generation_config._shortlist, None
+    if shortlist is not None:
+        names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
+        needed = (getattr(generation_config, name) for name in names)
+        always = [torch.as_tensor(each).flatten().cpu() for each in needed if each is not None]
+        entries = shortlist.entries(generation_config._inputs, torch.cat(always) if always else None)
     # transformers has repeated each sentence for each beam.
     of_each = slice(None, None, generation_config.num_beams)
     mask = model_kwargs.get("attention_mask")
@@ -135,7 +170,7 @@ def fast_search_inputs(
     for other in models[1:]:
         with fast_products(other.config, generation_config._inputs.numel()):
             encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
-    return FastSearchInputs(models, logits_processor, encoder_states, mask)
+    return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries)
 
 
 def find_obstacle(
@@ -219,14 +254,14 @@ def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates
         num_candidates (`int`): candidates of a sentence in the first step.
     """
     beams, length = prompt.shape[1:]
-    decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams)
+    decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams, inputs.entries)
     if inputs.prompt is not None:
         decoder.recall(inputs.prompt)
     else:
         for column in range(length):
             decoder.read(prompt[:, :1, column])
     # One hypothesis reads the prompt for all, unless it has too few continuations or a processor counts the rows.
-    if not inputs.is_row_by_row or inputs.models[0].config.vocab_size < num_candidates:
+    if not inputs.is_row_by_row or inputs.vocab_size < num_candidates:
         decoder.repeat(beams)
     return decoder
 
@@ -371,7 +406,7 @@ def beam_search(
     decoder, alive = start_decoder(inputs, prompt, num_candidates), Alive.at_the_start(prompt)
     rows, history, done = alive.numbers, list[Step](), list[Alive]()
     while True:
-        log_probs, parents, tokens = top_candidates(alive, decoder.log_probs(), logits_processor, num_candidates)
+        log_probs, parents, tokens = top_candidates(alive, decoder.log_probs(), inputs, num_candidates)
         length = len(history) + 1
         ends = rules.ends(tokens, length)
         alive.running_scores, chosen = log_probs.where(~ends, MISSING).topk(num_beams)
@@ -405,16 +440,16 @@ def beam_search(
 
 
 def top_candidates(
-    alive: Alive, log_probs: torch.Tensor, logits_processor: LogitsProcessorList, k: int
+    alive: Alive, log_probs: torch.Tensor, inputs: FastSearchInputs, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Extends the running hypotheses by one token and selects the best candidates.
 
     Args:
         alive ([`Alive`]): the sentences.
-        log_probs (`torch.Tensor` of shape `(sentences * beams, vocab_size)`): of the next tokens; or of shape
-            `(sentences, vocab_size)`, for the first beam of each sentence alone.
-        logits_processor ([`LogitsProcessorList`]): processors of log-probabilities.
+        log_probs (`torch.Tensor` of shape `(sentences * beams, entries)`): of the next tokens; or of shape
+            `(sentences, entries)`, for the first beam of each sentence alone.
+        inputs ([`FastSearchInputs`]): processors of log-probabilities, and the entries.
         k (`int`): number of candidates.
 
     Returns:
@@ -422,9 +457,10 @@ def top_candidates(
     """
     sentences = len(alive.numbers)
     beams = len(log_probs) // sentences
-    if logits_processor:
-        log_probs = logits_processor(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
-    return best_tokens(log_probs.reshape(sentences, beams, -1), alive.running_scores[:, :beams], k)
+    if inputs.logits_processor:
+        log_probs = inputs.process(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
+    best, parents, places = best_tokens(log_probs.reshape(sentences, beams, -1), alive.running_scores[:, :beams], k)
+    return best, parents, inputs.tokens(places)
 
 
 def collect_results(
@@ -514,12 +550,12 @@ def single_search(
             sequences = nn.functional.pad(sequences, (0, max(FIRST_LENGTH, length)), value=fill)
         logits = decoder.logits()
         if logits_processor:
-            logits = logits_processor(sequences[numbers, :length], logits)
+            logits = inputs.process(sequences[numbers, :length], logits)
         if do_sample:
-            tokens = torch.multinomial(logits.softmax(dim=1), num_samples=1)
+            places = torch.multinomial(logits.softmax(dim=1), num_samples=1)
         else:
-            _, _, tokens = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
-        tokens = tokens[:, 0].where(unfinished, fill)
+            _, _, places = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
+        tokens = inputs.tokens(places[:, 0]).where(unfinished, fill)
         sequences[numbers, length] = tokens
         length += 1
         if streamer is not None:

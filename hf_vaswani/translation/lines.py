@@ -117,6 +117,7 @@ class LineTranslator:
         engine (`Callable`, *optional*): translates sentences into such lists, in place of `generate()`.
         dtype (`torch.dtype`, *optional*): number format of matrix products, by `torch.autocast`; by default that of
             the weights.
+        shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
 
     Attributes:
         longest (`int`): maximum tokens of a line that is not split.
@@ -130,9 +131,13 @@ class LineTranslator:
         n_best: int | None = None,
         engine: Callable[[list[str]], list[Candidates]] | None = None,
         dtype: torch.dtype | None = None,
+        shortlist: Any = None,
     ) -> None:
         self.dtype = dtype
         self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
+        self.settings: dict[str, Any] = {} if shortlist is None else {"shortlist": shortlist}
+        if len(models) > 1:
+            self.settings["ensemble"] = models[1:]
         self.longest = longest_source(models, tokenizer)
         self.lines_split = 0
 
@@ -147,11 +152,10 @@ class LineTranslator:
         if self.engine is not None:
             return self.engine(lines)
         model = self.models[0]
-        settings: dict[str, Any] = {"ensemble": self.models[1:]} if len(self.models) > 1 else {}
         with autocast_to(self.dtype, model.device):
             if self.n_best is None:
-                return [[(0.0, text)] for text in translate_corpus(model, self.tokenizer, lines, **settings)]
-            return translate_n_best(model, self.tokenizer, lines, self.n_best, **settings)
+                return [[(0.0, text)] for text in translate_corpus(model, self.tokenizer, lines, **self.settings)]
+            return translate_n_best(model, self.tokenizer, lines, self.n_best, **self.settings)
 
 
 def join_candidates(pieces: list[Candidates]) -> Candidates:

@@ -806,10 +806,11 @@ def test_changed_methods_of_transformers_are_found() -> None:
     assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
     assert changed_hooks(object) == list(HOOKS)
     assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
-    # The mixin overrides each of them, and no other private method of transformers.
+    # The mixin overrides each of them, and only one other private method of transformers, whose absence is harmless.
     overridden = {*vars(VaswaniGenerationMixin), *vars(FastSearchMixin), *vars(CausalGenerationMixin)}
     private = {name for name in overridden if name.startswith("_") and hasattr(GenerationMixin, name)}
-    assert {name for name in private if not name.startswith("__")} == set(HOOKS)
+    harmless = {"_maybe_prepare_encoder_kwargs_for_generation"}
+    assert {name for name in private if not name.startswith("__")} == set(HOOKS) | harmless
 
 
 ANOTHER_TRANSFORMERS = """
