@@ -54,6 +54,8 @@ CHANGEABLE = {
     "training.cpu_threads",
     "training.trackers",
     "data.license",
+    # The training text names it.
+    "teacher.folder",
     "hub.repo_id",
     "hub.min_bleu",
     "hub.min_score",
@@ -64,8 +66,8 @@ CHANGEABLE = {
     "hub.license",
 }
 
-# Settings of other commands, which no training reads, or only to find its text.
-APART = ("backtranslation.", "teacher.", "diversification.")
+# Settings of other commands, which no training reads.
+APART = ("backtranslation.", "diversification.", "shortlist.")
 
 T = TypeVar("T")
 

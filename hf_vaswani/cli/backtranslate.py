@@ -69,12 +69,13 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         count_pairs,
         sentences_of,
         set_search,
+        settings_of,
     )
     from ..translation.growing_file import GrowingFile, grow
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
     name = str(given.model)
-    loaded, (recorded,) = load_recorded([name])
+    loaded, (recorded,) = load_recorded([name], "backtranslation.model")
     model, tokenizer = loaded.models[0], loaded.tokenizer
     tag = check_direction("backtranslation.model", name, model, tokenizer, languages[1], languages[0])
     set_search(model, given.method, given.top_k, given.temperature, given.num_beams)
@@ -84,6 +85,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
         settings = {"data.source_language": languages[0], "data.target_language": languages[1], "seed": recipe.seed}
         settings |= {f"backtranslation.{key}": value for key, value in asdict(given).items() if key != "output"}
         settings["backtranslation.model"] = recorded
+        settings["search"] = settings_of(model.generation_config)
         settings["backtranslation.text"] = [f"{file.name}, SHA-256 {digest(file)}" for file in files]
         pairs = GrowingFile(output, settings, "backtranslation.output", languages)
         return pairs, pairs.begin()

@@ -6,10 +6,11 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, load_recorded, print_table, require_file, warn_split
-from .runs import train_recipe
+from .inputs import add_recipe_verb, load_recorded, make_folder, print_table, require_file, warn_split
+from .runs import check_trainable, train_recipe
 
 if TYPE_CHECKING:
     from ..processes import Processes
@@ -32,19 +33,19 @@ def _distill(options: argparse.Namespace) -> None:
 
     recipe = load_recipe(options.arguments, "hf-vaswani distill", PURPOSE)
     if recipe.teacher.model is None:
-        raise ValueError("teacher.model must have a value, but it is None: --help explains it.")
+        raise ValueError("teacher.model has no value: name the model that teaches; --help explains it.")
     from ..interruption import exclusive_file, stopped_by_sigterm
     from ..processes import Processes
-    from ..training.distillation import PAIRS, teacher_folder
-    from ..training.loop import check_metric
+    from ..training.distillation import PAIRS, teacher_folder, with_pairs
 
-    check_metric(recipe)
     processes, folder = Processes(), teacher_folder(recipe)
     processes.on_main_process(lambda: _check_files(recipe))
+    # The translation takes hours: what is wrong with the student is said before.
+    processes.on_main_process(lambda: check_trainable(with_pairs(recipe)))
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
         work = _Work(recipe, processes)
         # Nothing is written if a model cannot be loaded.
-        processes.on_main_process(lambda: folder.mkdir(parents=True, exist_ok=True))
+        processes.on_main_process(lambda: make_folder(folder, "teacher.folder"))
         processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
         before = work.run()
     result = train_recipe(recipe)
@@ -62,11 +63,14 @@ def _distill(options: argparse.Namespace) -> None:
 
 
 def _check_files(recipe: "Recipe") -> None:
-    from ..training.distillation import teacher_folder, text_files
+    from ..training.distillation import check_pairs_folder, teacher_folder, text_files
 
     folder = teacher_folder(recipe)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"teacher.folder {folder} is a file: name a folder.")
+    if folder.resolve() == Path(recipe.run_dir).resolve():
+        raise ValueError(f"teacher.folder {folder} is the folder of the run: name another one.")
+    check_pairs_folder(recipe)
     for file in text_files(recipe.teacher):
         require_file(file)
 
@@ -81,7 +85,7 @@ class _Work:
         self.recipe, self.processes = recipe, processes
         self.rows: list[dict[str, Any]] = []
         names = teacher_names(recipe.teacher)
-        self.teacher, self.teachers = load_recorded(names)
+        self.teacher, self.teachers = load_recorded(names, "teacher.model")
         self.own_search = copy.deepcopy(self.teacher.models[0].generation_config)
         set_search(self.teacher.models[0], "beam", num_beams=recipe.teacher.num_beams)
         # The language tags that sentences need, by direction.
@@ -92,7 +96,7 @@ class _Work:
                 self.tags[source, target] = tag
         self.backward: Translators | None = None
         if (other := recipe.teacher.backward_model) is not None:
-            self.backward, (self.backward_name,) = load_recorded([other])
+            self.backward, (self.backward_name,) = load_recorded([other], "teacher.backward_model")
             for source, target in recipe.language_pairs:
                 model, tokenizer = self.backward.models[0], self.backward.tokenizer
                 tag = check_direction("teacher.backward_model", other, model, tokenizer, target, source)
@@ -118,14 +122,22 @@ class _Work:
 
     def _source(self, number: int, steps: Any) -> "GrowingFile":
         """Takes the steps of one source, and returns the file of the last one."""
-        from ..training.distillation import BackwardScore, Choice, Translation, digest_of, sentences_of
+        from ..training.distillation import (
+            BackwardScore,
+            Choice,
+            Translation,
+            digest_of,
+            sentences_of,
+            size_of_lists,
+        )
+        from ..translation.backtranslation import settings_of
 
         recipe, teacher = self.recipe, self.teacher
         source, target = steps.part.source_language, steps.part.target_language
         text, count = self.processes.on_main_process(lambda: digest_of(sentences_of(recipe, number)))
-        n_best = recipe.teacher.n_best or recipe.teacher.num_beams
+        n_best = size_of_lists(recipe.teacher)
         translate = Translation(teacher.models, teacher.tokenizer, self.tags[source, target], n_best)
-        first = steps.translations(self.teachers, text)
+        first = steps.translations(self.teachers, settings_of(teacher.models[0].generation_config), text)
         self._take(first, count, lambda: sentences_of(recipe, number), translate)
         lines_split = sum(self.processes.gather(translate.translator.lines_split))
         if self.processes.is_main_process:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, print_table
+from .inputs import add_recipe_verb, make_folder, print_table
+from .runs import check_trainable
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -32,13 +33,16 @@ def _diversify(options: argparse.Namespace) -> None:
 
     recipe = load_recipe(options.arguments, "hf-vaswani diversify", PURPOSE)
     from ..interruption import exclusive_file
-    from ..run_folder import read_result
+    from ..run_folder import RESULT, read_result
     from ..training.diversification import (
         backtranslation_recipe,
         check_diversification,
+        check_same,
+        check_text,
         diversified_folder,
         final_recipe,
         members_of,
+        recipe_of,
         write_texts,
     )
 
@@ -50,15 +54,23 @@ def _diversify(options: argparse.Namespace) -> None:
     check_diversification(recipe)
     settings, folder = recipe.diversification, diversified_folder(recipe)
     launcher = _launcher(settings.launcher)
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.resolve() == Path(recipe.run_dir).resolve():
+        raise ValueError(f"diversification.folder {folder} is the folder of the run: name another one.")
+    members = members_of(recipe)
+    # The trainings take hours: what is wrong with the last one, or with the text, is said before.
+    check_trainable(final_recipe(recipe))
+    check_text(recipe)
+    for member in members:
+        check_same(member, settings.num_beams)
+    make_folder(folder, "diversification.folder")
     with exclusive_file(folder / "recipes"):
         write_texts(recipe)
-        members = members_of(recipe)
         for member in members:
-            _run(launcher, "train", member.recipe, folder / f"{member.name}.yaml")
+            run = Path(member.recipe.run_dir)
+            _run(launcher, "train", member.recipe, recipe_of(member), run / RESULT)
             translation = backtranslation_recipe(member, settings.num_beams)
-            _run(launcher, "backtranslate", translation, folder / f"{member.name}.translation.yaml")
-        _run(launcher, "train", final_recipe(recipe), folder / "final.yaml")
+            _run(launcher, "backtranslate", translation, recipe_of(member, is_translation=True), member.output)
+        _run(launcher, "train", final_recipe(recipe), folder / "final.yaml", Path(recipe.run_dir) / RESULT)
     runs = {member.name: Path(member.recipe.run_dir) for member in members} | {"diversified": Path(recipe.run_dir)}
     results = {name: read_result(run) for name, run in runs.items()}
     rows = [
@@ -73,14 +85,17 @@ def _diversify(options: argparse.Namespace) -> None:
 
 def _launcher(command: str | None) -> list[str]:
     """Returns the words of the command that starts a module."""
-    words = [sys.executable] if command is None else shlex.split(command)
+    try:
+        words = [sys.executable] if command is None else shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"diversification.launcher is {command!r}, which is no command: {error}.") from error
     if not words or shutil.which(words[0]) is None:
         raise ValueError(f"diversification.launcher is {command!r}, which is no command here.")
     return words
 
 
-def _run(launcher: list[str], verb: str, recipe: "Recipe", path: Path) -> None:
-    """Writes a recipe, and runs a verb with it, which does nothing again that is done."""
+def _run(launcher: list[str], verb: str, recipe: "Recipe", path: Path, result: Path) -> None:
+    """Writes a recipe, and runs a verb with it, which does nothing again that is done and leaves a file."""
     from ..files import atomic_write_text
 
     atomic_write_text(path, recipe.as_yaml())
@@ -92,6 +107,11 @@ def _run(launcher: list[str], verb: str, recipe: "Recipe", path: Path) -> None:
         code = child.wait()
     if code:
         raise ValueError(f"hf-vaswani {verb} {path} ended with exit code {code}: see its own message.")
+    if not result.is_file():
+        raise ValueError(
+            f"hf-vaswani {verb} {path} ended without an error, and without {result}: does diversification.launcher, "
+            f"{shlex.join(launcher)!r}, run the command behind it?"
+        )
 
 
 @contextlib.contextmanager

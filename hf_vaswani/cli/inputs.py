@@ -105,6 +105,14 @@ def require_file(path: Path) -> None:
         raise ValueError(f"{str(path)!r} is a folder, not a text file.")
 
 
+def make_folder(folder: Path, key: str) -> None:
+    """Makes a folder that a key of a recipe names, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"{key} {folder} cannot be made: {error.strerror or error}.") from error
+
+
 def text_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file, without line ends; a .gz file is decompressed."""
     return (line.rstrip("\r\n") for line in read_lines(path, LONGEST_LINE))
@@ -273,25 +281,31 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
     return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
 
 
-def load_recorded(names: Sequence[str]) -> tuple[Translators, list[str]]:
+def load_recorded(names: Sequence[str], key: str) -> tuple[Translators, list[str]]:
     """
     Loads the models that a recipe names, for work that is recorded.
 
     Args:
         names (`Sequence[str]`): runs, models, checkpoints or Hub ids.
+        key (`str`): key of the recipe that names them, for error messages.
 
     Returns:
-        `tuple[Translators, list[str]]`: the models, and each name with the digest of its model.
+        `tuple[Translators, list[str]]`: the models, and the digest of each.
+
+    Raises:
+        ValueError: as in [`load_models`].
     """
     from ..run_folder import MODEL
     from ..translation.backtranslation import model_digest
 
     folders = [Path(name) / MODEL for name in names]
-    loaded = load_models(
-        [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)], None
-    )
-    digests = [model_digest(model, loaded.tokenizer) for model in loaded.models]
-    return loaded, [f"{name}, SHA-256 {digest}" for name, digest in zip(names, digests, strict=True)]
+    try:
+        loaded = load_models(
+            [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)], None
+        )
+    except ValueError as error:
+        raise ValueError(f"{key} {', '.join(names)}: {error}") from error
+    return loaded, [f"SHA-256 {model_digest(model, loaded.tokenizer)}" for model in loaded.models]
 
 
 def _check_name(name: str) -> None:

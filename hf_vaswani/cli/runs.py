@@ -75,6 +75,23 @@ def _train(options: argparse.Namespace) -> None:
     train_recipe(load_recipe(options.arguments, program))
 
 
+def check_trainable(recipe: "Recipe") -> None:
+    """Raises what a training would raise before it reads its training text, for a work that makes this text first."""
+    from ..data.sources import read_evaluation_sources
+    from ..data.tokenizer import load_tokenizer
+    from ..run_folder import checkpoint_to_resume
+    from ..training.loop import check_recipe
+    from ..training.start import load_start
+
+    recipe = check_recipe(recipe)
+    if checkpoint_to_resume(recipe) is None:
+        if recipe.initialize.from_ is not None:
+            load_start(recipe)
+        elif recipe.tokenizer.path is not None:
+            load_tokenizer(recipe.tokenizer.path)
+    read_evaluation_sources(recipe)
+
+
 def train_recipe(recipe: "Recipe") -> "Result | None":
     """Trains a recipe, prints the result and publishes it; returns it in process 0."""
     # Imported once the recipe is valid: they take seconds.

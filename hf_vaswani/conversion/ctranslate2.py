@@ -345,6 +345,7 @@ class Ctranslate2Translator:
         self.generation_config = generation_config
         self.config = config
         self.shortlist = shortlist
+        self.positions = number_of_positions(config)
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
 
@@ -436,8 +437,7 @@ class Ctranslate2Translator:
         """
         beams = settings.num_beams or 1
         # The decoder's start token takes the first position.
-        positions = number_of_positions(self.config)
-        limits = [max_new_tokens_for(settings, len(ids), positions) for ids in sources]
+        limits = [max_new_tokens_for(settings, len(ids), self.positions) for ids in sources]
         groups: dict[int, list[int]] = defaultdict(list)
         for i, limit in enumerate(limits):
             # Greedy search can be cut afterwards.

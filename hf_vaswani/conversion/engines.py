@@ -128,7 +128,7 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         check_search(options, models, models[0].generation_config, options.n_best)
         # Each thread translates a batch of its own.
         found = _prepared(options, Loaded(models[0], tokenizer, folder), threads_per_batch=1)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
     if options.kind == "onnx":
@@ -196,7 +196,10 @@ def inexact_rules(settings: GenerationConfig) -> list[str]:
     """Returns the rules of beam search that CTranslate2 does not have, as `name=value`."""
     if (settings.num_beams or 1) == 1:
         return []
-    rules = active_settings(settings, ("length_penalty_type", "finish_candidates"))
+    # CTranslate2 changes logits, and transformers log-probabilities, which no longer sum to 1.
+    changed = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty")
+    rules = active_settings(settings, ("length_penalty_type", "finish_candidates", *changed))
+    rules |= {name: found for name in ("bad_words_ids", "suppress_tokens") if (found := getattr(settings, name, None))}
     if settings.length_penalty == 0:
         # Both types then compare log-probabilities.
         rules.pop("length_penalty_type", None)
@@ -224,10 +227,9 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
 
         def write(to: Path) -> None:
             # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
-            model = copy.deepcopy(loaded.model).to("cpu", torch.float32)
-            onnx.save(replace(loaded, model=model), to)
+            onnx.save(replace(loaded, model=copy.deepcopy(_as_saved(loaded)).cpu()), to)
 
-        place = kept_conversion(loaded.folder, "onnx", version("onnxruntime"), write)
+        place = kept_conversion(loaded, "onnx", version("onnxruntime"), write)
         logger.info(f"Engine: ONNX Runtime {version('onnxruntime')}")
         return onnx.OnnxTranslator(place)
     from . import ctranslate2
@@ -235,7 +237,10 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
     compute_type, device = options.compute_type or "float32", loaded.model.device.type
     ctranslate2.check_compute_type(compute_type, device, options.option("compute_type"))
     place = kept_conversion(
-        loaded.folder, "ctranslate2", version("ctranslate2"), lambda to: ctranslate2.write(loaded, to)
+        loaded,
+        "ctranslate2",
+        version("ctranslate2"),
+        lambda to: ctranslate2.write(replace(loaded, model=_as_saved(loaded)), to),
     )
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
         why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has white space"
@@ -249,6 +254,13 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
     kind = found.translator.compute_type
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads")
     return found
+
+
+def _as_saved(loaded: Loaded) -> Any:
+    """Returns the model of the files, in float32: the one that is loaded may have rounded weights."""
+    if loaded.model.dtype == torch.float32:
+        return loaded.model
+    return VaswaniForConditionalGeneration.from_pretrained(loaded.folder, dtype=torch.float32).eval()
 
 
 def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
@@ -299,7 +311,7 @@ def pipeline_engine(
         check_unchanged(model, folder)
         threads = torch.get_num_threads() if model.device.type == "cpu" else 1
         found = _prepared(options, Loaded(model, tokenizer, folder), threads)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
     return PipelineEngine(options, model, found)
@@ -365,6 +377,7 @@ class PipelineEngine:
                 advice = f"Use {self.options.option('engine', 'torch')}"
                 raise UnsupportedError(f"{self.name} cannot translate with {'; '.join(given)}", advice)
             check_search(self.options, [self.model], config, n_best)
+            self._check_length(int(attention_mask.sum(dim=1).max()))
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
                 _take_torch(self.options, error)
@@ -381,37 +394,53 @@ class PipelineEngine:
             target[: 1 + len(row)] = torch.tensor([start, *row])
         return padded.to(input_ids.device)
 
+    def _check_length(self, longest: int) -> None:
+        """Raises an [`UnsupportedError`] if CTranslate2's table of positions is too short for a source."""
+        if self.options.kind == "ctranslate2":
+            positions = self.translator.positions
+            if longest > positions:
+                why = f"CTranslate2 has {positions:,} positions, too few for a source of {longest:,} tokens"
+                raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
+
 
 # ---- Converted models --------------------------------------------------------------------------------------------
 
 
-def kept_conversion(folder: Path, name: str, library: str, write: Callable[[Path], object]) -> Path:
+def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Path], object]) -> Path:
     """
     Returns the folder of a converted model. It is written if it is missing or damaged, or if the model or the library
     have changed since; several processes may ask for it at once.
 
     Args:
-        folder (`Path`): folder of the model.
+        loaded ([`Loaded`]): the model.
         name (`str`): name of the engine.
         library (`str`): version of its library.
         write (`Callable`): writes the converted model into an empty folder.
 
     Raises:
-        OSError: it cannot be written.
+        UnsupportedError: it cannot be written.
     """
+    folder = loaded.folder
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
     record = {"model": {file: digest(folder / file) for file in names}, "library": library}
-    place = _place(folder, name)
-    with FileLock(place.with_name(f".{name}.lock")):
-        reason = _reason_to_write(place, record)
-        if reason is None:
-            return place
-        if place.exists():
-            logger.warning(f"{place} is converted anew, because {reason}.")
-        with atomic_folder(place) as temporary:
-            write(temporary)
-            files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
-            (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
+    # A tokenizer may be given that is not the one in the folder.
+    vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
+    record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
+    try:
+        place = _place(folder, name)
+        with FileLock(place.with_name(f".{name}.lock")):
+            reason = _reason_to_write(place, record)
+            if reason is None:
+                return place
+            if place.exists():
+                logger.warning(f"{place} is converted anew, because {reason}.")
+            with atomic_folder(place) as temporary:
+                write(temporary)
+                files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
+                (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
+    except OSError as error:
+        why = f"The model converted for {LIBRARIES.get(name, name)} cannot be kept: {error}"
+        raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
     return place
 
 
@@ -419,6 +448,8 @@ def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
     """Returns why a converted model cannot be used, as the end of a sentence, or `None`."""
     if not place.exists():
         return "it does not exist"
+    if not place.is_dir():
+        return "it is a file"
     try:
         noted = read_sealed(place / RECORD)
     except ValueError as error:
@@ -427,6 +458,8 @@ def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
         return f"it was written for version {noted.get('library')} of the library, not {record['library']}"
     if noted.get("model") != record["model"]:
         return "the model has changed"
+    if noted.get("vocabulary") != record["vocabulary"]:
+        return "it was written for another tokenizer"
     return find_damage(place, noted.get("files", {}))
 
 

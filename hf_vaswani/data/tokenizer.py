@@ -419,7 +419,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(f"The folder {name} has no tokenizer: it contains neither {' nor '.join(TOKENIZER_FILES)}.")
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except OSError as error:
+        raise ValueError(f"The tokenizer {name} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(
             f"The tokenizer {name} is not a fast one (with a tokenizer.json): convert it, or choose another."

@@ -177,6 +177,8 @@ class VaswaniTranslationPipeline(Pipeline):
             self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
         if autocast not in (None, "auto", "bfloat16"):
             raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
+        if autocast is not None and engine not in ("torch", "auto"):
+            raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
         self.product_dtype = None if autocast is None else torch.bfloat16
         if autocast == "auto":
             with evaluation_mode(self.model):

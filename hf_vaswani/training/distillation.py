@@ -10,7 +10,10 @@ other direction, and at last the pairs, which a training reads as its text.
 import hashlib
 import json
 import math
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,6 +26,7 @@ from ..data.tables import named_errors
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_lines, read_sealed, sealed, tsv_cell
 from ..metrics import score, sentence_scorer
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
+from ..translation.backtranslation import settings_of
 from ..translation.batches import log_probabilities
 from ..translation.growing_file import GrowingFile
 from ..translation.lines import LineTranslator, longest_source
@@ -63,11 +67,22 @@ def with_teacher_text(recipe: Recipe) -> Recipe:
     advice = "Run hf-vaswani distill with this recipe first."
     if not (place / RECORD).is_file():
         raise ValueError(f"teacher.model is set, but {place} has no translations of the teacher yet. {advice}")
-    given, recorded = pairs_settings(recipe), read_sealed(place / RECORD)
+    try:
+        given, recorded = pairs_settings(recipe), read_sealed(place / RECORD)
+        damage = find_damage(place, recorded.get("files", {}))
+    except ValueError as error:
+        raise ValueError(f"{error} {advice}") from error
+    if damage:
+        raise ValueError(f"{damage}. {advice}")
     names = [f"teacher.{key}" for key in KEYS] + ["sources"] * (not _has_teacher_text(recipe))
     if different := [name for name in names if recorded.get(name) != given[name]]:
         changes = ", ".join(f"{name} was {recorded.get(name)!r} and is {given[name]!r}" for name in different)
         raise ValueError(f"{place} has translations of other settings: {changes}. {advice}")
+    return with_pairs(recipe)
+
+
+def with_pairs(recipe: Recipe) -> Recipe:
+    """Returns a recipe with the files of its teacher's pairs as its training text, whether they are there or not."""
     own, *more = pairs_files(recipe)
     more_data = [replace(part, train_files=files) for part, files in zip(recipe.more_data, more, strict=True)]
     found = replace(recipe, data=replace(recipe.data, train_files=own), more_data=more_data)
@@ -91,9 +106,12 @@ def named_parts(recipe: Recipe) -> list[tuple[str, SourceRecipe]]:
 
 def pairs_settings(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings of the pairs in the words of the recipe, as JSON would return them."""
-    keys = ("source_language", "target_language", "dataset", "dataset_config", "train_split", "train_files")
+    keys = ["source_language", "target_language", "dataset", "dataset_config", "train_split", "train_files"]
+    keys += ["source_column", "target_column"]
     sources = [{key: getattr(part, key) for key in keys} for _, part in named_parts(recipe)]
     settings = {f"teacher.{key}": value for key, value in asdict(recipe.teacher).items() if key in KEYS}
+    settings["teacher.model"] = [os.path.normpath(name) for name in teacher_names(recipe.teacher)]
+    settings["teacher.n_best"] = size_of_lists(recipe.teacher)
     found: dict[str, Any] = json.loads(json.dumps(settings | {"sources": sources}))
     return found
 
@@ -150,6 +168,11 @@ def text_files(teacher: TeacherRecipe) -> list[Path]:
 def teacher_names(teacher: TeacherRecipe) -> list[str]:
     """Returns the names of the teacher's models."""
     return teacher.model if isinstance(teacher.model, list) else [str(teacher.model)]
+
+
+def size_of_lists(teacher: TeacherRecipe) -> int:
+    """Returns the number of translations of each sentence that are kept."""
+    return teacher.n_best or teacher.num_beams
 
 
 def digest_of(sentences: Iterable[Sentence]) -> tuple[str, int]:
@@ -271,20 +294,21 @@ class Steps:
     name: str
     part: SourceRecipe
 
-    def translations(self, teachers: Sequence[str], text: str) -> GrowingFile:
+    def translations(self, teachers: Sequence[str], search: dict[str, Any], text: str) -> GrowingFile:
         """
         Returns the file of the first step.
 
         Args:
-            teachers (`Sequence[str]`): names of the models with their digests.
+            teachers (`Sequence[str]`): digests of the models.
+            search (`dict[str, Any]`): settings of their search.
             text (`str`): digest of the sentences.
         """
-        given = self.recipe.teacher
         settings = {
             "languages": [self.part.source_language, self.part.target_language],
             "teacher.model": list(teachers),
-            "teacher.num_beams": given.num_beams,
-            "teacher.n_best": given.n_best or given.num_beams,
+            "teacher.num_beams": self.recipe.teacher.num_beams,
+            "teacher.n_best": size_of_lists(self.recipe.teacher),
+            "search": search,
             "text": f"SHA-256 {text}",
         }
         return self._file("translations.jsonl", settings)
@@ -301,7 +325,7 @@ class Steps:
         return self._table("chosen.tsv", settings, Choice.COLUMNS)
 
     def scored(self, model: str) -> GrowingFile:
-        """Returns the file of the third step, once the second one is complete; `model` has name and digest."""
+        """Returns the file of the third step, once the second one is complete; `model` is a digest."""
         settings = {"chosen": digest(self._path("chosen.tsv")), "teacher.backward_model": model}
         return self._table("scored.tsv", settings, BackwardScore.COLUMNS)
 
@@ -340,6 +364,21 @@ def kept(file: GrowingFile, drop_worst: float) -> Iterator[tuple[str, str]]:
             yield source, translation
 
 
+def check_pairs_folder(recipe: Recipe) -> None:
+    """Raises a `ValueError` if the folder of the pairs has files that no distillation has written."""
+    place = teacher_folder(recipe) / PAIRS
+    if not place.exists():
+        return
+    names = {path.name for path in place.iterdir()} if place.is_dir() else {place.name}
+    # Those of a recipe with more sources, or with other languages, are called alike.
+    foreign = sorted(name for name in names - {RECORD} if not re.fullmatch(r"(data|more_data\.\d+)\.[\w-]+", name))
+    if foreign or (names and RECORD not in names):
+        raise ValueError(
+            f"{place} is to have the pairs of the student, but it has something else already, "
+            f"{sorted(foreign or names)[0]!r}: name another teacher.folder."
+        )
+
+
 def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
     """
     Writes the pairs that a training reads, unless they are there and intact.
@@ -352,12 +391,14 @@ def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
         `list[int]`: number of pairs of each source.
 
     Raises:
-        ValueError: no pair is left.
+        ValueError: no pair is left, or the folder has other files.
         OSError: the files cannot be written.
     """
+    check_pairs_folder(recipe)
     place, teacher = teacher_folder(recipe) / PAIRS, recipe.teacher
     record = pairs_settings(recipe) | {"steps": [digest(file.path) for file in files]}
-    if (place / RECORD).is_file():
+    # A damaged record is no reason to stop: the pairs are written again in no time.
+    with suppress(ValueError):
         found = read_sealed(place / RECORD)
         is_same = {key: found.get(key) for key in record} == record
         if is_same and find_damage(place, found["files"]) is None:
@@ -398,7 +439,7 @@ def teacher_scores(
     Args:
         recipe ([`Recipe`]): the experiment.
         models (`list` of [`PreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): teacher or ensemble.
-        teachers (`Sequence[str]`): names of the models with their digests.
+        teachers (`Sequence[str]`): digests of the models.
         tags (`Mapping[tuple[str, str], str]`): language tag, or nothing, in front of each sentence, by direction.
 
     Returns:
@@ -415,8 +456,9 @@ def teacher_scores(
     scoring: dict[str, Any] = {"tokenize": recipe.evaluation.tokenize, "lowercase": recipe.evaluation.lowercase}
     text = hashlib.sha256(json.dumps(sets).encode()).hexdigest()
     record = {"models": list(teachers), "text": f"SHA-256 {text}"} | scoring
+    record["search"] = settings_of(models[0].generation_config)
     path = teacher_folder(recipe) / SCORES
-    if path.is_file():
+    with suppress(ValueError):
         found = read_sealed(path)
         if {key: found.get(key) for key in record} == record:
             return dict(found["sets"])

@@ -15,6 +15,13 @@ from ..data.sources import read_training_source
 from ..data.tables import named_errors
 from ..files import atomic_lines, tsv_cell
 from ..recipe import HubRecipe, Recipe, SourceRecipe
+from ..recipe_file import load_recipe
+
+# Keys of a recipe that change no result, or that its models do not have.
+HARMLESS = (
+    *("data.num_proc", "data.license", "training.data_workers", "training.cpu_threads", "training.trackers"),
+    *("hub.", "diversification.", "shortlist."),
+)
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,43 @@ def backtranslation_recipe(member: Member, num_beams: int) -> Recipe:
     settings.model, settings.text, settings.output = member.recipe.run_dir, str(member.text), str(member.output)
     settings.method, settings.num_beams, settings.top_k, settings.temperature = "beam", num_beams, None, 1.0
     return found
+
+
+def recipe_of(member: Member, is_translation: bool = False) -> Path:
+    """Returns the file with the recipe of a model's training, or of its translation."""
+    return member.output.with_name(f"{member.name}{'.translation' * is_translation}.yaml")
+
+
+def check_same(member: Member, num_beams: int) -> None:
+    """
+    Checks that a model that is trained or translates already is one of this recipe: with more updates, for example,
+    its training would go on, and its translations would be those of another model.
+
+    Raises:
+        ValueError: its recipe was another one.
+    """
+    for is_translation, recipe in ((False, member.recipe), (True, backtranslation_recipe(member, num_beams))):
+        path = recipe_of(member, is_translation)
+        if not path.is_file():
+            continue
+        try:
+            there = load_recipe([str(path)]).flat()
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error} Name another diversification.folder.") from error
+        here = recipe.flat()
+        different = [key for key in here if there[key] != here[key] and not key.startswith(HARMLESS)]
+        if different:
+            changes = ", ".join(f"{key} was {there[key]!r} and is {here[key]!r}" for key in different)
+            raise ValueError(
+                f"The models in {path.parent} are those of other settings: {changes}. Name another "
+                "diversification.folder."
+            )
+
+
+def check_text(recipe: Recipe) -> None:
+    """Raises a `ValueError` or a `FileNotFoundError` if the training text cannot be opened."""
+    for part in (recipe.data, *recipe.more_data):
+        read_training_source(recipe, part)
 
 
 def write_texts(recipe: Recipe) -> None:

@@ -96,15 +96,7 @@ def train(recipe: Recipe) -> Result:
         OSError: a file cannot be read or written; earlier checkpoints are intact.
         Interrupted: a signal asked the training to stop.
     """
-    # Errors that need neither data nor other processes come first.
-    recipe = resumed_recipe(with_teacher_text(recipe))
-    if recipe.initialize.from_ is None:
-        check_model(recipe)
-    if recipe.task not in MEASURED_TASKS:
-        check_metric(recipe)
-    if recipe.training.adapter is not None:
-        check_peft()
-    check_run_folder(recipe)
+    recipe = check_recipe(with_teacher_text(recipe))
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."
     with stopped_by_sigterm(text), _lost_processes_as_os_error():
         accelerator = build_accelerator(recipe, partial(_precision_of_auto, recipe))
@@ -114,6 +106,30 @@ def train(recipe: Recipe) -> Result:
             logger.info(f"{recipe.run_dir} is complete; delete it or name another --run_dir to train again")
             return result
         return _train_to_the_end(recipe, accelerator, text)
+
+
+def check_recipe(recipe: Recipe) -> Recipe:
+    """
+    Checks what needs neither training text nor other processes.
+
+    Args:
+        recipe ([`Recipe`]): the experiment.
+
+    Returns:
+        [`Recipe`]: completed from the record of its run, see [`resumed_recipe`].
+
+    Raises:
+        ValueError: the recipe cannot be trained, or the run folder belongs to another recipe.
+    """
+    recipe = resumed_recipe(recipe)
+    if recipe.initialize.from_ is None:
+        check_model(recipe)
+    if recipe.task not in MEASURED_TASKS:
+        check_metric(recipe)
+    if recipe.training.adapter is not None:
+        check_peft()
+    check_run_folder(recipe)
+    return recipe
 
 
 def check_metric(recipe: Recipe) -> None:

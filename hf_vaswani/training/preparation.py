@@ -50,8 +50,8 @@ from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
 from ..processes import on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
-from ..records import Environment, Text
-from ..run_folder import RECIPE, START, digests, read_environment, write_environment
+from ..records import Environment, Progress, Text
+from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
 from .adapters import target_modules
 from .start import check_start, fit, labels_of, load_start, settle, write_start
 
@@ -141,10 +141,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         tokenizer = load_tokenizer(str(folder))
     else:
         on_main_process(accelerator, check_start, Path(recipe.run_dir), checkpoint)
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, checkpoint)
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(checkpoint))
-        on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     # One process fills the cache; the others read it.
     with accelerator.local_main_process_first():
         processes = accelerator.num_processes, accelerator.process_index
@@ -162,7 +160,43 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             updates = build_updates(recipe, sources, tokenizer, *processes)
             sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
     start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
-    return Run(recipe, accelerator, tokenizer, updates, sets, start, labels)
+    run = Run(recipe, accelerator, tokenizer, updates, sets, start, labels)
+    if checkpoint is not None:
+        _check_progress(run, checkpoint, on_main_process(accelerator, read_progress, checkpoint))
+        # A resume that is refused leaves the run's own record.
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, checkpoint)
+        on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
+    return run
+
+
+def launch_of(run: Run) -> dict[str, Any]:
+    """Returns what a checkpoint depends on that is not in the recipe."""
+    accelerator = run.accelerator
+    return {
+        "processes": accelerator.num_processes,
+        "mixed_precision": accelerator.mixed_precision,
+        "fsdp": accelerator.is_fsdp2,
+    }
+
+
+def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
+    """Raises a `ValueError` if a checkpoint was written with other text or with another launch."""
+    data, launch = run.fingerprint, launch_of(run)
+    if progress.data != data:
+        different = [key for key in data if progress.data.get(key) != data[key]] or list(progress.data)
+        then, now = ({key: text.get(key) for key in different} for text in (progress.data, data))
+        raise ValueError(
+            f"The training or validation text is not that of {checkpoint}: then it had {then}, and now {now}. Restore "
+            "the former text, or name another --run_dir."
+        )
+    if progress.launch != launch:
+        different = [key for key in launch if progress.launch.get(key) != launch[key]]
+        before, here = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
+        raise ValueError(
+            f"{checkpoint} was written with {before}, but this launch has {here}. A checkpoint can only be "
+            "resumed with the same number of processes, precision and sharding: launch it as before, or name another "
+            "--run_dir."
+        )
 
 
 def _readers(recipe: Recipe) -> tuple[Reader, Reader]:

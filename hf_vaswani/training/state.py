@@ -38,7 +38,7 @@ from .adapters import attach_adapters, load_adapters, save_adapters
 from .consistency import check_padding
 from .optimization import build_optimizer, build_schedule
 from .other_classes import search_of
-from .preparation import Run
+from .preparation import Run, launch_of
 from .sharding import full_weights, shard_tied_weights
 from .start import FREE, part_of
 from .tasks import config_of_task, model_class
@@ -286,7 +286,7 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
         step=state.step,
         position=state.position,
         data=run.fingerprint,
-        launch=_launch(run),
+        launch=launch_of(run),
         nonfinite=state.nonfinite,
         seconds=round(state.seconds, 1),
         files=files,
@@ -305,39 +305,8 @@ def _remove_old_checkpoints(run: Run) -> None:
     )
 
 
-def _launch(run: Run) -> dict[str, Any]:
-    """Returns what a checkpoint depends on that is not in the recipe."""
-    accelerator = run.accelerator
-    return {
-        "processes": accelerator.num_processes,
-        "mixed_precision": accelerator.mixed_precision,
-        "fsdp": accelerator.is_fsdp2,
-    }
-
-
-def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
-    """Raises a `ValueError` if a checkpoint was written with other text or with another launch."""
-    data, launch = run.fingerprint, _launch(run)
-    if progress.data != data:
-        different = [key for key in data if progress.data.get(key) != data[key]] or list(progress.data)
-        then, now = ({key: text.get(key) for key in different} for text in (progress.data, data))
-        raise ValueError(
-            f"The training or validation text is not that of {checkpoint}: then it had {then}, and now {now}. Restore "
-            "the former text, or name another --run_dir."
-        )
-    if progress.launch != launch:
-        different = [key for key in launch if progress.launch.get(key) != launch[key]]
-        before, here = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
-        raise ValueError(
-            f"{checkpoint} was written with {before}, but this launch has {here}. A checkpoint can only be "
-            "resumed with the same number of processes, precision and sharding: launch it as before, or name another "
-            "--run_dir."
-        )
-
-
 def _load_checkpoint(run: Run, state: TrainState, checkpoint: Path, progress: Progress) -> None:
-    """Restores the state of a training from a checkpoint, on the same text and with the same launch."""
-    _check_progress(run, checkpoint, progress)
+    """Restores the state of a training from a checkpoint."""
     if state.adapters is not None:
         on_main_process(run.accelerator, base_folder, checkpoint)
     try:

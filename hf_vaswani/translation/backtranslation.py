@@ -6,13 +6,14 @@ the block's number alone, so that a stopped work goes on to the same pairs.
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.tokenizer import backend, find_language_tag
 from ..files import tsv_cell
@@ -83,12 +84,20 @@ def set_search(
 
 
 def model_digest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the SHA-256 of a model's weights and vocabulary, in hexadecimal."""
+    """Returns the SHA-256 of a model's weights, architecture and vocabulary, in hexadecimal."""
     found = hashlib.sha256(backend(tokenizer, is_target=False).to_str().encode())
+    found.update(json.dumps(settings_of(model.config), sort_keys=True).encode())
     for name, weight in sorted(model.state_dict().items()):
         found.update(name.encode())
         found.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def settings_of(config: PretrainedConfig | GenerationConfig) -> dict[str, Any]:
+    """Returns the settings of a model or of its search that are no defaults and change what it writes, as JSON."""
+    without = {"transformers_version", "_name_or_path", "_commit_hash", "_from_model_config", "dtype", "architectures"}
+    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
+    return {key: value for key, value in found.items() if key not in without}
 
 
 class Backtranslator:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..files import atomic_write_text, read_sealed, sealed, temporary_name
+from ..files import atomic_write_text, digest, find_damage, read_sealed, sealed, temporary_name
 from ..processes import Processes
 from .lines import OutputFile, skip_lines, write_whole
 
 # Items that are sorted by length and worked on together, and lost when the work is killed.
 BLOCK = 1024
+# Key of the record with the digest of the complete file.
+COMPLETE = "sha256"
 
 T = TypeVar("T")
 
@@ -22,7 +24,7 @@ T = TypeVar("T")
 class GrowingFile:
     """
     A file of lines that grows under a temporary name beside its own, which it gets when it is complete. A record of
-    the settings, `NAME.json`, is written first and stays.
+    the settings, `NAME.json`, is written first; the digest of the complete file is added to it.
 
     Args:
         path (`Path`): the file: a `.tsv` of two or more columns, or a `.jsonl`.
@@ -45,16 +47,18 @@ class GrowingFile:
             `int`: lines that it has already, or `None` if it is complete.
 
         Raises:
-            ValueError: it has lines of other settings, or what is there cannot be judged.
+            ValueError: it has lines of other settings, what is there cannot be judged, or the file is damaged.
             OSError: it cannot be written.
         """
         begun = [path for path in (self.path, self.partial) if path.exists()]
         if begun:
             self._check_record(begun[0])
         if self.path in begun:
+            if damage := self._damage():
+                raise ValueError(f"{damage}. Restore it, or delete it and {self.record} to make it again.")
             return None
         if not begun:
-            atomic_write_text(self.record, json.dumps(sealed(self.settings), indent=2, ensure_ascii=False) + "\n")
+            self._write_record({})
         done, length = self._whole_blocks() if begun else (0, 0)
         with self.partial.open("rb+" if begun else "xb") as file:
             file.truncate(length)
@@ -63,16 +67,32 @@ class GrowingFile:
         return done
 
     def remove_if_other(self) -> None:
-        """Removes the file if its record has other settings, for a work that is done again in no time."""
-        if self.record.is_file() and read_sealed(self.record) != json.loads(json.dumps(self.settings)):
+        """Removes the file if it is damaged or has other settings, for a work that is done again in no time."""
+        if not self.record.is_file():
+            return
+        try:
+            is_same = self._recorded()[0] == json.loads(json.dumps(self.settings)) and self._damage() is None
+        except ValueError:
+            is_same = False
+        if not is_same:
             for path in (self.path, self.partial, self.record):
                 path.unlink(missing_ok=True)
+
+    def _recorded(self) -> tuple[dict[str, Any], str | None]:
+        """Returns the settings in the record, and the digest of the complete file, once it is there."""
+        content = read_sealed(self.record)
+        return content, content.pop(COMPLETE, None)
+
+    def _damage(self) -> str | None:
+        """Returns how the complete file differs from what was written, as the beginning of a sentence."""
+        _, sha256 = self._recorded()
+        return find_damage(self.path.parent, {self.path.name: sha256}) if sha256 and self.path.exists() else None
 
     def _check_record(self, begun: Path) -> None:
         advice = f"Name another {self.key}, or delete {begun}."
         if not self.record.is_file():
             raise ValueError(f"{begun} exists already, without the record of its settings, {self.record}. {advice}")
-        recorded, settings = read_sealed(self.record), json.loads(json.dumps(self.settings))
+        (recorded, _), settings = self._recorded(), json.loads(json.dumps(self.settings))
         different = [key for key in {**recorded, **settings} if recorded.get(key) != settings.get(key)]
         if different:
             then, now = ({key: of.get(key) for key in different} for of in (recorded, settings))
@@ -103,10 +123,15 @@ class GrowingFile:
             write_whole(file, "".join(f"{entry}\n" for entry in entries))
 
     def finish(self) -> None:
-        """Gives the file its name."""
+        """Gives the file its name, after recording its digest."""
         with self.partial.open("rb+") as file:
             os.fsync(file.fileno())
+        self._write_record({COMPLETE: digest(self.partial)})
         self.partial.replace(self.path)
+
+    def _write_record(self, more: dict[str, str]) -> None:
+        content = json.dumps(sealed(self.settings | more), indent=2, ensure_ascii=False)
+        atomic_write_text(self.record, content + "\n")
 
     def lines(self) -> Iterator[str]:
         """Yields the entries of the complete file, without line ends."""

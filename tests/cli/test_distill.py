@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani.cli import main
+from hf_vaswani.files import digest, read_sealed, sealed
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.translation import growing_file, lines
 
@@ -113,6 +114,12 @@ def test_quick_steps_are_done_again_and_translations_are_kept(command, backward,
     after = content(tmp_path / "teacher")
     assert before[FILES[0]] == after[FILES[0]]
     assert before["data.chosen.tsv"] != after["data.chosen.tsv"] and after["pairs/data.en"].count(b"\n") == 122
+    # A student of other text is not taken for one of this text, and its text stays.
+    assert main([*command, *backward, "--teacher.choose=bleu"]) == 2
+    said = capsys.readouterr().err
+    assert "student belongs to another recipe: teacher.choose is 'chrf' there and 'bleu' here" in said
+    assert content(tmp_path / "teacher") == after
+    shutil.rmtree(tmp_path / "student")
     # Translations are not: they may have taken days.
     assert main([*command, "--teacher.num_beams=2"]) == 2
     said = capsys.readouterr().err
@@ -131,7 +138,7 @@ def test_a_student_without_the_teachers_text_is_not_trained(command, tmp_path, c
     ("more", "words"),
     [
         (["--teacher.model=null", "--teacher.text=null", "--teacher.folder=null", "--teacher.num_beams=8"],
-         "teacher.model must have a value, but it is None"),
+         "teacher.model has no value: name the model that teaches"),
         (["--teacher.model=null"], "has no effect without teacher.model: set it"),
         (["--teacher.model=nowhere"], "There is no model folder 'nowhere'"),
         (["--teacher.model=[]"], "teacher.model must name at least one, but it is []"),
@@ -142,6 +149,13 @@ def test_a_student_without_the_teachers_text_is_not_trained(command, tmp_path, c
         (["--teacher.drop_worst=0.2"], "has no effect without teacher.backward_model"),
         (["--task=text_to_text"], "teacher.model needs task 'translation', but the task is 'text_to_text'"),
         (["--teacher.folder=more.en"], "is a file: name a folder"),
+        (["--teacher.folder=more.en/below"], "teacher.folder more.en/below cannot be made: Not a directory"),
+        (["--teacher.folder=student", "--run_dir=student"], "teacher.folder student is the folder of the run"),
+        # What is wrong with the student alone.
+        (["--data.validation_files=nowhere.tsv"], "nowhere.tsv"),
+        (["--tokenizer.path=nowhere"], "The tokenizer nowhere cannot be loaded: "),
+        (["--initialize.from=nowhere"], "initialize.from is 'nowhere'"),
+        (["--model.d_model=9"], "d_model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(
@@ -150,9 +164,73 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert main([*command, *more]) == 2
+    # Reading the held-out sets may show a bar.
     said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    assert words in said.splitlines()[-1] and said.count("hf-vaswani: ") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_folders_of_something_else_are_left_alone(command, tmp_path, capsys) -> None:
+    mine = tmp_path / "teacher" / "pairs" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "it has something else already, 'mine.txt': name another teacher.folder" in said and said.count("\n") == 1
+    assert mine.read_text() == "precious" and not (tmp_path / "teacher" / FILES[0]).exists()
+
+
+def test_a_teacher_that_searches_otherwise_is_noticed(command, teacher, tmp_path, capsys) -> None:
+    folder = shutil.copytree(teacher, tmp_path / "copy")
+    command.append(f"--teacher.model={folder}")
+    assert main(command) == 0
+    shutil.rmtree(tmp_path / "student")
+    # The same model by another name is the same.
+    assert main([*command, f"--teacher.model=[{folder}/]"]) == 0
+    assert "done before" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "student")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_new_tokens": 3}))
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "was made with other settings: search was" in said and "'max_new_tokens': 3" in said
+
+
+@pytest.mark.parametrize("name", ["data.translations.jsonl", "data.chosen.tsv", "pairs/data.de", "pairs/record.json"])
+def test_changed_files_are_not_learned(command, tmp_path, capsys, name) -> None:
+    assert main(command) == 0
+    shutil.rmtree(tmp_path / "student")
+    file = tmp_path / "teacher" / name
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"more\n" if name.endswith(".de") else whole.replace(b"1", b"2", 1))
+    capsys.readouterr()
+    if name.startswith("pairs"):
+        assert main(["train", *command[1:]]) == 2
+        said = capsys.readouterr().err
+        assert f"{file} was changed or damaged" in said and "Run hf-vaswani distill with this recipe first" in said
+    if "translations" in name:
+        # They took hours: nobody but their owner removes them.
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"{file} was changed or damaged" in said and "to make it again" in said and said.count("\n") == 1
+    else:
+        assert main(command) == 0 and file.read_bytes() == whole
+
+
+def test_a_refused_resume_leaves_the_record_of_the_run(command, tmp_path, capsys) -> None:
+    assert main(command) == 0
+    before = (tmp_path / "student" / "recipe.yaml").read_bytes()
+    pairs = tmp_path / "teacher" / "pairs"
+    # Another text under the same name, as if it had been translated anew.
+    text = (pairs / "data.de").read_text().splitlines()
+    (pairs / "data.de").write_text("\n".join(["one more", *text[1:]]) + "\n")
+    record = read_sealed(pairs / "record.json")
+    record["files"]["data.de"] = digest(pairs / "data.de")
+    (pairs / "record.json").write_text(json.dumps(sealed(record)))
+    (tmp_path / "student" / "test.json").unlink()
+    assert main(["train", *command[1:], "--training.max_steps=6"]) == 2
+    assert "The training or validation text is not that of" in capsys.readouterr().err
+    assert (tmp_path / "student" / "recipe.yaml").read_bytes() == before
 
 
 def test_models_of_another_direction_are_refused(command, tiny_run, backward, tmp_path, capsys) -> None:

@@ -30,10 +30,10 @@ def in_this_process(monkeypatch) -> list[str]:
     """Runs the verbs without starting Python, and lists them."""
     verbs = []
 
-    def run(launcher, verb, recipe, path) -> None:
+    def run(launcher, verb, recipe, path, result) -> None:
         atomic_write_text(path, recipe.as_yaml())
         verbs.append(f"{verb} {path.name}")
-        assert main([verb, str(path)]) == 0
+        assert main([verb, str(path)]) == 0 and result.is_file()
 
     monkeypatch.setattr(diversify, "_run", run)
     return verbs
@@ -57,6 +57,18 @@ def test_a_model_learns_the_translations_of_both_directions(command, in_this_pro
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     assert main(command) == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == times
+    # Other settings would make other models of those that have translated already.
+    capsys.readouterr()
+    for more, key in (
+        ("--training.max_steps=60", "training.max_steps"),
+        ("--diversification.num_beams=2", "backtrans"),
+    ):
+        assert main([*command, more]) == 2
+        said = capsys.readouterr().err
+        assert "are those of other settings: " in said and key in said and said.count("\n") == 1
+        assert said.endswith("Name another diversification.folder.\n")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == times
+    assert main([*command, "--training.cpu_threads=1"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -65,13 +77,25 @@ def test_a_model_learns_the_translations_of_both_directions(command, in_this_pro
         (["--diversification.launcher=nosuchcommand -n 2"], "diversification.launcher is 'nosuchcommand -n 2', which"),
         (["--diversification.models=0"], "diversification.models must be at least 1"),
         (["--task=text_to_text"], "Diversification needs task 'translation'"),
-        (["--data.train_files=nowhere.tsv"], "nowhere.tsv"),
+        (
+            ["--diversification.launcher='"],
+            'diversification.launcher is "\'", which is no command: No closing quotation',
+        ),
+        (["--data.train_files=nowhere.tsv"], "There is no file 'nowhere.tsv'"),
+        (["--data.test_files=nowhere.tsv"], "nowhere.tsv"),
+        (["--model.d_model=9"], "d_model"),
+        (["--diversification.folder=train.tsv"], "diversification.folder train.tsv cannot be made: File exists"),
+        (["--diversification.folder=here", "--run_dir=here"], "diversification.folder here is the folder of the run"),
     ],
 )
-def test_what_cannot_be_is_refused(command, in_this_process, tmp_path, capsys, more, words) -> None:
+def test_what_cannot_be_is_refused(command, in_this_process, tmp_path, monkeypatch, capsys, more, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.tsv").touch()
+    before = sorted(tmp_path.iterdir())
     assert main([*command, *more]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not in_this_process
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_launcher_around_it_is_refused(command, capsys, monkeypatch) -> None:
@@ -91,6 +115,10 @@ signal.signal(signal.SIGTERM, stop)
 log.write_text(f"{sys.argv[3:]}\\n")
 if "backtranslate" in sys.argv:
     sys.exit(3)
+if sys.argv[2] == "x":
+    run = Path(sys.argv[-1]).with_suffix("")
+    run.mkdir(exist_ok=True)
+    (run / "test.json").touch()
 if len(sys.argv[2]) > 1:
     time.sleep(60)
 """
@@ -109,6 +137,12 @@ def test_the_launcher_starts_each_verb_and_its_failure_ends_the_work(command, la
     assert (tmp_path / "log").read_text() == f"{['-m', 'hf_vaswani.cli', 'backtranslate', str(recipe)]}\n"
     said = capsys.readouterr().err
     assert f"hf-vaswani backtranslate {recipe} ended with exit code 3: see its own message" in said
+
+
+def test_a_launcher_that_does_nothing_is_noticed(command, launcher, capsys) -> None:
+    assert main([*command, f"--diversification.launcher={' '.join([*launcher, 'y'])}"]) == 2
+    said = capsys.readouterr().err
+    assert "ended without an error, and without " in said and "does diversification.launcher" in said
 
 
 def test_sigterm_reaches_the_training_that_runs(command, launcher, tmp_path) -> None:

@@ -15,6 +15,7 @@ from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import engines
 from hf_vaswani.conversion.engines import BESIDE, EngineOptions, choose_engine, kept_conversion
+from hf_vaswani.conversion.protocol import Loaded
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
@@ -99,6 +100,24 @@ def test_each_sentence_has_its_own_maximum_length(tmp_path, num_beams) -> None:
         ),
         (SAME_RULES | {"num_beams": 4, "early_stopping": None}, "ctranslate2", "with early_stopping=False. --approx"),
         ({"encoder_no_repeat_ngram_size": 2}, "ctranslate2", "encoder_no_repeat_ngram_size=2. Use --engine torch"),
+        # CTranslate2 changes logits, where transformers changes log-probabilities.
+        (
+            SAME_RULES | {"num_beams": 4, "repetition_penalty": 1.5},
+            "ctranslate2",
+            "repetition_penalty=1.5. --approximate",
+        ),
+        (SAME_RULES | {"num_beams": 4, "no_repeat_ngram_size": 2}, "ctranslate2", "no_repeat_ngram_size=2. --approx"),
+        (SAME_RULES | {"num_beams": 4, "min_new_tokens": 6}, "ctranslate2", "min_new_tokens=6. --approximate"),
+        (
+            SAME_RULES | {"num_beams": 4, "bad_words_ids": [[7]]},
+            "ctranslate2",
+            r"bad_words_ids=\[\[7\]\]. --approximate",
+        ),
+        (
+            SAME_RULES | {"num_beams": 4, "suppress_tokens": [7]},
+            "ctranslate2",
+            r"suppress_tokens=\[7\]. --approximate",
+        ),
         ({"num_beams": 4}, "onnx", "with num_beams=4. Use --engine torch"),
         ({"repetition_penalty": 1.5}, "onnx", "with repetition_penalty=1.5"),
     ],
@@ -113,6 +132,23 @@ def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, setting
             assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
         assert "Engine: torch. CTranslate2 cannot translate with" in caplog.text
     assert not (folder / BESIDE).exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 6},
+        {"bad_words_ids": [[7], [9, 12]]},
+        {"suppress_tokens": [7, 9, 12]},
+    ],
+    ids=str,
+)
+def test_greedy_search_with_rules_of_tokens_is_torch_s(tmp_path, settings) -> None:
+    folder, sentences = saved(tmp_path / "model", settings | {"num_beams": 1}), random_sentences()
+    expected = translated(folder, sentences, "torch")
+    assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
 
 
 def test_auto_takes_ctranslate2_where_it_is_exact(tmp_path, caplog) -> None:
@@ -158,6 +194,16 @@ def test_a_model_in_half_precision_is_computed_in_float32(tmp_path, engine) -> N
     expected = translate_corpus(model, load_translator(tmp_path / "model")[1], sentences)
     found = translated(tmp_path / "model", sentences, engine)
     assert sum(text == other for [(_, text)], other in zip(found, expected, strict=True)) >= len(sentences) - 1
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_a_pipeline_in_half_precision_leaves_a_conversion_in_float32(tmp_path, engine) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences()
+    expected = translated(folder, sentences, "torch")
+    model, tokenizer = load_translator(folder)
+    rounded = pipeline("translation", model=model.bfloat16(), tokenizer=tokenizer, engine=engine)
+    assert rounded("one", num_beams=1)
+    assert equal_texts(translated(folder, sentences, engine), expected) >= len(sentences) - 1
 
 
 def test_int8_is_nearly_the_same(tmp_path, caplog) -> None:
@@ -218,10 +264,43 @@ def test_a_damaged_conversion_is_written_anew(tmp_path, caplog, file) -> None:
 
 def test_another_version_of_the_library_converts_anew(tmp_path, caplog) -> None:
     folder = saved(tmp_path / "model")
+    loaded = Loaded(*load_translator(folder), folder)
     for version in ("1", "1", "2"):
-        kept_conversion(folder, "some", version, lambda to: (to / "file").write_text(version))  # noqa: B023 - called at once
+        kept_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))  # noqa: B023 - called at once
     assert (folder / BESIDE / "some" / "file").read_text() == "2"
     assert caplog.text.count("written for version 1 of the library, not 2") == 1 == len(caplog.records)
+
+
+def test_another_tokenizer_converts_anew(tmp_path, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    first = translated(folder, sentences, "ctranslate2")
+    model, tokenizer = load_translator(folder)
+    tokenizer.add_tokens(["more"])
+    settings = {"tokenizer": tokenizer, "num_beams": 1}
+    ours, theirs = (VaswaniTranslationPipeline(model, engine=name, **settings) for name in ("torch", "ctranslate2"))
+    assert ours(sentences) == theirs(sentences)
+    assert caplog.text.count("is converted anew, because it was written for another tokenizer") == 1
+    assert translated(folder, sentences, "ctranslate2") == first
+
+
+@pytest.mark.parametrize("place", ["file", "no cache"])
+def test_a_place_that_cannot_be_used(tmp_path, monkeypatch, caplog, place) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    (folder / BESIDE).mkdir()
+    if place == "file":
+        (folder / BESIDE / "ctranslate2").touch()
+        translated(folder, sentences, "ctranslate2")
+        assert "is converted anew, because it is a file" in caplog.text
+        return
+    (folder / BESIDE).rmdir()
+    (folder / BESIDE).touch()
+    monkeypatch.setattr(engines, "HF_HOME", str(folder / BESIDE / "below"))
+    with pytest.raises(ValueError, match="converted for CTranslate2 cannot be kept: .* Set HF_HOME to a folder"):
+        translated(folder, sentences, "ctranslate2")
+    model, tokenizer = load_translator(folder)
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
+    assert "Engine: torch. The model converted for CTranslate2 cannot be kept" in caplog.text
 
 
 @pytest.mark.parametrize("reason", ["read only", "from the Hub"])
@@ -255,7 +334,8 @@ def convert_slowly(folder: Path, log: Path) -> None:
             file.write("written\n")
         (to / "file").write_text("content")
 
-    assert (kept_conversion(folder, "some", "1", write) / "file").read_text() == "content"
+    loaded = Loaded(*load_translator(folder), folder)
+    assert (kept_conversion(loaded, "some", "1", write) / "file").read_text() == "content"
 
 
 def test_several_processes_convert_once(tmp_path) -> None:
@@ -314,6 +394,7 @@ def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
         ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2"),
         ({"sequence_bias": {(5,): 2.0}}, "sequence_bias="),
         ({"max_time": 100.0}, "max_time=100.0"),
+        (SAME_RULES | {"num_beams": 2, "repetition_penalty": 1.5}, "repetition_penalty=1.5"),
     ],
 )
 def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(tmp_path, caplog, settings, words) -> None:
@@ -329,6 +410,19 @@ def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(tmp_path, caplog
         torch.manual_seed(1)
         assert found == [torch_alone("one two three", **settings) for _ in range(2)]
     assert caplog.text.count("Engine: torch. CTranslate2 cannot translate with") == 1, "said once"
+
+
+def test_a_source_beyond_the_positions_is_an_error_or_torch(tmp_path) -> None:
+    folder = saved(tmp_path / "model", {"num_beams": 1, "max_new_tokens": 3})
+    model, tokenizer = load_translator(folder)
+    tokenizer.model_max_length = 4096
+    text = " ".join(random_sentences(1)[0].split()[:1] * 2100)
+    named, left_open, torch_alone = (
+        VaswaniTranslationPipeline(model, tokenizer, engine=name) for name in ("ctranslate2", "auto", "torch")
+    )
+    with pytest.raises(ValueError, match="CTranslate2 has 2,048 positions, too few for a source of 2,10"):
+        named(text)
+    assert left_open(text) == torch_alone(text)
 
 
 class Ends:
@@ -376,6 +470,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path, caplog) -> None:
         ({"engine": "fast"}, "engine must be one of auto, torch, ctranslate2, onnx, but it is 'fast'"),
         ({"compute_type": "int8"}, "compute_type needs engine='ctranslate2', but engine is torch"),
         ({"engine": "ctranslate2", "compute_type": "int3"}, "compute_type int3 is not supported by the CPU"),
+        ({"engine": "ctranslate2", "autocast": "bfloat16"}, "autocast is for torch, but engine is 'ctranslate2'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_one_sentence(tmp_path, options, words) -> None:

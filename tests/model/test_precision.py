@@ -61,8 +61,8 @@ def test_instructions_are_those_of_the_processor(monkeypatch, name) -> None:
 @pytest.mark.parametrize(
     ("has_them", "speedup", "expected", "why"),
     [
-        (True, 1.8, torch.bfloat16, "bfloat16 takes 1/1.80 of the time"),
-        (True, 1.1, torch.float32, "bfloat16 takes 1/1.10 of the time"),
+        (True, 1.8, torch.bfloat16, "bfloat16 is 1.80 times as fast"),
+        (True, 1.1, torch.float32, "bfloat16 is 1.10 times as fast"),
         (False, 9.0, torch.float32, "the processor has no instructions for bfloat16"),
     ],
 )

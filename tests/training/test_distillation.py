@@ -141,7 +141,7 @@ def test_backward_scores_are_those_of_the_source_given_its_translation(loaded) -
 def test_the_worst_share_is_dropped_in_place(recipe) -> None:
     steps = Steps(recipe, *named_parts(recipe)[0])
     Path(f"{recipe.run_dir}.teacher").mkdir()
-    filled(steps.translations(["m"], "t"), ["{}"])
+    filled(steps.translations(["m"], {}, "t"), ["{}"])
     filled(steps.chosen(), ["s\tt\t1\t0"])
     rows = [("a", -1.0), ("b", -9.0), ("c", -2.0), ("d", -math.inf), ("e", -9.0), ("f", -0.5), ("g", -3.0)]
     file = filled(steps.scored("back"), [f"{name}\t{'x' * (name != 'g')}\t{score}" for name, score in rows])
@@ -155,7 +155,7 @@ def written(recipe: Recipe, rows: int = 4) -> list[int]:
     files = []
     for name, part in named_parts(recipe):
         steps = Steps(recipe, name, part)
-        first = steps.translations(["m"], "t")
+        first = steps.translations(["m"], {}, "t")
         if first.begin() is not None:
             filled(first, ["{}"])
         second = steps.chosen()
@@ -184,7 +184,7 @@ def test_training_reads_the_pairs_of_each_source(recipe, tmp_path) -> None:
     ("change", "words"),
     [
         ({"num_beams": 4}, "teacher.num_beams was 8 and is 4"),
-        ({"model": ["a", "b"]}, r"teacher.model was 'somewhere' and is \['a', 'b'\]"),
+        ({"model": ["a", "b"]}, r"teacher.model was \['somewhere'\] and is \['a', 'b'\]"),
         ({"backward_model": "m"}, "teacher.backward_model was None and is 'm'"),
         ({}, "sources was"),
     ],
@@ -193,7 +193,7 @@ def test_pairs_of_other_settings_are_refused(recipe, change, words) -> None:
     written(recipe)
     other = replace(recipe, teacher=replace(recipe.teacher, **change))
     if not change:
-        other = replace(recipe, data=replace(recipe.data, train_files="other.tsv"))
+        other = replace(recipe, data=replace(recipe.data, train_files="other.tsv", source_column=1))
     with pytest.raises(ValueError, match=f"has translations of other settings: {words}.* Run hf-vaswani distill"):
         with_teacher_text(other)
 

@@ -301,7 +301,7 @@ def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path,
         ]
 
     assert precision("fast", 4, 2.0) == "bf16" and precision("slow", 4, 0.5) == "no"
-    assert caplog.text.count("training.mixed_precision auto is bf16, because bfloat16 takes 1/2.00 of the time") == 1
+    assert caplog.text.count("training.mixed_precision auto is bf16, because bfloat16 is 2.00 times as fast") == 1
     # On another machine, it is the same run, without a measurement.
     caplog.clear()
     assert precision("fast", 8, 0.5) == "bf16" and precision("slow", 8, 2.0) == "no"

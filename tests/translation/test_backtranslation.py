@@ -82,7 +82,7 @@ def test_a_model_of_another_direction_is_refused(loaded) -> None:
         check_direction(*named, "en", "es")
 
 
-def test_the_digest_is_that_of_weights_and_vocabulary(loaded) -> None:
+def test_the_digest_is_that_of_weights_architecture_and_vocabulary(loaded) -> None:
     model, tokenizer = loaded
     before = model_digest(model, tokenizer)
     set_search(model, "sampling")
@@ -93,6 +93,9 @@ def test_the_digest_is_that_of_weights_and_vocabulary(loaded) -> None:
     before = model_digest(model, tokenizer)
     with torch.no_grad():
         model.lm_head.weight[5, 3] += 1e-3
+    assert model_digest(model, tokenizer) != before
+    before = model_digest(model, tokenizer)
+    model.config.scale_embedding = False
     assert model_digest(model, tokenizer) != before
 
 

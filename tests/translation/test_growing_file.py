@@ -79,6 +79,23 @@ def test_lines_of_other_settings_are_removed_only_if_asked_for(tmp_path) -> None
     assert not any(tmp_path.iterdir())
 
 
+def test_complete_files_that_were_changed_are_refused_or_made_again(tmp_path) -> None:
+    pairs = table(tmp_path)
+    pairs.begin()
+    pairs.write(ROWS)
+    pairs.finish()
+    content = pairs.path.read_bytes()
+    for damaged in (content.replace(b"target 3", b"target 4"), content[:-7], b""):
+        pairs.path.write_bytes(damaged)
+        with pytest.raises(
+            ValueError, match=r"pairs\.tsv was changed or damaged .* Restore it, or delete it and .*json"
+        ):
+            table(tmp_path).begin()
+        assert pairs.path.read_bytes() == damaged
+    table(tmp_path).remove_if_other()
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_damaged_file_is_named(tmp_path) -> None:
     pairs = table(tmp_path)
     pairs.begin()
