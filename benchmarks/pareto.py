@@ -237,6 +237,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Draws BLEU over sentences per second."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     markers = {("torch", "float32"): "o", ("torch", "bfloat16"): "h", ("Marian", "float32"): "X"}
     markers |= {("CTranslate2", "float32"): "s", ("CTranslate2", "int8"): "D"}
@@ -252,6 +253,9 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         size = 60 if row["beams"] > 1 else 30
         axes.scatter(row[f"speed {batch}"], row["bleu"], size, facecolors=face, edgecolors=color, marker=marker)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"sentences per second, one thread, batches of {batch}")
     axes.set_ylabel("BLEU")
     axes.grid(alpha=0.3, which="both")
