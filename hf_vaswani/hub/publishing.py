@@ -59,7 +59,11 @@ ANSWER_SECONDS = 120
 UNPUBLISHED = "unpublished"
 # Their comparison with the model that they must not be worse than.
 VERDICT = "verdict.json"
-LEFT_BY_AN_EARLIER_PUSH = re.compile(r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|\w+_vaswani\.py")
+# The entries of the vocabulary that translate each other, beside the weights.
+SHORTLIST = "shortlist.json"
+LEFT_BY_AN_EARLIER_PUSH = re.compile(
+    r"model-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json|shortlist\.json|\w+_vaswani\.py"
+)
 
 
 class PublishingError(OSError):
@@ -152,7 +156,8 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
 
 def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdict | None = None) -> str:
     """
-    Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, code and card.
+    Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, code, card, and
+    shortlist, if there is one.
 
     Args:
         run_dir (`Path`): the run folder.
@@ -175,10 +180,13 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     repo_id, revision = str(hub.repo_id), hub.revision
     measure, value = main_score(recipe, scored)
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
+    if (folder / SHORTLIST).is_file():
+        # It was written after the model was scored.
+        files[SHORTLIST] = str(folder / SHORTLIST)
     with _publishing_errors(folder, repo_id, revision):
         api = HfApi()
         head = _prepare_branch(api, folder, hub)
-        # Shards of weights and code files that this model does not have.
+        # Shards of weights, code files and a shortlist that this model does not have.
         names = {each.rfilename for each in head.siblings or []}
         old = [name for name in names - set(files) if LEFT_BY_AN_EARLIER_PUSH.fullmatch(name)]
         commit = api.create_commit(

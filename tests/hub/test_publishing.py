@@ -23,6 +23,7 @@ from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
+from hf_vaswani.model.shortlist_vaswani import FILE
 from hf_vaswani.recipe import HubRecipe
 from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
@@ -287,12 +288,18 @@ def test_one_commit_has_everything(hub, run, push) -> None:
 
 
 def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(hub, push) -> None:
-    old = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "older_vaswani.py")
+    old = ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "older_vaswani.py", FILE)
     kept = ("LICENSE", "notes.py", "adapter.safetensors", "onnx/model.safetensors")
     hub.commit("alice/m", dict.fromkeys((*old, *kept), b"old") | {"config.json": b'{"model_type": "vaswani"}'})
     assert push()[0] == 0
     assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", *kept}
     assert len(hub.commits("alice/m")) == 3
+
+
+def test_the_shortlist_of_a_model_goes_with_it(hub, run, push) -> None:
+    (run / "model" / FILE).write_text('{"frequent": [], "translations": {}}')
+    assert push()[0] == 0
+    assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", FILE}
 
 
 def test_a_model_of_another_type_is_not_overwritten(hub, push) -> None:

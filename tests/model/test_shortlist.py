@@ -77,7 +77,7 @@ def test_searches_are_those_of_a_model_without_the_other_entries(settings, field
         ({"output_scores": True, "return_dict_in_generate": True}, "search only, but output_scores=True was given"),
         ({"inputs_embeds": torch.zeros(1, 3, 16)}, "shortlist needs input_ids"),
     ],
-    ids=str,
+    ids=["list", "vocabulary", "sample", "scores", "embeds"],
 )
 def test_calls_that_would_ignore_a_shortlist_are_refused(settings, words) -> None:
     inputs = {} if "inputs_embeds" in settings else sentences(2)
