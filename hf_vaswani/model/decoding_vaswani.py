@@ -92,7 +92,7 @@ class SourceAttention:
         self.project_query = fused_linear(attention.q_proj, rows=rows)
         self.project_out = linear_add(attention.out_proj, rows)
         dtype = type_of_attention(encoder_states)
-        with fast_products(attention.config, encoder_states.shape[:2].numel()):
+        with fast_products(attention.config, encoder_states):
             keys, values = attention.k_proj(encoder_states).to(dtype), attention.v_proj(encoder_states).to(dtype)
         self.keys = by_head(keys, self.heads)  # [sentences, heads, source, d_k]
         self.values = by_head(values, self.heads)  # [sentences, heads, source, d_v]

@@ -269,8 +269,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
 
     def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Calls the encoder, with fast products. A transformers without this method calls it by another one."""
-        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-        with fast_products(self.config, rows=sum(each.shape[:2].numel() for each in tensors)):
+        inputs = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+        with fast_products(self.config, inputs):
             return super()._maybe_prepare_encoder_kwargs_for_generation(*args, **kwargs)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:

@@ -172,16 +172,18 @@ def linear_add(layer: Any, rows: int) -> Callable[[torch.Tensor, torch.Tensor], 
 # ---- Modules -----------------------------------------------------------------------------------------------------
 
 
-def fast_products(config: Any, rows: int) -> AbstractContextManager[Any]:
+def fast_products(config: Any, inputs: torch.Tensor | None) -> AbstractContextManager[Any]:
     """
     Returns the context in which the modules of a model compute fast products on a CPU.
 
     Args:
         config ([`VaswaniConfig`]): widths of the model.
-        rows (`int`): number of positions, with padding.
+        inputs (`torch.Tensor` of shape `(batch, source, ...)`, *optional*): what they compute on.
     """
-    is_worth_it = rows * config.d_model * config.d_ff >= WORTH_LOOKING and not torch.is_autocast_enabled("cpu")
-    return LinearByOneDNN() if is_worth_it and torch.backends.mkldnn.is_available() else nullcontext()
+    if inputs is None or inputs.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return nullcontext()
+    largest = inputs.shape[:2].numel() * config.d_model * config.d_ff
+    return LinearByOneDNN() if largest >= WORTH_LOOKING and not torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 class LinearByOneDNN(TorchFunctionMode):

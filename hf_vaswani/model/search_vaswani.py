@@ -168,7 +168,7 @@ def fast_search_inputs(
         return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
-        with fast_products(other.config, generation_config._inputs.numel()):
+        with fast_products(other.config, generation_config._inputs):
             encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries)
 
