@@ -6,7 +6,7 @@ import numpy as np
 
 # After three, the ranking of the candidates hardly changes.
 ITERATIONS = 3
-# Products of source and target tokens that are in memory at a time.
+# Products of source and target tokens in a part of the text.
 PRODUCTS = 2**22
 
 Ids = Sequence[Sequence[int]]
@@ -54,16 +54,20 @@ def train_model_1(sources: Ids, targets: Ids, vocab_size: int) -> tuple[np.ndarr
         `np.ndarray` of shape `(n,)`: source * `vocab_size` + target, in ascending order, for the entries that occur
         together; the empty word is source `vocab_size`. And their probabilities, of the same shape.
     """
-    parts = [np.unique(keys) for keys, _ in _products(sources, targets, vocab_size)]
-    keys = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+    # Of each part: its different keys, and for each product the index of its key and its position.
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for found, positions in _products(sources, targets, vocab_size):
+        own, indices = np.unique(found, return_inverse=True)
+        parts.append((own, indices.astype(np.int32), positions.astype(np.int32)))
+    keys = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(own for own, _, _ in parts)]))
+    placed = [(np.searchsorted(keys, own), indices, positions) for own, indices, positions in parts]
     probabilities = np.ones(len(keys))
     for _ in range(ITERATIONS):
         expected = np.zeros(len(keys))
-        for found, positions in _products(sources, targets, vocab_size):
-            places = np.searchsorted(keys, found)
-            weights = probabilities[places]
+        for places, indices, positions in placed:
+            weights = probabilities[places][indices]
             weights /= np.bincount(positions, weights)[positions]
-            expected += np.bincount(places, weights, minlength=len(keys))
+            expected[places] += np.bincount(indices, weights)
         source = keys // vocab_size
         probabilities = expected / np.bincount(source, expected)[source]
     return keys, probabilities
