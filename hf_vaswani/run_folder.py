@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ CHANGEABLE = {
     "training.cpu_threads",
     "training.trackers",
     "data.license",
-    # The training text names it.
+    # The files of the training text lie there.
     "teacher.folder",
     "hub.repo_id",
     "hub.min_bleu",
@@ -486,6 +487,11 @@ def unchangeable(recipe: Recipe) -> dict[str, Any]:
     # A cosine has already come down as far as its end demands.
     changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
     kept = {key: value for key, value in recipe.flat().items() if key not in changeable and not key.startswith(APART)}
+    if recipe.teacher.model is not None:
+        # In one form, however they are written.
+        names = recipe.teacher.model if isinstance(recipe.teacher.model, list) else [recipe.teacher.model]
+        kept["teacher.model"] = [os.path.normpath(name) for name in names]
+        kept["teacher.n_best"] = recipe.teacher.n_best or recipe.teacher.num_beams
     return cast(dict[str, Any], json.loads(json.dumps(kept)))
 
 

@@ -37,7 +37,10 @@ def _distill(options: argparse.Namespace) -> None:
     from ..interruption import exclusive_file, stopped_by_sigterm
     from ..processes import Processes
     from ..training.distillation import PAIRS, teacher_folder, with_pairs
+    from ..training.loop import check_packages
 
+    # Other processes do not hear of a package that is missing.
+    check_packages(recipe)
     processes, folder = Processes(), teacher_folder(recipe)
     processes.on_main_process(lambda: _check_files(recipe))
     # The translation takes hours: what is wrong with the student is said before.

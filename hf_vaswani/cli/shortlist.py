@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..data.sources import Source
     from ..recipe import Recipe
 
+# In tokens: a pair that is longer on one side is left out.
+LONGEST = 512
 PURPOSE = "Writes the likely translations of each entry of a model's vocabulary, from the training text of its recipe."
 
 
@@ -33,6 +35,7 @@ def _shortlist(options: argparse.Namespace) -> None:
     from ..data.sources import read_training_source
     from ..data.tokenizer import load_tokenizer
     from ..files import atomic_write_text
+    from ..model.configuration_vaswani import VaswaniConfig
     from ..model.shortlist_vaswani import FILE
     from ..recipe import PAIR_TASKS
     from ..run_folder import MODEL
@@ -49,8 +52,8 @@ def _shortlist(options: argparse.Namespace) -> None:
     parts = (recipe.data, *recipe.more_data)
     sources, targets = _ids([read_training_source(recipe, part) for part in parts], tokenizer, recipe)
     if not sources:
-        raise ValueError("The training text has no pairs with text on both sides.")
-    settings, size = recipe.shortlist, len(tokenizer)
+        raise ValueError(f"The training text has no pairs of at most {LONGEST} tokens with text on both sides.")
+    settings, size = recipe.shortlist, VaswaniConfig.from_pretrained(folder).vocab_size
     frequent = [entry for entry, _ in Counter(chain.from_iterable(targets)).most_common(settings.frequent)]
     translations = likely_translations(sources, targets, size, settings.candidates, frequent)
     words = tokenizer.convert_ids_to_tokens(list(range(size)))
@@ -70,7 +73,7 @@ def _shortlist(options: argparse.Namespace) -> None:
 
 
 def _ids(parts: "list[Source]", tokenizer: "Any", recipe: "Recipe") -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the ids of evenly spaced pairs of all sources, without pairs that lack a side."""
+    """Returns the ids of evenly spaced pairs of all sources, without pairs that are too long or lack a side."""
     from ..data.encoding import encode_rows
     from ..data.tables import named_errors
 
@@ -80,10 +83,14 @@ def _ids(parts: "list[Source]", tokenizer: "Any", recipe: "Recipe") -> tuple[lis
     for part in parts:
         pairs = part.pairs["train"]
         if hasattr(pairs, "select"):
-            pairs = pairs.select(range(0, len(pairs), -(-len(pairs) // share)))
+            count = min(share, len(pairs))
+            pairs = pairs.select([i * len(pairs) // count for i in range(count)])
         rows = list(islice(named_errors(iter(pairs), part.origin("train")), share))
         texts = [[row[side] for row in rows] for side in ("source", "target")]
         encoded = encode_rows(texts[0], texts[1], range(len(rows)), tokenizer, part.front)
-        sources += encoded["source_ids"].to_pylist()
-        targets += encoded["target_ids"].to_pylist()
+        for source, target in zip(*(encoded[f"{side}_ids"].to_pylist() for side in ("source", "target")), strict=True):
+            # Their products would fill the memory.
+            if max(len(source), len(target)) <= LONGEST:
+                sources.append(source)
+                targets.append(target)
     return sources, targets

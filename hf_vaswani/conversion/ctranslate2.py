@@ -19,6 +19,7 @@ import logging
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -263,13 +264,16 @@ def write(loaded: Loaded, folder: Path, quantization: str | None = None) -> None
     folder.mkdir(parents=True, exist_ok=True)
     spec.save(str(folder))
     if (loaded.folder / SHORTLIST).is_file():
-        shortlist = Shortlist.load(str(loaded.folder), loaded.tokenizer, model.config.vocab_size)
-        vocabulary_map = in_lines(shortlist, vocabulary(loaded.tokenizer, shortlist.vocab_size))
-        if vocabulary_map is not None:
-            (folder / VOCABULARY_MAP).write_text(vocabulary_map, encoding="utf-8")
+        # A damaged list is an error for those who want it.
+        with suppress(ValueError):
+            shortlist = Shortlist.load(str(loaded.folder), loaded.tokenizer, model.config.vocab_size)
+            ends = eos_token_ids(model.generation_config)
+            vocabulary_map = in_lines(shortlist, vocabulary(loaded.tokenizer, shortlist.vocab_size), ends)
+            if vocabulary_map is not None:
+                (folder / VOCABULARY_MAP).write_text(vocabulary_map, encoding="utf-8")
 
 
-def in_lines(shortlist: Shortlist, tokens: Sequence[str]) -> str | None:
+def in_lines(shortlist: Shortlist, tokens: Sequence[str], ends: Sequence[int]) -> str | None:
     """
     Returns a shortlist as CTranslate2 reads it: a line for each source token, with its translations behind a tab. The
     first line, without a source token, has those that any translation may have.
@@ -277,17 +281,19 @@ def in_lines(shortlist: Shortlist, tokens: Sequence[str]) -> str | None:
     Args:
         shortlist ([`Shortlist`]): the shortlist.
         tokens (`Sequence[str]`): the vocabulary.
+        ends (`Sequence[int]`): ids that end a translation.
 
     Returns:
-        `str`: the lines, or `None` if a token has white space, which separates tokens in this format.
+        `str`: the lines, or `None` if a token has a space, which separates tokens in this format.
     """
-    lines = [("", [tokens[entry] for entry in shortlist.frequent.tolist()])]
+    lines = [("", list(dict.fromkeys(tokens[entry] for entry in (*shortlist.frequent.tolist(), *ends))))]
     for source, row in zip(tokens, shortlist.translations.tolist(), strict=True):
         targets = list(dict.fromkeys(tokens[entry] for entry in row))
         # A row of the embeddings without a token has a name that no text has.
-        if targets != [source] or len(source.split()) == 1:
+        if targets != [source] or not source.startswith("<row "):
             lines.append((source, targets))
-    if any(len(token.split()) != 1 for source, targets in lines for token in (source or "-", *targets)):
+    used = {token for source, targets in lines[1:] for token in (source, *targets)}.union(lines[0][1])
+    if any(not token or not set(token).isdisjoint(" \t\r\n") for token in used):
         return None
     return "".join(f"{source}\t{' '.join(targets)}\n" for source, targets in lines)
 
@@ -348,6 +354,14 @@ class Ctranslate2Translator:
         self.positions = number_of_positions(config)
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
+        self.suppressed: list[list[int]] = []
+        if shortlist:
+            # CTranslate2 always searches these, too.
+            with open(folder / VOCABULARY_MAP, encoding="utf-8") as file:
+                frequent = set(file.readline().strip("\t\n").split(" "))
+            special = (tokenizer.bos_token, tokenizer.unk_token, tokenizer.pad_token)
+            others = {token for token in special if token is not None} - frequent
+            self.suppressed = [[self.ids[token]] for token in sorted(others) if token in self.ids]
 
     def tokens_of(self, ids: Iterable[int]) -> list[str]:
         """Returns the tokens of ids, which CTranslate2 takes as input."""
@@ -470,7 +484,7 @@ class Ctranslate2Translator:
             "end_token": self.tokens_of(eos_token_ids(settings)),
             # If there are several, it may be part of the text.
             "return_end_token": True,
-            "suppress_sequences": [self.tokens_of(ids) for ids in forbidden_sequences(settings)],
+            "suppress_sequences": [self.tokens_of(ids) for ids in (*forbidden_sequences(settings), *self.suppressed)],
             "min_decoding_length": settings.min_new_tokens or 0,
             "no_repeat_ngram_size": settings.no_repeat_ngram_size or 0,
             "repetition_penalty": 1.0 if settings.repetition_penalty is None else settings.repetition_penalty,

@@ -243,7 +243,7 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
         lambda to: ctranslate2.write(replace(loaded, model=_as_saved(loaded)), to),
     )
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
-        why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has white space"
+        why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has a space"
         raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
     threads = torch.get_num_threads() if device == "cpu" else 1
     settings, config = loaded.model.generation_config, loaded.model.config
@@ -275,7 +275,7 @@ def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -
 # Arguments of `generate()` that are no settings. An engine does without the tokenizer.
 ARGUMENTS = (
     *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "assistant_tokenizer"),
-    *("streamer", "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "ensemble"),
+    *("streamer", "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "ensemble", "shortlist"),
 )
 
 

@@ -36,6 +36,7 @@ from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, to_json
 from ..run_folder import (
     EMA_WEIGHTS,
+    MODEL,
     PROGRESS,
     RECIPE,
     RESULT,
@@ -180,9 +181,9 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     repo_id, revision = str(hub.repo_id), hub.revision
     measure, value = main_score(recipe, scored)
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
-    if (folder / SHORTLIST).is_file():
-        # It was written after the model was scored.
-        files[SHORTLIST] = str(folder / SHORTLIST)
+    # It was written after the model was scored, and is that of the checkpoints as well.
+    if (run_dir / MODEL / SHORTLIST).is_file():
+        files[SHORTLIST] = str(run_dir / MODEL / SHORTLIST)
     with _publishing_errors(folder, repo_id, revision):
         api = HfApi()
         head = _prepare_branch(api, folder, hub)

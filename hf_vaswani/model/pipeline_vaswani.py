@@ -168,8 +168,13 @@ class VaswaniTranslationPipeline(Pipeline):
         if shortlist:
             if not hasattr(self.model, "as_written"):
                 raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
-            size = self.model.config.vocab_size
-            self.torch_settings["shortlist"] = Shortlist.load(self.model.name_or_path, tokenizer, size)
+            config = self.model.config
+            self.torch_settings["shortlist"] = Shortlist.load(
+                self.model.name_or_path,
+                tokenizer,
+                config.vocab_size,
+                revision=getattr(config, "_commit_hash", None),
+            )
         self.engine: Callable[..., torch.Tensor | None] | None = None
         if (engine, compute_type, approximate) != ("torch", None, False):
             if self.make_engine is None:
@@ -440,7 +445,7 @@ class VaswaniTranslationPipeline(Pipeline):
             generated = None if self.engine is None else self.engine(**tensors, **settings)
             if generated is None:
                 with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
-                    generated = self.model.generate(**tensors, **settings, **self.torch_settings)
+                    generated = self.model.generate(**tensors, **(self.torch_settings | settings))
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])
         padding = next(

@@ -1,8 +1,8 @@
-"""Matrix products with the weights of a model on a CPU, by oneDNN where that is faster.
+"""Matrix products with the weights of a model on a CPU, by oneDNN from some size on.
 
 torch multiplies float32 matrices by MKL, which is made for some processors. oneDNN, which torch has for its compiler,
-takes half the time on others. It is fastest with a *packed* matrix, whose entries are in the order in which oneDNN
-reads them. Small products are left to MKL, because calling oneDNN takes longer than the product.
+takes half the time on others (`docs/benchmarks.md` has two). It is fastest with a *packed* matrix, whose entries are
+in the order in which oneDNN reads them. Small products are left to MKL, because calling oneDNN takes longer.
 
 Packed matrices are kept for the next call as long as their weights exist. Weights can change without a trace
 (`.data`), so each call multiplies them by a fixed random vector and compares the products, which takes about as long
@@ -55,14 +55,15 @@ def probe(width: int) -> torch.Tensor:
         return torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
 
 
-def has_onednn(weight: torch.Tensor) -> bool:
-    """Returns whether oneDNN can multiply by a matrix."""
+def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Returns whether oneDNN can multiply matrices in a number format."""
     return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
+        device.type == "cpu"
         and torch.backends.mkldnn.is_available()
-        # A torch without oneDNN lacks this operator.
+        and bool(torch.backends.mkldnn.enabled)
+        # A torch without oneDNN lacks these operators, and a processor may lack instructions for bfloat16.
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()))
     )
 
 
@@ -80,18 +81,26 @@ def packed_for_onednn(weights: Sequence[torch.Tensor], dtype: torch.dtype, group
         `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
     """
     first, multiplications = weights[0], rows * sum(weight.numel() for weight in weights)
-    if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE) or not has_onednn(first):
+    if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE) or not has_onednn(first.device, dtype):
         return None
     with torch.no_grad():
+        if type(first) is not nn.Parameter:
+            # A matrix of this call alone.
+            return _packed(weights, dtype, groups)
         vector = probe(first.shape[1])
         fingerprint = torch.cat([torch.mv(weight.detach().float(), vector) for weight in weights])
         kept = KEPT.get(first)
         if kept is None or (kept.dtype, kept.groups) != (dtype, groups) or not fingerprint.equal(kept.fingerprint):
-            weight = interleave_heads(weights, groups).to(dtype)
-            # The layout is the same for any number of rows from some on.
-            matrix = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)
-            kept = KEPT[first] = PackedMatrix(matrix, dtype, groups, fingerprint)
+            kept = KEPT[first] = PackedMatrix(_packed(weights, dtype, groups), dtype, groups, fingerprint)
     return kept.matrix
+
+
+def _packed(weights: Sequence[torch.Tensor], dtype: torch.dtype, groups: int) -> torch.Tensor:
+    # The layout is the same for any number of rows from some on.
+    matrix: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        interleave_heads(weights, groups).to(dtype).detach(), 32
+    )
+    return matrix
 
 
 # ---- Linear layers as functions ----------------------------------------------------------------------------------
@@ -180,7 +189,7 @@ def fast_products(config: Any, inputs: torch.Tensor | None) -> AbstractContextMa
         config ([`VaswaniConfig`]): widths of the model.
         inputs (`torch.Tensor` of shape `(batch, source, ...)`, *optional*): what they compute on.
     """
-    if inputs is None or inputs.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if inputs is None or not has_onednn(inputs.device, torch.float32):
         return nullcontext()
     largest = inputs.shape[:2].numel() * config.d_model * config.d_ff
     return LinearByOneDNN() if largest >= WORTH_LOOKING and not torch.is_autocast_enabled("cpu") else nullcontext()
@@ -191,6 +200,9 @@ class LinearByOneDNN(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls a function of torch."""
+        # A compiler traces this, and would stop at the conditions.
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
         if func is nn.functional.linear and not kwargs and is_for_onednn(*args):
             states, weight, *bias = args
             return torch.ops.mkldnn._linear_pointwise(states, weight, bias[0] if bias else None, "none", [], "")
@@ -206,7 +218,6 @@ def is_for_onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
         and type(weight) in (torch.Tensor, nn.Parameter)
         and states.is_contiguous()
         and weight.is_contiguous()
-        and has_onednn(weight)
+        and has_onednn(weight.device, weight.dtype)
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
     )

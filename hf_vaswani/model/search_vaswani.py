@@ -155,10 +155,16 @@ def fast_search_inputs(
         return None
     shortlist, entries = generation_config._shortlist, None
     if shortlist is not None:
+        for processor in logits_processor:
+            # What a caller's processor allows or favours may be no entry.
+            if type(processor) not in ROW_BY_ROW - {logits_process.SequenceBiasLogitsProcessor}:
+                raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
         names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
         needed = (getattr(generation_config, name) for name in names)
         always = [torch.as_tensor(each).flatten().cpu() for each in needed if each is not None]
         entries = shortlist.entries(generation_config._inputs, torch.cat(always) if always else None)
+        if len(entries) < (least := 1 + len(always[0] if always else ())):
+            raise ValueError(f"The shortlist has {len(entries)} entries for this batch, but a search needs {least}.")
     # transformers has repeated each sentence for each beam.
     of_each = slice(None, None, generation_config.num_beams)
     mask = model_kwargs.get("attention_mask")

@@ -53,12 +53,12 @@ class Shortlist:
             [`Shortlist`].
 
         Raises:
-            ValueError: there is none, or it is damaged or of another vocabulary.
+            ValueError: there is none, or it cannot be loaded, is damaged or of another vocabulary.
         """
-        hub |= dict.fromkeys(
-            ("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False
-        )
-        found = cached_file(name, FILE, **hub) if name else None
+        try:
+            found = cached_file(name, FILE, _raise_exceptions_for_missing_entries=False, **hub) if name else None
+        except OSError as error:
+            raise ValueError(f"{FILE} of {name} cannot be loaded: {error}") from error
         if found is None:
             raise ValueError(
                 f"{name or 'The model'} has no {FILE}: hf-vaswani shortlist writes it from parallel text."

@@ -371,7 +371,7 @@ def check_pairs_folder(recipe: Recipe) -> None:
         return
     names = {path.name for path in place.iterdir()} if place.is_dir() else {place.name}
     # Those of a recipe with more sources, or with other languages, are called alike.
-    foreign = sorted(name for name in names - {RECORD} if not re.fullmatch(r"(data|more_data\.\d+)\.[\w-]+", name))
+    foreign = sorted(name for name in names - {RECORD} if not re.fullmatch(r"(data|more_data\.\d+)\..+", name))
     if foreign or (names and RECORD not in names):
         raise ValueError(
             f"{place} is to have the pairs of the student, but it has something else already, "

@@ -16,11 +16,14 @@ from ..data.tables import named_errors
 from ..files import atomic_lines, tsv_cell
 from ..recipe import HubRecipe, Recipe, SourceRecipe
 from ..recipe_file import load_recipe
+from ..run_folder import CHANGEABLE
 
-# Keys of a recipe that change no result, or that its models do not have.
+# Keys of a recipe that change no finished model, that its models do not have, or that follow from the folder.
+OF_THE_END = ("max_steps", "average_last", "average_best", "best_by", "best_set", "patience")
 HARMLESS = (
-    *("data.num_proc", "data.license", "training.data_workers", "training.cpu_threads", "training.trackers"),
+    *(CHANGEABLE - {f"training.{key}" for key in OF_THE_END}),
     *("hub.", "diversification.", "shortlist."),
+    *(f"backtranslation.{key}" for key in ("model", "text", "output")),
 )
 
 

@@ -21,7 +21,7 @@ from ..averaging import average_checkpoints
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.gate import compare_sets
-from ..hub.publishing import Publisher, is_due
+from ..hub.publishing import SHORTLIST, Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
@@ -124,12 +124,17 @@ def check_recipe(recipe: Recipe) -> Recipe:
     recipe = resumed_recipe(recipe)
     if recipe.initialize.from_ is None:
         check_model(recipe)
+    check_packages(recipe)
+    check_run_folder(recipe)
+    return recipe
+
+
+def check_packages(recipe: Recipe) -> None:
+    """Raises an `ImportError` if a package is missing that the recipe needs, or a `ValueError` of [`check_metric`]."""
     if recipe.task not in MEASURED_TASKS:
         check_metric(recipe)
     if recipe.training.adapter is not None:
         check_peft()
-    check_run_folder(recipe)
-    return recipe
 
 
 def check_metric(recipe: Recipe) -> None:
@@ -519,6 +524,9 @@ def _write_result(
     """Writes model, translations, `test.json` and card, in this order: a result implies a complete model."""
     # The old result belongs to the model that is replaced now.
     (run.folder / RESULT).unlink(missing_ok=True)
+    # The entries of the vocabulary translate each other after more updates, too.
+    shortlist = run.folder / MODEL / SHORTLIST
+    kept = shortlist.read_bytes() if shortlist.is_file() else None
     with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)
@@ -529,6 +537,8 @@ def _write_result(
             atomic_write_text(run.folder / file, "".join(line + "\n" for line in lines))
             written[file] = digest(run.folder / file)
     result = replace(result, files=digests(run.folder / MODEL), translations=written)
+    if kept is not None:
+        atomic_write_bytes(shortlist, kept)
     write_result(run.folder, result)
     _write_card(run.recipe, result)
     return result

@@ -93,11 +93,29 @@ def model_digest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     return found.hexdigest()
 
 
+# Settings that do not change what a model writes.
+IDLE = {
+    "transformers_version",
+    "dtype",
+    "architectures",
+    "auto_map",
+    "custom_pipelines",
+    "language_pairs",
+    "use_cache",
+}
+IDLE |= {"dropout", "attention_dropout", "activation_dropout", "initializer_range", "return_dict", "output_scores"}
+
+
 def settings_of(config: PretrainedConfig | GenerationConfig) -> dict[str, Any]:
-    """Returns the settings of a model or of its search that are no defaults and change what it writes, as JSON."""
-    without = {"transformers_version", "_name_or_path", "_commit_hash", "_from_model_config", "dtype", "architectures"}
-    found: dict[str, Any] = json.loads(config.to_json_string(use_diff=True))
-    return {key: value for key, value in found.items() if key not in without}
+    """Returns the settings of a model or of its search that differ from the defaults of their class, as JSON."""
+    defaults, given = type(config)().to_dict(), config.to_dict()
+    found = {
+        key: value
+        for key, value in given.items()
+        if value != defaults.get(key) and key not in IDLE and not key.startswith("_")
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return plain
 
 
 class Backtranslator:

@@ -1,23 +1,24 @@
 """hf-vaswani shortlist, and translating with what it wrote."""
 
 import json
-import shutil
 
 import pytest
 
 from hf_vaswani.cli import main
-from hf_vaswani.data.tokenizer import load_tokenizer
+from hf_vaswani.data.tokenizer import load_tokenizer, train_tokenizer
 from hf_vaswani.model.shortlist_vaswani import FILE
 
-from ..conversion.test_ctranslate2 import random_sentences, save_random
+from ..conversion.test_ctranslate2 import WORDS, random_sentences, save_random
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run folder with a random model, and a recipe whose targets are the sources backwards."""
-    model = save_random(tmp_path / "run" / "model")
+    model = save_random(tmp_path / "run" / "model", vocab_size=400)
     model.generation_config.min_new_tokens = 4
     model.save_pretrained(tmp_path / "run" / "model")
+    # CTranslate2's format has no entries with spaces.
+    train_tokenizer([" ".join(WORDS)] * 9, 390).save_pretrained(tmp_path / "run" / "model")
     lines = [line for line in random_sentences() if line.strip()]
     pairs = [f"{line}\t{' '.join(reversed(line.split()))}" for line in lines]
     (tmp_path / "pairs.tsv").write_text("\n".join(["en\tde", *pairs, "\tleer"]) + "\n", encoding="utf-8")
@@ -65,8 +66,7 @@ def test_translations_have_the_entries_of_the_shortlist(run, capsys, engine) -> 
         (token,), (first,) = map(tokenizer.tokenize, (word, words[0]))
         (model / FILE).write_text(json.dumps({"frequent": ["</s>"], "translations": {first: [token]}}))
         found = translated("--shortlist").split()
-        # CTranslate2 also searches unknown words, which are no text.
-        assert set(found) <= {word, *words} and (found or engine == "ctranslate2")
+        assert found and set(found) <= {word, *words}
     assert translated().split() == whole
 
 
@@ -87,15 +87,52 @@ def test_bad_input_is_one_sentence(run, capsys, options, words) -> None:
     assert not (folder / "run" / "model" / FILE).exists()
 
 
+def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, capsys) -> None:
+    pytest.importorskip("ctranslate2")
+    folder, _ = run
+    model = folder / "run" / "model"
+    save_random(model)
+    (folder / "in.txt").write_text("a\n")
+    assert main(["shortlist", str(folder / "my.yaml")]) == 0
+    command = ["translate", "--model", str(model), "--num-beams=1", "--shortlist", str(folder / "in.txt")]
+    assert main([*command, "--engine=ctranslate2"]) == 2
+    assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
+    assert main([*command, "--engine=auto"]) == 0
+
+
+def test_text_without_pairs_is_said(run, capsys) -> None:
+    folder, _ = run
+    for text in ("en\tde\n", "en\tde\n\tleer\n", f"en\tde\n{'a ' * 600}\tb\n"):
+        (folder / "pairs.tsv").write_text(text)
+        assert main(["shortlist", str(folder / "my.yaml")]) == 2
+        assert "no pairs" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_models_without_a_shortlist_are_refused(run, capsys) -> None:
+    folder, _ = run
+    (folder / "in.txt").write_text("a\n")
+    assert main(["translate", "--model", str(folder / "run" / "model"), "--shortlist", str(folder / "in.txt")]) == 2
+    assert "has no shortlist.json: hf-vaswani shortlist writes it" in capsys.readouterr().err
+
+
+def test_a_damaged_shortlist_stops_nobody_who_does_without(run, capsys) -> None:
+    pytest.importorskip("ctranslate2")
+    folder, _ = run
+    model = folder / "run" / "model"
+    (folder / "in.txt").write_text("a\n")
+    (model / FILE).write_text("{")
+    command = ["translate", "--model", str(model), "--engine=ctranslate2", "--num-beams=1", str(folder / "in.txt")]
+    assert main(command) == 0
+    assert main([*command, "--shortlist"]) == 2
+    assert "is no shortlist, or it is damaged" in capsys.readouterr().err
+
+
+def test_onnx_runtime_has_no_shortlist(run, capsys) -> None:
+    pytest.importorskip("onnxruntime")
     folder, _ = run
     model = folder / "run" / "model"
     (folder / "in.txt").write_text("a\n")
     command = ["translate", "--model", str(model), "--shortlist", str(folder / "in.txt")]
-    assert main(command) == 2
-    assert "has no shortlist.json: hf-vaswani shortlist writes it" in capsys.readouterr().err
-    pytest.importorskip("onnxruntime")
     assert main(["shortlist", str(folder / "my.yaml")]) == 0
     assert main([*command, "--engine=onnx", "--num-beams=1"]) == 2
     assert "ONNX Runtime cannot translate with --shortlist" in capsys.readouterr().err
-    shutil.rmtree(model / ".engines", ignore_errors=True)

@@ -297,6 +297,7 @@ def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(h
 
 
 def test_the_shortlist_of_a_model_goes_with_it(hub, run, push) -> None:
+    assert publishing.SHORTLIST == FILE
     (run / "model" / FILE).write_text('{"frequent": [], "translations": {}}')
     assert push()[0] == 0
     assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", FILE}

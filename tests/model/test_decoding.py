@@ -10,7 +10,7 @@ import transformers
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from hf_vaswani.model.decoding_vaswani import EnsembleDecoder, IncrementalDecoder
 
-from .test_products import pack_from
+from .test_products import needs_bfloat16, pack_from
 from .test_search import BOS, random_model, sentences
 
 EOS = 2
@@ -52,7 +52,7 @@ def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields, pack
         assert step.written < beams * 39 or beams == 1
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_bfloat16)], ids=["", "packed"])
 @pytest.mark.parametrize("fields", [{}, {"norm_position": "pre"}, {"attention_bias": True}], ids=str)
 def test_autocast_rounds_the_factors_of_products_alone(fields, packed, monkeypatch) -> None:
     """Outputs are in float32, near to those without autocast, and nearer than those of weights in bfloat16."""

@@ -2,6 +2,9 @@
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -9,14 +12,24 @@ import torch
 from torch import nn
 
 from hf_vaswani.model import products_vaswani
-from hf_vaswani.model.products_vaswani import KEPT, fast_products, fused_linear, linear_add, packed_for_onednn
+from hf_vaswani.model.products_vaswani import (
+    KEPT,
+    fast_products,
+    fused_linear,
+    has_onednn,
+    linear_add,
+    packed_for_onednn,
+)
 
+from ..conftest import ROOT
 from .test_search import random_model, sentences
 
-needs_onednn = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")),
-    reason="this torch has no oneDNN",
+CPU = torch.device("cpu")
+needs_onednn = pytest.mark.skipif(not has_onednn(CPU, torch.float32), reason="this torch has no oneDNN")
+needs_bfloat16 = pytest.mark.skipif(
+    not has_onednn(CPU, torch.bfloat16), reason="oneDNN has no bfloat16 on this processor"
 )
+FORMATS = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
 
 
 def pack_from(monkeypatch: pytest.MonkeyPatch, multiplications: int) -> None:
@@ -33,6 +46,7 @@ def always(monkeypatch) -> None:
 @needs_onednn
 def test_large_products_alone_use_packed_matrices() -> None:
     weight = torch.randn(1024, 256)
+    assert weight not in KEPT, "a matrix of one call alone"
     assert packed_for_onednn([weight], weight.dtype, 1, rows=1) is None
     assert packed_for_onednn([weight], weight.dtype, 1, rows=2) is not None
     assert packed_for_onednn([weight.double()], torch.float64, 1, rows=1000) is None
@@ -40,7 +54,7 @@ def test_large_products_alone_use_packed_matrices() -> None:
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_packed_products_equal_the_modules(rows, bias, dtype, always) -> None:
@@ -76,7 +90,7 @@ CHANGES = {
 
 @needs_onednn
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_changed_weights_are_packed_again(change, dtype, always) -> None:
     layer = nn.Linear(24, 16, bias=False)
     layer.weight.grad = torch.ones_like(layer.weight)
@@ -132,8 +146,40 @@ def test_modules_multiply_by_onednn_within_the_context(fields, always, monkeypat
 
 
 @needs_onednn
-def test_compiled_encoders_translate_the_same(always) -> None:
+def test_compilers_see_the_encoder_without_a_break(always) -> None:
     model, inputs = random_model(), sentences(4)
-    expected = model.generate(**inputs, num_beams=2, max_new_tokens=8)
-    model.model.encoder = torch.compile(model.model.encoder, backend="eager")
-    assert torch.equal(model.generate(**inputs, num_beams=2, max_new_tokens=8), expected)
+    with torch.no_grad():
+        expected = model.model.encoder(**inputs).last_hidden_state
+        compiled = torch.compile(model.model.encoder, backend="eager", fullgraph=True)
+        with fast_products(model.config, inputs["input_ids"]):
+            torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
+
+
+PROGRAM = """
+import torch
+from tests.model.test_search import random_model, sentences
+from hf_vaswani.model import products_vaswani
+from hf_vaswani.model.precision_vaswani import fastest_translation
+for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE"):
+    setattr(products_vaswani, name, 1)
+model, inputs = random_model(), sentences(3)
+with torch.autocast("cpu", torch.bfloat16):
+    model.generate(**inputs, num_beams=2, max_new_tokens=4)
+fastest_translation(model)
+model.bfloat16().generate(**inputs, num_beams=2, max_new_tokens=4)
+print("well")
+"""
+
+
+def test_a_processor_without_instructions_for_bfloat16_translates_in_it() -> None:
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "well\n", done.stderr[-2000:]
+
+
+@needs_onednn
+def test_onednn_can_be_switched_off(always) -> None:
+    layer = nn.Linear(24, 16)
+    with torch.backends.mkldnn.flags(enabled=False):
+        fused_linear(layer, rows=8)
+    assert layer.weight not in KEPT

@@ -76,8 +76,14 @@ def test_searches_are_those_of_a_model_without_the_other_entries(settings, field
         ({"do_sample": True}, "plain greedy and beam search only, but the settings ask for sample"),
         ({"output_scores": True, "return_dict_in_generate": True}, "search only, but output_scores=True was given"),
         ({"inputs_embeds": torch.zeros(1, 3, 16)}, "shortlist needs input_ids"),
+        (
+            {"prefix_allowed_tokens_fn": lambda *_: [40]},
+            "with a PrefixConstrainedLogitsProcessor: leave one of them out",
+        ),
+        ({"sequence_bias": {(40,): 9.0}}, "with a SequenceBiasLogitsProcessor"),
+        ({"shortlist": Shortlist(torch.tensor([EOS]), torch.full((90, 1), EOS))}, "has 1 entries for this batch, but"),
     ],
-    ids=["list", "vocabulary", "sample", "scores", "embeds"],
+    ids=["list", "vocabulary", "sample", "scores", "embeds", "prefix", "bias", "few"],
 )
 def test_calls_that_would_ignore_a_shortlist_are_refused(settings, words) -> None:
     inputs = {} if "inputs_embeds" in settings else sentences(2)
@@ -92,11 +98,17 @@ def test_a_pipeline_searches_among_the_entries_of_its_folder(tmp_path) -> None:
     words = tokenizer.convert_ids_to_tokens(tokenizer(lines[0])["input_ids"])
     write_shortlist(folder, ["</s>", words[0]], {words[1]: [words[0]]})
     arguments: dict[str, Any] = {"tokenizer": tokenizer, "num_beams": 1}
-    found = VaswaniTranslationPipeline(model, shortlist=True, **arguments)(lines[0], return_tensors=True)
-    few = {*tokenizer.convert_tokens_to_ids(words), tokenizer.eos_token_id, tokenizer.pad_token_id}
-    assert set(found[0]["translation_token_ids"].tolist()) <= few | {model.config.decoder_start_token_id}
-    whole = VaswaniTranslationPipeline(model, **arguments)
-    assert whole(lines[0]) == whole(lines[0], return_tensors=False) != found
+    pipe, whole = (VaswaniTranslationPipeline(model, shortlist=is_on, **arguments) for is_on in (True, False))
+    settings = {"return_tensors": True, "min_new_tokens": 5, "max_new_tokens": 5}
+    few = {*tokenizer.convert_tokens_to_ids(words), model.config.decoder_start_token_id, tokenizer.eos_token_id}
+
+    def ids(pipe, **more) -> list[int]:
+        return pipe(lines[0], **settings, **more)[0]["translation_token_ids"].tolist()
+
+    assert set(ids(pipe)) <= few and not set(ids(whole)) <= few
+    # A call may have its own, or none.
+    assert ids(pipe, shortlist=None) == ids(whole)
+    assert ids(whole, shortlist=Shortlist.load(str(folder), tokenizer, model.config.vocab_size)) == ids(pipe)
 
 
 @pytest.mark.parametrize(
