@@ -128,7 +128,7 @@ def atomic_lines(path: Path) -> Iterator[IO[str]]:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        # What the caller raises itself has no number, or names another file.
+        # An error that the caller raises itself has no errno, or the name of another file.
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(temporary)):
             raise OSError(f"{path} could not be written, and was removed: {error}") from error
         raise

@@ -396,11 +396,9 @@ class PipelineEngine:
 
     def _check_length(self, longest: int) -> None:
         """Raises an [`UnsupportedError`] if CTranslate2's table of positions is too short for a source."""
-        if self.options.kind == "ctranslate2":
-            positions = self.translator.positions
-            if longest > positions:
-                why = f"CTranslate2 has {positions:,} positions, too few for a source of {longest:,} tokens"
-                raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
+        if self.options.kind == "ctranslate2" and longest > (positions := self.translator.positions):
+            why = f"CTranslate2 has {positions:,} positions, too few for a source of {longest:,} tokens"
+            raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
 
 
 # ---- Converted models --------------------------------------------------------------------------------------------

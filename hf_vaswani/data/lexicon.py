@@ -54,7 +54,7 @@ def train_model_1(sources: Ids, targets: Ids, vocab_size: int) -> tuple[np.ndarr
         `np.ndarray` of shape `(n,)`: source * `vocab_size` + target, in ascending order, for the entries that occur
         together; the empty word is source `vocab_size`. And their probabilities, of the same shape.
     """
-    # Of each part: its different keys, and for each product the index of its key and its position.
+    # For each part: its distinct keys, and for each product the index of its key and the position of its target token.
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for found, positions in _products(sources, targets, vocab_size):
         own, indices = np.unique(found, return_inverse=True)

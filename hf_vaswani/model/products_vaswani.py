@@ -27,7 +27,7 @@ from .kernels_vaswani import type_of_products
 WORTH_PACKING = 2**19
 WORTH_PACKING_FOR_ONE = 2**21
 WORTH_ONEDNN = 2**20
-# Multiplications of the largest product of modules from which on it is worth to look at each product.
+# Multiplications of the largest product of a module from which on looking at each product pays.
 WORTH_LOOKING = 2**23
 
 

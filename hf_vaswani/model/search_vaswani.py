@@ -153,18 +153,7 @@ def fast_search_inputs(
             if is_given:
                 raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
         return None
-    shortlist, entries = generation_config._shortlist, None
-    if shortlist is not None:
-        for processor in logits_processor:
-            # What a caller's processor allows or favours may be no entry.
-            if type(processor) not in ROW_BY_ROW - {logits_process.SequenceBiasLogitsProcessor}:
-                raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
-        names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
-        needed = (getattr(generation_config, name) for name in names)
-        always = [torch.as_tensor(each).flatten().cpu() for each in needed if each is not None]
-        entries = shortlist.entries(generation_config._inputs, torch.cat(always) if always else None)
-        if len(entries) < (least := 1 + len(always[0] if always else ())):
-            raise ValueError(f"The shortlist has {len(entries)} entries for this batch, but a search needs {least}.")
+    entries = searched_entries(generation_config, logits_processor)
     # transformers has repeated each sentence for each beam.
     of_each = slice(None, None, generation_config.num_beams)
     mask = model_kwargs.get("attention_mask")
@@ -177,6 +166,34 @@ def fast_search_inputs(
         with fast_products(other.config, generation_config._inputs):
             encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries)
+
+
+def searched_entries(
+    generation_config: GenerationConfig, logits_processor: LogitsProcessorList
+) -> torch.Tensor | None:
+    """
+    Returns the entries of the vocabulary that the shortlist of a call selects, in ascending order; `None` without one.
+
+    Raises:
+        ValueError: the call has a processor that cannot be used with a shortlist, or too few entries are selected.
+    """
+    if generation_config._shortlist is None:
+        return None
+    for processor in logits_processor:
+        # Others may allow or favour only tokens that are not on the list.
+        if type(processor) not in ROW_BY_ROW - {logits_process.SequenceBiasLogitsProcessor}:
+            raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
+    names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
+    needed = (getattr(generation_config, name) for name in names)
+    always = [torch.as_tensor(each).flatten().cpu() for each in needed if each is not None]
+    entries: torch.Tensor = generation_config._shortlist.entries(
+        generation_config._inputs, torch.cat(always) if always else None
+    )
+    # Each running hypothesis needs a continuation that is not the end.
+    least = 1 + (0 if generation_config._eos_token_tensor is None else len(generation_config._eos_token_tensor))
+    if len(entries) < least:
+        raise ValueError(f"The shortlist has {len(entries)} entries for this batch, but a search needs {least}.")
+    return entries
 
 
 def find_obstacle(

@@ -53,7 +53,7 @@ class Shortlist:
             [`Shortlist`].
 
         Raises:
-            ValueError: there is none, or it cannot be loaded, is damaged or of another vocabulary.
+            ValueError: the file is missing or damaged, cannot be loaded, or belongs to another vocabulary.
         """
         try:
             found = cached_file(name, FILE, _raise_exceptions_for_missing_entries=False, **hub) if name else None

@@ -21,12 +21,13 @@ from ..averaging import average_checkpoints
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.gate import compare_sets
-from ..hub.publishing import SHORTLIST, Publisher, is_due
+from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.precision_vaswani import fastest_training
+from ..model.shortlist_vaswani import FILE as SHORTLIST
 from ..processes import build_accelerator, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result

@@ -43,6 +43,8 @@ def test_the_shortlist_of_a_run_is_kept_with_its_model(run, capsys) -> None:
     assert main(["shortlist", str(folder / "my.yaml"), *settings, "--shortlist.max_pairs=3"]) == 0
     assert capsys.readouterr().out.splitlines()[2].startswith("3 ")
     assert json.loads((model / FILE).read_text(encoding="utf-8")) != content
+    assert main(["shortlist", str(folder / "my.yaml"), *settings, "--data.streaming=true"]) == 0
+    assert json.loads((model / FILE).read_text(encoding="utf-8")) == content
 
 
 @pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
@@ -87,19 +89,6 @@ def test_bad_input_is_one_sentence(run, capsys, options, words) -> None:
     assert not (folder / "run" / "model" / FILE).exists()
 
 
-def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, capsys) -> None:
-    pytest.importorskip("ctranslate2")
-    folder, _ = run
-    model = folder / "run" / "model"
-    save_random(model)
-    (folder / "in.txt").write_text("a\n")
-    assert main(["shortlist", str(folder / "my.yaml")]) == 0
-    command = ["translate", "--model", str(model), "--num-beams=1", "--shortlist", str(folder / "in.txt")]
-    assert main([*command, "--engine=ctranslate2"]) == 2
-    assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
-    assert main([*command, "--engine=auto"]) == 0
-
-
 def test_text_without_pairs_is_said(run, capsys) -> None:
     folder, _ = run
     for text in ("en\tde\n", "en\tde\n\tleer\n", f"en\tde\n{'a ' * 600}\tb\n"):
@@ -108,31 +97,39 @@ def test_text_without_pairs_is_said(run, capsys) -> None:
         assert "no pairs" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_models_without_a_shortlist_are_refused(run, capsys) -> None:
+@pytest.fixture
+def command(run) -> list[str]:
+    """A command that translates a line greedily with the model of the run."""
     folder, _ = run
     (folder / "in.txt").write_text("a\n")
-    assert main(["translate", "--model", str(folder / "run" / "model"), "--shortlist", str(folder / "in.txt")]) == 2
+    return ["translate", "--model", str(folder / "run" / "model"), "--num-beams=1", str(folder / "in.txt")]
+
+
+def test_models_without_a_shortlist_are_refused(command, capsys) -> None:
+    assert main([*command, "--shortlist"]) == 2
     assert "has no shortlist.json: hf-vaswani shortlist writes it" in capsys.readouterr().err
 
 
-def test_a_damaged_shortlist_stops_nobody_who_does_without(run, capsys) -> None:
+def test_a_damaged_shortlist_stops_nobody_who_does_without(run, command, capsys) -> None:
     pytest.importorskip("ctranslate2")
-    folder, _ = run
-    model = folder / "run" / "model"
-    (folder / "in.txt").write_text("a\n")
-    (model / FILE).write_text("{")
-    command = ["translate", "--model", str(model), "--engine=ctranslate2", "--num-beams=1", str(folder / "in.txt")]
-    assert main(command) == 0
-    assert main([*command, "--shortlist"]) == 2
+    (run[0] / "run" / "model" / FILE).write_text("{")
+    assert main([*command, "--engine=ctranslate2"]) == 0
+    assert main([*command, "--engine=ctranslate2", "--shortlist"]) == 2
     assert "is no shortlist, or it is damaged" in capsys.readouterr().err
 
 
-def test_onnx_runtime_has_no_shortlist(run, capsys) -> None:
+def test_onnx_runtime_has_no_shortlist(run, command, capsys) -> None:
     pytest.importorskip("onnxruntime")
-    folder, _ = run
-    model = folder / "run" / "model"
-    (folder / "in.txt").write_text("a\n")
-    command = ["translate", "--model", str(model), "--shortlist", str(folder / "in.txt")]
-    assert main(["shortlist", str(folder / "my.yaml")]) == 0
-    assert main([*command, "--engine=onnx", "--num-beams=1"]) == 2
+    assert main(["shortlist", str(run[0] / "my.yaml")]) == 0
+    assert main([*command, "--engine=onnx", "--shortlist"]) == 2
     assert "ONNX Runtime cannot translate with --shortlist" in capsys.readouterr().err
+
+
+def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, command, capsys) -> None:
+    pytest.importorskip("ctranslate2")
+    # Its words begin with spaces.
+    save_random(run[0] / "run" / "model")
+    assert main(["shortlist", str(run[0] / "my.yaml")]) == 0
+    assert main([*command, "--engine=ctranslate2", "--shortlist"]) == 2
+    assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
+    assert main([*command, "--engine=auto", "--shortlist"]) == 0

@@ -18,6 +18,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani, precision_vaswani
+from hf_vaswani.model.shortlist_vaswani import FILE as SHORTLIST
 from hf_vaswani.recipe import TrainingRecipe
 from hf_vaswani.training.optimization import noam
 
@@ -70,7 +71,11 @@ def test_stop_and_resume_equals_uninterrupted_bit_for_bit(tiny_run, tmp_path, ca
     folder = tiny_run.parent
     run = tmp_path / "run"
     assert train(folder, run, max_steps=8) == 0
+    (run / "model" / SHORTLIST).write_text("{}")
     assert train(folder, run, max_steps=12) == 0
+    # It was made from the same text and vocabulary, and is no part of what was scored.
+    assert (run / "model" / SHORTLIST).read_text() == "{}"
+    assert SHORTLIST not in json.loads((run / "test.json").read_text())["files"]
     ours, theirs = weights(run / "checkpoint-12"), weights(tiny_run / "checkpoint-12")
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
