@@ -26,9 +26,11 @@ from adaptation import RECIPE, ROOT, read, train, write
 
 FILES = {"train": "train", "validation": "valid", "test": "test"}
 DENOISE = ROOT / "configs" / "family" / "python_docs_denoise.yaml"
-# Updates of a training by its number of pairs; with back-translation, of a training on all pairs.
-UPDATES = {2000: 800, 10_000: 1600}
-ALL_UPDATES = 2400
+# Updates of a training by its number of pairs. Without pre-training, it takes longer.
+UPDATES = {
+    "scratch": {2000: 2400, 10_000: 4800, "back-translation": 4800},
+    "pretrained": {2000: 800, 10_000: 1600, "back-translation": 2400},
+}
 # A vocabulary of 8000 entries would have the words of 2000 pairs by heart.
 ENTRIES = {2000: 4000, 10_000: 8000}
 
@@ -38,22 +40,21 @@ def split(folder: Path, texts: Path) -> None:
     texts.mkdir(parents=True, exist_ok=True)
     rows = read(folder / "train.tsv.gz")
     random.Random(1).shuffle(rows)
-    for amount in UPDATES:
+    for amount in ENTRIES:
         write(texts / f"pairs.{amount}.tsv", rows[:amount])
         known = {row["es"] for row in rows[:amount]}
         others = dict.fromkeys(row["es"] for row in rows[amount:] if row["es"] not in known)
         (texts / f"others.{amount}.es").write_text("\n".join(others) + "\n", encoding="utf-8")
 
 
-def options_of(amount: int, is_pretrained: bool, texts: Path, denoiser: Path, sets: dict[str, str]) -> dict[str, Any]:
+def options_of(amount: int, name: str, texts: Path, denoiser: Path, sets: dict[str, str]) -> dict[str, Any]:
     """Returns the options of a training on pairs alone."""
-    updates = UPDATES[amount]
     options: dict[str, Any] = {"data.train_files": str(texts / f"pairs.{amount}.tsv"), **sets}
-    if is_pretrained:
+    if name == "pretrained":
         options |= {"initialize.from": str(denoiser), "data.target_tag": True, "training.peak_learning_rate": 0.001}
     else:
-        options |= {"tokenizer.vocab_size": ENTRIES[amount], "model.dropout": 0.3}
-    return options | steps(updates)
+        options |= {"tokenizer.vocab_size": ENTRIES[amount], "model.dropout": 0.2}
+    return options | steps(UPDATES[name][amount])
 
 
 def steps(updates: int) -> dict[str, Any]:
@@ -98,9 +99,9 @@ def main() -> None:
     train(denoiser, english | {"more_data": [spanish]} | one_process, more, DENOISE)
     sets = {f"data.{key}": path for key, path in files.items() if key != "train_files"}
     print("| training | pairs | BLEU |\n|---|---:|---:|")
-    for amount in UPDATES:
-        for name, is_pretrained in (("scratch", False), ("pretrained", True)):
-            options = options_of(amount, is_pretrained, texts, denoiser, sets)
+    for amount in ENTRIES:
+        for name in UPDATES:
+            options = options_of(amount, name, texts, denoiser, sets)
             result = train(runs / f"{name}_{amount}", options, more)
             print(f"| {name} | {amount:,} | {result['bleu']:.2f} |")
             turned = {"data.source_language": "es", "data.target_language": "en", "data.test_files": None}
@@ -110,8 +111,12 @@ def main() -> None:
             # As many real pairs as synthetic ones in each epoch.
             weight = max(1, synthetic_pairs(synthetic) // amount)
             with_both = {"more_data": [source], "data.weight": weight}
-            with_both |= {"initialize.add_tokens": ["<bt>"]} if is_pretrained else {"tokenizer.vocab_size": 8000}
-            result = train(runs / f"{name}_{amount}_bt", options | with_both | steps(ALL_UPDATES), more)
+            if name == "pretrained":
+                with_both["initialize.add_tokens"] = ["<bt>"]
+            else:
+                with_both["tokenizer.vocab_size"] = 8000
+            with_both |= steps(UPDATES[name]["back-translation"])
+            result = train(runs / f"{name}_{amount}_bt", options | with_both, more)
             print(f"| {name}, back-translation | {amount:,} | {result['bleu']:.2f} |")
 
 
