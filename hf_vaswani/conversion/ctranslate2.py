@@ -435,7 +435,11 @@ class Ctranslate2Translator:
         return found
 
     def search(
-        self, sources: Sequence[Sequence[int]], settings: GenerationConfig, n_best: int | None = None
+        self,
+        sources: Sequence[Sequence[int]],
+        settings: GenerationConfig,
+        n_best: int | None = None,
+        all_entries: bool = False,
     ) -> list[list[tuple[float, list[int]]]]:
         """
         Searches for the translations of token ids, each with its own maximum length.
@@ -444,6 +448,7 @@ class Ctranslate2Translator:
             sources (`Sequence[Sequence[int]]`): ids of each source.
             settings ([`GenerationConfig`]): settings of the search.
             n_best (`int`, *optional*): size of the lists, as in [`candidates`].
+            all_entries (`bool`): search among all entries of the vocabulary, with a shortlist or without one.
 
         Returns:
             `list[list[tuple[float, list[int]]]]`: scores and ids of the translations of each source, best first,
@@ -466,7 +471,7 @@ class Ctranslate2Translator:
                 num_hypotheses=n_best or 1,
                 return_scores=n_best is not None,
                 max_decoding_length=limit,
-                **self.search_settings(settings),
+                **self.search_settings(settings, self.shortlist and not all_entries),
             )
             pending += zip(members, results, strict=True)
         found: list[list[tuple[float, list[int]]]] = [[] for _ in sources]
@@ -476,20 +481,21 @@ class Ctranslate2Translator:
             found[i] = list(zip(result.scores if n_best else [0.0], rows, strict=True))
         return found
 
-    def search_settings(self, settings: GenerationConfig) -> dict[str, Any]:
-        """Returns the arguments of `translate_batch` that follow a generation config."""
+    def search_settings(self, settings: GenerationConfig, shortlist: bool) -> dict[str, Any]:
+        """Returns the arguments of `translate_batch` for a generation config, with or without the shortlist."""
         beams = settings.num_beams or 1
+        forbidden = (*forbidden_sequences(settings), *(self.suppressed if shortlist else ()))
         found = {
             "beam_size": beams,
             "end_token": self.tokens_of(eos_token_ids(settings)),
             # If there are several, it may be part of the text.
             "return_end_token": True,
-            "suppress_sequences": [self.tokens_of(ids) for ids in (*forbidden_sequences(settings), *self.suppressed)],
+            "suppress_sequences": [self.tokens_of(ids) for ids in forbidden],
             "min_decoding_length": settings.min_new_tokens or 0,
             "no_repeat_ngram_size": settings.no_repeat_ngram_size or 0,
             "repetition_penalty": 1.0 if settings.repetition_penalty is None else settings.repetition_penalty,
             "max_input_length": 0,
-            "use_vmap": self.shortlist,
+            "use_vmap": shortlist,
         }
         return found if beams == 1 else found | closest_beam_search(settings)
 

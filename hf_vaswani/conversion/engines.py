@@ -363,6 +363,8 @@ class PipelineEngine:
         Raises:
             ValueError: it cannot, and is not left open.
         """
+        # A call with `shortlist=None` does without the pipeline's.
+        all_entries = "shortlist" in settings
         given = [name for name in ARGUMENTS if settings.pop(name, None) is not None]
         plain = {name: value for name, value in settings.items() if name not in ("tokenizer", "generation_config")}
         call = settings.get("generation_config")
@@ -387,7 +389,8 @@ class PipelineEngine:
         if self.options.kind == "onnx":
             rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
         else:
-            rows = [row for candidates in self.translator.search(sources, config, n_best) for _, row in candidates]
+            found = self.translator.search(sources, config, n_best, all_entries)
+            rows = [row for candidates in found for _, row in candidates]
         start = start_token_id(config, self.model.config)
         padded = torch.full((len(rows), 1 + max(map(len, rows))), self.model.config.pad_token_id)
         for target, row in zip(padded, rows, strict=True):

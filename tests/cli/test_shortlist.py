@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import pipeline
 
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import load_tokenizer, train_tokenizer
@@ -133,3 +134,14 @@ def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, command, capsy
     assert main([*command, "--engine=ctranslate2", "--shortlist"]) == 2
     assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
     assert main([*command, "--engine=auto", "--shortlist"]) == 0
+
+
+def test_a_pipeline_s_call_without_the_shortlist(run) -> None:
+    pytest.importorskip("ctranslate2")
+    folder, lines = run
+    model = str(folder / "run" / "model")
+    assert main(["shortlist", str(folder / "my.yaml"), "--shortlist.frequent=2", "--shortlist.candidates=1"]) == 0
+    options = {"model": model, "engine": "ctranslate2", "num_beams": 1}
+    whole, pipe = pipeline("translation", **options), pipeline("translation", shortlist=True, **options)
+    assert pipe(lines) != whole(lines)
+    assert pipe(lines, shortlist=None) == whole(lines)
