@@ -7,7 +7,8 @@ top down: the noun phrase, the clause, and at the end the drawing of random sent
 Beyond word-for-word replacement, German needs: three genders and three cases in articles and adjectives, the
 verb second after a fronted phrase, separable verbs, participles and infinitives at the end, the verb last in relative
 and "während" clauses, "kein" against "nicht", and the place of definite and indefinite objects around them.
-Each English sentence has exactly one German translation, and vice versa.
+Each English sentence has exactly one German translation, and vice versa. The grammar also knows which words of the two
+belong together: the gold standard of a word alignment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .pocket_lexicon import (
     ADJECTIVES,
@@ -47,6 +48,46 @@ from .pocket_lexicon import (
 )
 
 T = TypeVar("T")
+
+
+class Word(NamedTuple):
+    """A word, and the parts of the sentence that it expresses; words of both languages that share one are linked."""
+
+    text: str
+    parts: tuple[str, ...] = ()
+
+
+def words_of(text: str, *parts: str) -> list[Word]:
+    """Splits a text at spaces; each word expresses all of the parts. A comma counts as a word, and expresses none."""
+    return [Word(word, () if word == "," else parts) for word in text.replace(",", " ,").split()]
+
+
+@dataclass(frozen=True)
+class LinkedPhrase(Phrase):
+    """A phrase whose words are linked by their own parts."""
+
+    english_words: tuple[Word, ...] = ()
+    german_words: tuple[Word, ...] = ()
+
+
+def phrase_words(phrase: Phrase, part: str = "") -> tuple[list[Word], list[Word]]:
+    """
+    Returns the English and the German words of a phrase. Unless it has links of its own, the first is linked to the
+    first, and so on; if one side has more words than the other, each is linked to all.
+
+    Args:
+        phrase (`Phrase`): the phrase.
+        part (`str`): the part of the sentence that it is, by default itself.
+    """
+    if isinstance(phrase, LinkedPhrase):
+        return list(phrase.english_words), list(phrase.german_words)
+    part = part or phrase.english
+    sides = words_of(phrase.english, part), words_of(phrase.german, part)
+    if len(sides[0]) != len(sides[1]):
+        return sides
+    english, german = ([Word(word.text, (f"{part}, {i}",)) for i, word in enumerate(side)] for side in sides)
+    return english, german
+
 
 # the endings of "dieser"; an adjective takes them too, when no article before it shows them
 STRONG: dict[Gender, dict[Case, str]] = {
@@ -83,22 +124,36 @@ class NounPhrase:
     @property
     def english(self) -> str:
         """The English form, with "an" before a vowel: `the old teacher`, `an apple`, `two red books`."""
+        return join(self.english_words())
+
+    def english_words(self) -> list[Word]:
+        """The words of `english`."""
         noun = self.noun.english_plural if self.plural else self.noun.english
-        words = f"{self.adjective.english} {noun}" if self.adjective else noun
+        words = words_of(self.adjective.english, self.adjective.english) if self.adjective else []
+        words += words_of(noun, self.noun.english)
         determiner = self.determiner.english_plural if self.plural else self.determiner.english
-        if determiner == "a" and words[0] in "aeiou":
+        if determiner == "a" and words[0].text[0] in "aeiou":
             determiner = "an"
-        return f"{determiner} {words}".lstrip()
+        return words_of(determiner, self.determined) + words
+
+    @property
+    def determined(self) -> str:
+        """The part of the sentence that the determiner is."""
+        return f"determiner of {self.noun.english}"
 
     def german(self, case: Case) -> str:
         """The German form, e.g. in the dative: `dem kleinen Mädchen`, `einer alten Frau`, `zwei roten Büchern`."""
+        return join(self.german_words(case))
+
+    def german_words(self, case: Case) -> list[Word]:
+        """The words of `german`."""
         determiner, shows_case = self._german_determiner(case)
-        words = [determiner] if determiner else []
+        words = words_of(determiner, self.determined)
         if self.adjective:
             # the case is shown once: by the article, or else by the adjective
             ending = weak_ending(self.gender, case) if shows_case else STRONG[self.gender][case]
-            words.append(self.adjective.stem + ending)
-        return " ".join([*words, self.noun.inflect(case, self.plural)])
+            words += words_of(self.adjective.stem + ending, self.adjective.english)
+        return words + words_of(self.noun.inflect(case, self.plural), self.noun.english)
 
     def _german_determiner(self, case: Case) -> tuple[str, bool]:
         stem, ending = self.determiner.german, STRONG[self.gender][case]
@@ -135,11 +190,15 @@ def relative_pronoun(head: NounPhrase, case: Case) -> Pronoun:
     return Pronoun(english, definite_article(head.gender, case), head.person)
 
 
-def prepositional(english: str, german: str, phrase: NounPhrase) -> Phrase:
+def prepositional(english: str, german: str, phrase: NounPhrase) -> LinkedPhrase:
     """A preposition and a noun phrase in the dative, with `in dem` drawn together: `im Garten`."""
-    words = f"{german} {phrase.german('dative')}"
-    contracted = "im" + words.removeprefix("in dem") if words.startswith("in dem ") else words
-    return Phrase(f"{english} {phrase.english}", contracted)
+    part = f"{english} {phrase.noun.english}"
+    before, after = words_of(english, part) + phrase.english_words(), phrase.german_words("dative")
+    if (german, after[0].text) == ("in", "dem"):
+        after[0] = Word("im", (part, *after[0].parts))
+    else:
+        after = words_of(german, part) + after
+    return LinkedPhrase(join(before), join(after), tuple(before), tuple(after))
 
 
 # ---- the clause ---------------------------------------------------------------------------------------------------
@@ -171,28 +230,60 @@ class Clause:
 
     def english(self) -> str:
         """The English clause: subject, auxiliary, "not" or adverb, verb, recipient, object, place."""
+        return join(self.english_words())
+
+    def english_words(self) -> list[Word]:
+        """The words of `english`."""
         auxiliary, verb = self._english_verb()
-        negation = "not" if self.negated else ""
+        # "Does" says nothing that German says; "is" alone is the verb.
+        part = () if auxiliary.startswith("do") else (self._auxiliary if verb else self._verb,)
+        words = phrase_words(self.front)[0] + self._subject("nominative")[0] + relative_clause(self.subject)[0]
         if self.negated and auxiliary == "can":
-            auxiliary, negation = "cannot", ""
-        words = [self.front.english, self.subject.english, relative_clause(self.subject).english, auxiliary, negation]
-        words += [self.adverb.english, verb, self.recipient.english if self.recipient else ""]
-        words += [self.object.english, relative_clause(self.object).english] if self.object else []
-        return join(*words, self.tail.english)
+            words += words_of("cannot", *part, self._negation)
+        else:
+            words += words_of(auxiliary, *part) + words_of("not" if self.negated else "", self._negation)
+        words += phrase_words(self.adverb)[0] + words_of(verb, self._verb)
+        words += self.recipient.english_words() if self.recipient else []
+        words += self.object.english_words() + relative_clause(self.object)[0] if self.object else []
+        return words + phrase_words(self.tail)[0]
 
     def german(self, verb_last: bool = False) -> str:
         """The German clause: the finite verb is second in a main clause and last in a subordinate one."""
+        return join(self.german_words(verb_last))
+
+    def german_words(self, verb_last: bool = False) -> list[Word]:
+        """The words of `german`."""
         finite, end = self._german_verb()
-        subject = self.subject.german if isinstance(self.subject, Pronoun) else self.subject.german("nominative")
-        first = join(subject, relative_clause(self.subject).german)
-        middle, relative = self._german_middle(), relative_clause(self.object).german
+        second = words_of(finite, self._verb if self.tense == "present" else self._auxiliary)
+        last = words_of(end, self._verb)
+        front = phrase_words(self.front)[1]
+        first = self._subject("nominative")[1] + relative_clause(self.subject)[1]
+        middle, relative = self._german_middle(), relative_clause(self.object)[1]
         if verb_last:
             # a particle grows together with its verb: aufmacht; anything else stays a word of its own: gegeben hat
-            verb = end + finite if self.tense == "present" else join(end, finite)
-            return join(self.front.german, first, middle, verb, relative)
-        if self.front.german:
-            return join(self.front.german, finite, first, middle, end, relative)
-        return join(first, finite, middle, end, relative)
+            verb = words_of(end + finite, self._verb) if self.tense == "present" else last + second
+            return front + first + middle + verb + relative
+        if front:
+            return front + second + first + middle + last + relative
+        return first + second + middle + last + relative
+
+    @property
+    def _verb(self) -> str:
+        """The part of the sentence that the verb is; "be" may be in it twice."""
+        return f"{self.verb.english_infinitive} {self.tail.english}"
+
+    @property
+    def _auxiliary(self) -> str:
+        return f"auxiliary of {self._verb}"
+
+    @property
+    def _negation(self) -> str:
+        return f"negation of {self._verb}"
+
+    def _subject(self, case: Case) -> tuple[list[Word], list[Word]]:
+        if isinstance(self.subject, Pronoun):
+            return phrase_words(self.subject, f"subject of {self._verb}")
+        return self.subject.english_words(), self.subject.german_words(case)
 
     def _english_verb(self) -> tuple[str, str]:
         person = self.subject.person
@@ -215,39 +306,60 @@ class Clause:
             return GERMAN_FINITE[self.verb.auxiliary][person], self.verb.german_participle()
         return self.verb.german_present(person), self.verb.particle
 
-    def _german_middle(self) -> str:
+    def _german_middle(self) -> list[Word]:
         """Puts known information before "nicht" and new information after it, where "nicht" and "ein" make "kein"."""
-        known = new = ""
-        negation = "nicht" if self.negated else ""
+        known: list[Word] = []
+        new: list[Word] = []
+        negation = words_of("nicht" if self.negated else "", self._negation)
         if self.object and self.object.determiner.definite:
-            known = self.object.german(self.verb.case)
+            known = self.object.german_words(self.verb.case)
+        elif self.object and self.negated:
+            none, *new = replace(self.object, determiner=DETERMINERS["no"]).german_words(self.verb.case)
+            new, negation = [Word(none.text, (self._negation, *none.parts)), *new], []
         elif self.object:
-            phrase = replace(self.object, determiner=DETERMINERS["no"]) if self.negated else self.object
-            new, negation = phrase.german(self.verb.case), ""
-        recipient = self.recipient.german("dative") if self.recipient else ""
-        return join(recipient, known, self.adverb.german, negation, self.tail.german, new)
+            new = self.object.german_words(self.verb.case)
+        recipient = self.recipient.german_words("dative") if self.recipient else []
+        return recipient + known + phrase_words(self.adverb)[1] + negation + phrase_words(self.tail)[1] + new
 
 
-def relative_clause(phrase: NounPhrase | Pronoun | None) -> Phrase:
-    """The relative clause of a noun phrase, if it has one: set off by commas in German only."""
+def relative_clause(phrase: NounPhrase | Pronoun | None) -> tuple[list[Word], list[Word]]:
+    """The English and the German words of a noun phrase's relative clause, set off by commas in German only."""
     if not isinstance(phrase, NounPhrase) or not phrase.relative:
-        return Phrase()
-    return Phrase(phrase.relative.english(), f", {phrase.relative.german(verb_last=True)},")
+        return [], []
+    comma = words_of(",")
+    return phrase.relative.english_words(), comma + phrase.relative.german_words(verb_last=True) + comma
 
 
-def join(*parts: str) -> str:
-    """Joins the non-empty parts with spaces, but without one before a comma."""
-    return " ".join(filter(None, parts)).replace(" ,", ",")
+def join(words: Sequence[Word]) -> str:
+    """Joins words with spaces, but without one before a comma."""
+    return " ".join(word.text for word in words).replace(" ,", ",")
 
 
-def write(clause: Clause, meanwhile: Clause | None = None) -> tuple[str, str]:
-    """Writes a main clause, perhaps with another one after "while", as an (English, German) pair of sentences."""
-    english, german = clause.english(), clause.german()
-    if meanwhile:
-        english, german = f"{english} while {meanwhile.english()}", f"{german}, während {meanwhile.german(True)}"
-    # the comma that closes a relative clause is not written before the full stop
-    english, german = english.rstrip(","), german.rstrip(",")
-    return f"{english[0].upper()}{english[1:]}.", f"{german[0].upper()}{german[1:]}."
+class Sentence(NamedTuple):
+    """A main clause, perhaps with another one after "while"."""
+
+    clause: Clause
+    meanwhile: Clause | None = None
+
+    def write(self) -> tuple[str, str]:
+        """Returns the English and the German sentence."""
+        english, german = map(join, self.words())
+        # the comma that closes a relative clause is not written before the full stop
+        english, german = english.rstrip(","), german.rstrip(",")
+        return f"{english[0].upper()}{english[1:]}.", f"{german[0].upper()}{german[1:]}."
+
+    def words(self) -> tuple[list[Word], list[Word]]:
+        """Returns the words of both sentences, with commas of their own."""
+        english, german = self.clause.english_words(), self.clause.german_words()
+        if self.meanwhile:
+            english += [*words_of("while", "while"), *self.meanwhile.english_words()]
+            german += [*words_of(", während", "while"), *self.meanwhile.german_words(verb_last=True)]
+        return english, german
+
+    def links(self) -> list[tuple[int, int]]:
+        """Returns the pairs of an English and a German word, counted from 0, that belong together."""
+        english, german = ([set(word.parts) for word in side if word.text != ","] for side in self.words())
+        return [(i, j) for i, left in enumerate(english) for j, right in enumerate(german) if left & right]
 
 
 # ---- drawing sentences --------------------------------------------------------------------------------------------
@@ -420,41 +532,44 @@ def draw_relative(rng: Random, head: NounPhrase) -> NounPhrase:
             return replace(head, relative=clause)
 
 
-def draw_meanwhile(rng: Random) -> tuple[str, str]:
+def draw_meanwhile(rng: Random) -> Sentence:
     """Draws two simultaneous actions; the clause with "while" comes first or last."""
     verb = pick(rng, [verb for verb in VERBS.values() if verb.aspect != "state"])
     clause = draw_clause(rng, verb, settings=("now",))
     lasting = pick(rng, [verb for verb in VERBS.values() if verb.aspect == "activity"])
     meanwhile = draw_clause(rng, lasting, draw_noun_phrase(rng, lasting.subjects, KNOWN), ("now",))
     if rng.random() < 0.5:
-        return write(clause, meanwhile)
-    front = Phrase(f"while {meanwhile.english()},", f"während {meanwhile.german(verb_last=True)},")
-    return write(replace(clause, front=front))
+        return Sentence(clause, meanwhile)
+    comma = words_of(",")
+    english = words_of("while", "while") + meanwhile.english_words() + comma
+    german = words_of("während", "while") + meanwhile.german_words(verb_last=True) + comma
+    return Sentence(replace(clause, front=LinkedPhrase(join(english), join(german), tuple(english), tuple(german))))
 
 
-def draw_sentence(rng: Random) -> tuple[str, str]:
-    """Draws one (English, German) pair of sentences, in one of the five constructions."""
+def draw_sentence(rng: Random) -> Sentence:
+    """Draws a sentence in both languages, in one of the five constructions."""
     construction = rng.random()
     if construction < 0.14:
         kinds = pick(rng, (BEINGS, ("food", *THINGS), ("food", *THINGS), PLACES))
         subject = draw_subject(rng, kinds, KNOWN) if kinds is BEINGS else draw_noun_phrase(rng, kinds, KNOWN)
-        return write(draw_description(rng, subject, subject.noun.kind if isinstance(subject, NounPhrase) else "adult"))
+        kind = subject.noun.kind if isinstance(subject, NounPhrase) else "adult"
+        return Sentence(draw_description(rng, subject, kind))
     if construction < 0.25:
         # The boy who opens the window is happy.
         if rng.random() < 0.5:
             head = draw_relative(rng, draw_noun_phrase(rng, (*BEINGS, "food", *THINGS), ("the",)))
-            return write(draw_description(rng, head, head.noun.kind, HEAD_SETTINGS))
+            return Sentence(draw_description(rng, head, head.noun.kind, HEAD_SETTINGS))
         head = draw_relative(rng, draw_noun_phrase(rng, BEINGS, HEAD))
-        return write(draw_clause(rng, pick(rng, verbs_with(subject=head.noun.kind)), head, HEAD_SETTINGS))
+        return Sentence(draw_clause(rng, pick(rng, verbs_with(subject=head.noun.kind)), head, HEAD_SETTINGS))
     if construction < 0.38:
         # The aunt invites the boy who opens the window.
         verb = pick(rng, [verb for verb in VERBS.values() if verb.objects])
         clause = draw_clause(rng, verb, settings=(*HEAD_SETTINGS, "once"), tail=False)
         head = draw_noun_phrase(rng, verb.objects, ("the",) if clause.negated else HEAD)
-        return write(replace(clause, object=draw_relative(rng, head)))
+        return Sentence(replace(clause, object=draw_relative(rng, head)))
     if construction < 0.48:
         return draw_meanwhile(rng)
-    return write(draw_clause(rng, pick(rng, tuple(VERBS.values()))))
+    return Sentence(draw_clause(rng, pick(rng, tuple(VERBS.values()))))
 
 
 @cache
@@ -479,16 +594,17 @@ def reads_well(english: str) -> bool:
     return SHORTEST <= len(words) <= LONGEST and len(entries) == len(set(entries))
 
 
-def sentence_stream(rng: Random) -> Iterator[tuple[str, str]]:
-    """Yields pairs without end; no English and no German sentence occurs twice."""
+def sentence_stream(rng: Random) -> Iterator[tuple[tuple[str, str], Sentence]]:
+    """Yields pairs without end, and how they came about; no English and no German sentence occurs twice."""
     seen_english: set[str] = set()
     seen_german: set[str] = set()
     while True:
-        english, german = draw_sentence(rng)
+        sentence = draw_sentence(rng)
+        english, german = sentence.write()
         if english not in seen_english and german not in seen_german and reads_well(english):
             seen_english.add(english)
             seen_german.add(german)
-            yield english, german
+            yield (english, german), sentence
 
 
 def draw_pairs(count: int, seed: int) -> list[tuple[str, str]]:
@@ -506,7 +622,21 @@ def draw_pairs(count: int, seed: int) -> list[tuple[str, str]]:
     """
     if count < 0:
         raise ValueError(f"count must be 0 or more, but it is {count}.")
-    return list(islice(sentence_stream(Random(seed)), count))
+    return [pair for pair, _ in islice(sentence_stream(Random(seed)), count)]
+
+
+def draw_links(count: int, seed: int) -> list[list[tuple[int, int]]]:
+    """
+    Returns the word alignments of the pairs that [`draw_pairs`] draws.
+
+    Args:
+        count (`int`), seed (`int`): as for [`draw_pairs`].
+
+    Returns:
+        `list[list[tuple[int, int]]]`: for each pair, the pairs of an English and a German word that belong together,
+        by their numbers from 0. Words are what stands between spaces. "Does" is linked to no word.
+    """
+    return [sentence.links() for _, sentence in islice(sentence_stream(Random(seed)), count)]
 
 
 def draw_splits(

@@ -29,6 +29,8 @@ from hf_vaswani.data.pocket_corpus import (
     NounPhrase,
     Phrase,
     Pronoun,
+    Sentence,
+    draw_links,
     draw_noun_phrase,
     draw_pairs,
     draw_sentence,
@@ -36,7 +38,6 @@ from hf_vaswani.data.pocket_corpus import (
     prepositional,
     reads_well,
     relative_pronoun,
-    write,
 )
 
 from .test_pocket_lexicon import CONJUGATIONS
@@ -353,13 +354,65 @@ SENTENCES = {
 @pytest.mark.parametrize("name", SENTENCES)
 def test_the_grammar_writes_the_sentence_that_a_native_speaker_writes(name: str) -> None:
     sentence, english, german = SENTENCES[name]
-    assert write(sentence) == (english, german)
+    assert Sentence(sentence).write() == (english, german)
 
 
 def test_a_clause_with_while_can_also_end_the_sentence() -> None:
-    english, german = write(clause("she", "sleep"), clause("he", "put on", "the white coat"))
+    english, german = Sentence(clause("she", "sleep"), clause("he", "put on", "the white coat")).write()
     assert english == "She sleeps while he puts on the white coat."
     assert german == "Sie schläft, während er den weißen Mantel anzieht."
+
+
+# ---- word alignments, against links made by hand -------------------------------------------------------------------
+
+LINKS = {
+    "one word for one word": (
+        Sentence(clause("the old teacher", "give", "a red book", to="the little girl", front=time("today"))),
+        "Today-Heute the-der old-alte teacher-Lehrer gives-gibt the-dem little-kleinen girl-Mädchen a-ein red-rotes "
+        "book.-Buch.",
+    ),
+    "in dem = im; look for": (
+        Sentence(clause("he", "look for", "three dogs", tail=inside("the garden"))),
+        "He-Er looks-sucht for-sucht three-drei dogs-Hunde. in-im the-im garden.-Garten",
+    ),
+    "kein is not and a; does is no word": (
+        Sentence(clause("she", "buy", "a ball", negated=True)),
+        "She-Sie not-keinen buy-kauft a-keinen ball.-Ball.",
+    ),
+    "cannot is kann and nicht": (
+        Sentence(clause("he", "visit", "the aunt", tense="can", negated=True)),
+        "He-Er cannot-kann cannot-nicht visit-besuchen. the-die aunt.-Tante",
+    ),
+    "a separable verb is two words, the perfect is two words": (
+        Sentence(clause("we", "close", "the box"), clause("he", "put on", "a coat", tense="perfect")),
+        "We-Wir close-machen close-zu, the-die box-Kiste while-während he-er has-hat. put-angezogen on-angezogen "
+        "a-einen coat.-Mantel",
+    ),
+    "a relative clause": (
+        Sentence(clause(who("the child", "be", tail=Phrase("very tired", "sehr müde")), "be", tense="will",
+                        tail=Phrase("sick", "krank"))),
+        "The-Das child-Kind, who-das is-ist, very-sehr tired-müde will-wird be-sein. sick.-krank",
+    ),
+    "a phrase of another number of words": (
+        Sentence(clause("I", "read", "books", front=time("in the evening"))),
+        "In-Am In-Abend the-Am the-Abend evening-Am evening-Abend I-ich read-lese books.-Bücher.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_words_that_belong_together_are_linked(name: str) -> None:
+    sentence, expected = LINKS[name]
+    english, german = (text.split() for text in sentence.write())
+    assert " ".join(f"{english[i]}-{german[j]}" for i, j in sentence.links()) == expected
+
+
+def test_every_drawn_word_but_does_is_linked() -> None:
+    pairs, alignments = draw_pairs(2000, seed=9), draw_links(2000, seed=9)
+    for (english, german), links in zip(pairs, alignments, strict=True):
+        left = {word for i, word in enumerate(english.split()) if i not in {link[0] for link in links}}
+        assert left <= {"do", "does"}
+        assert {link[1] for link in links} == set(range(len(german.split())))
 
 
 # ---- forms, against tables written by hand ------------------------------------------------------------------------
@@ -460,7 +513,7 @@ def test_each_sentence_has_one_translation_in_both_directions() -> None:
     german_of: dict[str, str] = {}
     english_of: dict[str, str] = {}
     for _ in range(30_000):
-        english, german = draw_sentence(rng)
+        english, german = draw_sentence(rng).write()
         assert german_of.setdefault(english, german) == german
         assert english_of.setdefault(german, english) == english
 
