@@ -28,6 +28,7 @@ from transformers import (
     pipelines,
 )
 
+from .model.alignment_vaswani import Alignment, alignments
 from .model.configuration_vaswani import PipelineTasks, VaswaniConfig
 from .model.heads_vaswani import (
     VaswaniForCausalLM,
@@ -41,6 +42,7 @@ from .model.pipeline_vaswani import VaswaniTranslationPipeline
 
 __version__ = "0.1.0"
 __all__ = [
+    "Alignment",
     "VaswaniConfig",
     "VaswaniEncoderModel",
     "VaswaniForCausalLM",
@@ -51,6 +53,7 @@ __all__ = [
     "VaswaniForTokenClassification",
     "VaswaniModel",
     "VaswaniTranslationPipeline",
+    "alignments",
 ]
 
 AutoConfig.register("vaswani", VaswaniConfig, exist_ok=True)

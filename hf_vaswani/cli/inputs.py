@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,24 @@ class Translators:
                     f"with one of {', '.join(self.expected_tags)}."
                 )
             yield line if line.startswith(self.tag) else f"{self.tag} {line}"
+
+
+def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
+    """
+    Yields the pairs of lines of two files, the sources with their language tag.
+
+    Raises:
+        ValueError: a file has more lines than the other.
+    """
+    lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
+    for number, (sentence, translation) in enumerate(lines, start=1):
+        if sentence is None or translation is None:
+            shorter, longer = (source, target) if sentence is None else (target, source)
+            raise ValueError(
+                f"{shorter} ends after line {number - 1}, but {longer} continues: each line needs one of its own in "
+                "the other file."
+            )
+        yield sentence, translation
 
 
 def load_translators(options: argparse.Namespace) -> Translators:

@@ -4,19 +4,21 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..files import decode_lines
 from . import inputs
+from .align import pharaoh, rounded
 from .inputs import (
     Translators,
     add_model,
     add_target_language,
     check_counts,
+    line_pairs,
     load_models,
     load_translators,
     require_file,
@@ -52,6 +54,12 @@ def add_verbs(verbs: Any) -> None:
     translate.add_argument(
         "--format", choices=("tsv", "jsonl"), help="format of --n-best: tab-separated values (default) or JSON lines"
     )
+    translate.add_argument(
+        "--alignment",
+        action="store_true",
+        help="write after each translation which words of the line it was made from: Ein Hund rennt. ||| 0-0 1-1 2-2; "
+        "with --format jsonl, also with which probabilities",
+    )
     translate.set_defaults(run=_translate)
 
     score = verbs.add_parser(
@@ -81,22 +89,36 @@ class Output:
         n_best (`int`, *optional*): translations of each line, with scores; by default the best one, without.
         format (`str`, *optional*): format of the n-best lists: `"tsv"` (default) or `"jsonl"`.
         resume (`bool`): whether the file may hold translations already.
+        alignment (`bool`): whether translations come with their links to the words of the line.
     """
 
     path: Path | None = None
     n_best: int | None = None
     format: str | None = None
     resume: bool = False
+    alignment: bool = False
 
-    def entry(self, number: int, candidates: list[tuple[float, str]]) -> str:
-        """Formats the translations of the `number`-th line, counted from 1, given as (score, translation) pairs."""
+    def entry(self, number: int, candidates: Sequence[tuple[Any, ...]]) -> str:
+        """
+        Formats the translations of the `number`-th line, counted from 1, given as (score, translation) or as (score,
+        translation, links).
+        """
+        if self.format == "jsonl":
+            translations = [
+                {"score": round(score, 4), "text": text} | ({"links": rounded(*links)} if links else {})
+                for score, text, *links in candidates
+            ]
+            if self.n_best is None:
+                del translations[0]["score"]
+            content: dict[str, Any] = translations[0] if self.n_best is None else {"translations": translations}
+            return json.dumps({"line": number} | content, ensure_ascii=False) + "\n"
         if self.n_best is None:
             # One line in is one line out, even if the model generates a line separator.
-            return " ".join(candidates[0][1].splitlines()) + "\n"
-        if self.format == "jsonl":
-            translations = [{"score": round(score, 4), "text": text} for score, text in candidates]
-            return json.dumps({"line": number, "translations": translations}, ensure_ascii=False) + "\n"
-        return "".join(f"{number}\t{score:.4f}\t{' '.join(text.split())}\n" for score, text in candidates)
+            return " ||| ".join([" ".join(candidates[0][1].splitlines()), *map(pharaoh, candidates[0][2:])]) + "\n"
+        return "".join(
+            "\t".join([str(number), f"{score:.4f}", " ".join(text.split()), *map(pharaoh, links)]) + "\n"
+            for score, text, *links in candidates
+        )
 
     def entries_done(self) -> int:
         """
@@ -142,7 +164,7 @@ class Output:
 
     def _prefix(self, number: int) -> bytes:
         """The start of each line in the `number`-th entry."""
-        if self.n_best is None:
+        if self.n_best is None and self.format != "jsonl":
             return b""
         return f'{{"line": {number},'.encode() if self.format == "jsonl" else f"{number}\t".encode()
 
@@ -151,8 +173,9 @@ def _translate(options: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
     check_counts(options, "num_beams", "n_best")
-    if options.format and options.n_best is None:
-        raise ValueError("--format needs --n-best.")
+    if options.n_best is None and (options.format == "tsv" or (options.format and not options.alignment)):
+        needed = "--n-best" if options.format == "tsv" else "--n-best or --alignment"
+        raise ValueError(f"--format {options.format} needs {needed}.")
     if options.resume and options.output is None:
         raise ValueError("--resume needs --output, the file to complete.")
     if not options.files and sys.stdin is None:
@@ -169,7 +192,7 @@ def _translate(options: argparse.Namespace) -> None:
 
     processes = Processes()
     is_main = processes.is_main_process
-    output = Output(options.output, options.n_best, options.format, options.resume)
+    output = Output(options.output, options.n_best, options.format, options.resume, options.alignment)
 
     def count_done() -> int:
         _check_files(options.files, options.output)
@@ -186,6 +209,7 @@ def _translate(options: argparse.Namespace) -> None:
         translators.dtype,
         translators.shortlist,
     )
+    translate: Callable[[list[str]], list[list[Any]]] = translator.aligned if options.alignment else translator
     # The bar is for people: not beside translations on a terminal, and not where nobody looks.
     in_view = options.output is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
@@ -194,7 +218,7 @@ def _translate(options: argparse.Namespace) -> None:
             stream = stack.enter_context(OutputFile(options.output))
         bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
         for chunk in processes.chunks(skip_lines(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
-            found = translate_chunk(processes, translator, chunk)
+            found = translate_chunk(processes, translate, chunk)
             if is_main:
                 write_whole(stream, "".join(output.entry(i, each) for i, each in enumerate(found, done + 1)))
             done += len(chunk)
@@ -236,7 +260,7 @@ def _score(options: argparse.Namespace) -> None:
     require_file(options.source)
     require_file(options.target)
     translators = load_models([options.model], options.target_language)
-    pairs = _line_pairs(options.source, options.target, translators)
+    pairs = line_pairs(options.source, options.target, translators)
     done = 0
     while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):
         sources, targets = ([pair[side] for pair in chunk] for side in (0, 1))
@@ -248,15 +272,3 @@ def _score(options: argparse.Namespace) -> None:
             sys.stdout.write(f"{log_probability:.4f}\t{log_probability / tokens:.4f}\t{tokens}\n")
         sys.stdout.flush()
         done += len(chunk)
-
-
-def _line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
-    lines = zip_longest(translators.tagged(text_lines(source), str(source)), text_lines(target))
-    for number, (sentence, translation) in enumerate(lines, start=1):
-        if sentence is None or translation is None:
-            shorter, longer = (source, target) if sentence is None else (target, source)
-            raise ValueError(
-                f"{shorter} ends after line {number - 1}, but {longer} continues: each line needs one of its own in "
-                "the other file."
-            )
-        yield sentence, translation

@@ -140,6 +140,10 @@ class VaswaniConfig(PreTrainedConfig):
         language_pairs (`list[list[str]]`, *optional*):
             Directions that the model was trained for, as `[["en", "de"], ["en", "fr"]]`; pipelines refuse others.
             `None` if they are not known.
+        alignment_layer (`int`, *optional*):
+            Layer of the decoder, counted from 0, whose attention to the source aligns words; by default the last one.
+        alignment_shift (`bool`, defaults to `False`):
+            Read that attention at the step after the one that predicts a token (Chen et al., 2020).
         use_cache (`bool`, defaults to `True`):
             Whether the decoder returns its keys and values, which generation then computes only once.
         is_encoder_decoder (`bool`, defaults to `True`):
@@ -193,6 +197,8 @@ class VaswaniConfig(PreTrainedConfig):
     initializer_range: float | int | None = None
     classifier_dropout: float | int | None = None
     language_pairs: list[list[str]] | None = None
+    alignment_layer: int | None = None
+    alignment_shift: bool = False
     use_cache: bool = True
     is_encoder_decoder: bool = True
     is_decoder: bool = False
@@ -260,6 +266,11 @@ class VaswaniConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
                 "change one of them, or give both d_k and d_v."
+            )
+        if self.alignment_layer is not None and not 0 <= self.alignment_layer < self.decoder_layers:
+            raise ValueError(
+                f"alignment_layer must be at least 0 and below decoder_layers ({self.decoder_layers}), "
+                f"but it is {self.alignment_layer}."
             )
         for pair in self.language_pairs or ():
             if len(pair) != 2:

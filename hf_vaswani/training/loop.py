@@ -66,7 +66,7 @@ from .preparation import Run, describe_environment, prepare
 from .start import resumed_recipe
 from .state import TrainState, build_state, save_checkpoint
 from .tasks import check_model
-from .validation import finite, measure, score_altered, translate_and_score, validate
+from .validation import choose_alignment_layer, finite, measure, score_altered, translate_and_score, validate
 
 try:
     from accelerate import Accelerator
@@ -528,6 +528,7 @@ def _write_result(
     # The entries of the vocabulary translate each other after more updates, too.
     shortlist = run.folder / MODEL / SHORTLIST
     kept = shortlist.read_bytes() if shortlist.is_file() else None
+    choose_alignment_layer(run, model)
     with atomic_folder(run.folder / MODEL) as folder:
         model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)

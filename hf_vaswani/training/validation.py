@@ -3,7 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -15,8 +16,9 @@ from ..data.encoding import pair_lengths
 from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
 from ..metrics import METRICS, exact_match, score
+from ..model.alignment_vaswani import choose_alignment
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..recipe import MEASURED_TASKS, measure_name
+from ..recipe import MEASURED_TASKS, PAIR_TASKS, measure_name
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
@@ -29,6 +31,9 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
+
+# Validation pairs by which a layer is chosen.
+ALIGNED_PAIRS = 200
 
 
 def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[str], num_beams: int) -> list[str]:
@@ -288,3 +293,21 @@ def finite(measures: dict[str, float]) -> dict[str, float | None]:
 def _finite(value: float) -> float | None:
     """Returns a number as JSON can hold it, which has no infinity."""
     return value if math.isfinite(value) else None
+
+
+def choose_alignment_layer(run: Run, model: VaswaniPreTrainedModel) -> None:
+    """Sets `alignment_layer` and `alignment_shift` of the config by the first validation pairs, if there are any."""
+    if run.recipe.task not in PAIR_TASKS or not run.tokenizer.is_fast:
+        return
+    sets = run.sets.get("validation", [])
+    pairs = [
+        pair
+        for pairs_of_set in sets
+        for pair in islice(zip(pairs_of_set.source, pairs_of_set.target, strict=True), ALIGNED_PAIRS // len(sets))
+        if all(len(run.tokenizer(text).input_ids) <= model.config.max_position_embeddings for text in pair)
+    ]
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    # Without words on both sides, nothing can be aligned.
+    with suppress(ValueError):
+        layer, shift = choose_alignment(model, run.tokenizer, sources, targets)
+        model.config.alignment_layer, model.config.alignment_shift = layer, shift

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..interruption import delayed_signals
+from ..model.alignment_vaswani import alignments
 from ..model.precision_vaswani import autocast_to
 from ..model.sentences_vaswani import language_tags, sentence_spans
 from ..processes import Processes
@@ -22,6 +23,8 @@ SPACE = re.compile(r"\s+")
 
 # The n-best list of a line: scores and translations, best first.
 Candidates = list[tuple[float, str]]
+# Numbers of a source and a target word, counted from 0, and the attention of the second to the first.
+Link = tuple[int, int, float]
 
 T = TypeVar("T")
 
@@ -92,10 +95,10 @@ def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longes
 
 
 def translate_chunk(
-    processes: Processes, translate: Callable[[list[str]], list[Candidates]], chunk: list[str]
-) -> list[Candidates]:
+    processes: Processes, translate: Callable[[list[str]], list[list[T]]], chunk: list[str]
+) -> list[list[T]]:
     """Translates a chunk, of which every process takes a part; returns all translations in every process."""
-    whole: list[Candidates] = [[] for _ in chunk]
+    whole: list[list[T]] = [[] for _ in chunk]
     # Dealt out line by line, because long lines are often neighbours.
     part = translate(chunk[processes.process_index :: processes.num_processes])
     for number, translations in enumerate(processes.gather(part)):
@@ -148,6 +151,41 @@ class LineTranslator:
         found = iter(self._translate([piece for pieces in pieces_of for piece in pieces]))
         return [join_candidates([next(found) for _ in pieces]) for pieces in pieces_of]
 
+    def aligned(self, lines: list[str]) -> list[list[tuple[float, str, list[Link]]]]:
+        """
+        Returns the n-best list of each line, each translation with its links to the line. Words are separated by white
+        space, and a language tag in front of a line is none.
+        """
+        pieces_of = split_lines(lines, self.tokenizer, self.longest)
+        self.lines_split += sum(len(pieces) > 1 for pieces in pieces_of)
+        pieces = [piece for pieces in pieces_of for piece in pieces]
+        found = self._translate(pieces)
+        pairs = [(piece, text) for piece, best in zip(pieces, found, strict=True) for _, text in best]
+        links = iter(self._links([source for source, _ in pairs], [target for _, target in pairs]))
+        aligned = iter([[(*candidate, next(links)) for candidate in best] for best in found])
+        joined = []
+        for line, parts in zip(lines, pieces_of, strict=True):
+            begins = self._first_words(line, parts)
+            ranks = zip(*(next(aligned) for _ in parts), strict=True)
+            joined.append([join_aligned(rank, begins) for rank in ranks])
+        return joined
+
+    def _first_words(self, line: str, pieces: Sequence[str]) -> list[int]:
+        """Returns the number of the word of a line that each of its pieces begins with."""
+        tag = next((tag for tag in language_tags(self.tokenizer).values() if line.startswith(tag)), "")
+        line, place, begins = line.removeprefix(tag), 0, []
+        for piece in pieces:
+            text = piece.removeprefix(tag).strip()
+            place = line.index(text, place)
+            # A word that is too long for the model is in two pieces.
+            begins.append(len((line[:place] + "x").split()) - 1)
+            place += len(text)
+        return begins
+
+    def _links(self, sources: Sequence[str], targets: Sequence[str]) -> Iterator[list[Link]]:
+        for alignment in alignments(self.models[0], self.tokenizer, sources, targets):
+            yield [(i, j, float(alignment.probabilities[j, i])) for i, j in alignment.links()]
+
     def _translate(self, lines: list[str]) -> list[Candidates]:
         if self.engine is not None:
             return self.engine(lines)
@@ -166,6 +204,24 @@ def join_candidates(pieces: list[Candidates]) -> Candidates:
         (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
         for candidates in zip(*pieces, strict=True)
     ]
+
+
+def join_aligned(
+    translations: Sequence[tuple[float, str, list[Link]]], begins: Sequence[int]
+) -> tuple[float, str, list[Link]]:
+    """
+    Joins the translations of the pieces of a line, with their links.
+
+    Args:
+        translations (`Sequence[tuple[float, str, list[Link]]]`): score, text and links of each piece.
+        begins (`Sequence[int]`): number of the word of the line that each piece begins with.
+    """
+    links: list[Link] = []
+    words = 0
+    for (_, text, of_piece), begin in zip(translations, begins, strict=True):
+        links += [(begin + i, words + j, attention) for i, j, attention in of_piece]
+        words += len(text.split())
+    return sum(score for score, _, _ in translations), " ".join(text for _, text, _ in translations), links
 
 
 def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:

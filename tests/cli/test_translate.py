@@ -194,7 +194,7 @@ def test_n_best_translations_and_scores_are_those_of_generate(tiny_run, texts, m
         (["--num-beams", "99999"], "--num-beams must be from 1 to 1000, but it is 99999"),
         (["--n-best", "3", "--num-beams", "2"], "--n-best 3 needs a beam size of at least 3, but --num-beams is 2"),
         (["--n-best", "1", "--num-beams", "1"], "--n-best 1 needs a beam size of at least 2, but --num-beams is 1"),
-        (["--format", "tsv"], "--format needs --n-best"),
+        (["--format", "tsv"], "--format tsv needs --n-best"),
         (["--resume"], "--resume needs --output"),
         (["nowhere.txt"], "There is no file 'nowhere.txt'"),
     ],

@@ -1,0 +1,307 @@
+"""
+Word alignments from the attention of the decoder to the source.
+
+The attention of one layer, averaged over its heads, says which source words a target word was made from. It is read at
+the step that predicts the word or at the next one, whose input the word is: "Shift-Att" (Chen et al., 2020, arXiv
+2004.14837).
+"""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .pipeline_vaswani import evaluation_mode
+from .sentences_vaswani import language_tags
+
+UNITS = ("words", "pieces")
+METHODS = ("argmax", "intersection")
+
+
+@dataclass(frozen=True)
+class Text:
+    """
+    A text as a model reads it.
+
+    Attributes:
+        text (`str`): the text.
+        ids (`list[int]`): its tokens.
+        spans (`list[tuple[int, int]]`): the characters of each token, from start to end; `</s>` has none.
+        begin (`int`): where the text begins, after a language tag.
+    """
+
+    text: str
+    ids: list[int]
+    spans: list[tuple[int, int]]
+    begin: int = 0
+
+    def pieces(self) -> list["Unit"]:
+        """Returns the tokens that are part of the text."""
+        return [Unit(start, end, [i]) for i, (start, end) in enumerate(self.spans) if self.begin <= start < end]
+
+    def words(self) -> list["Unit"]:
+        """Returns the words, which are separated by white space, with their tokens."""
+        words = [Unit(*match.span(), []) for match in re.compile(r"\S+").finditer(self.text, self.begin)]
+        left = iter(words)
+        word = next(left, None)
+        for i, (start, end) in enumerate(self.spans):
+            # A token may have the space before a word, or nothing else: it belongs to that word.
+            while word is not None and word.end <= start:
+                word = next(left, None)
+            if word is not None and self.begin <= start < end:
+                word.tokens.append(i)
+        return words
+
+    def names(self, units: Sequence["Unit"]) -> list[str]:
+        """Returns words or pieces without the white space around them."""
+        return [self.text[unit.start : unit.end].strip() for unit in units]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A word or a piece: its characters, from start to end, and the positions of its tokens."""
+
+    start: int
+    end: int
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """
+    Which source words a translation's words were made from.
+
+    Attributes:
+        source (`list[str]`), target (`list[str]`): the words or pieces of both.
+        probabilities (`torch.FloatTensor` of shape `(target, source)`): attention of each target word to each source
+            word. A row sums to 1, less what the tokens get that are in no word, such as `</s>`.
+    """
+
+    source: list[str]
+    target: list[str]
+    probabilities: torch.Tensor
+
+    def links(self, method: str = "argmax") -> list[tuple[int, int]]:
+        """
+        Returns the pairs of a source word and a target word that belong together.
+
+        Args:
+            method (`str`): `"argmax"`: each target word with the source word that it attends to most.
+                `"intersection"`: of these, the pairs whose target word attends to the source word more than any other.
+
+        Returns:
+            `list[tuple[int, int]]`: numbers of a source and a target word, counted from 0, in ascending order.
+
+        Raises:
+            ValueError: there is no such method.
+        """
+        if method not in METHODS:
+            raise ValueError(f"method must be {' or '.join(map(repr, METHODS))}, but it is {method!r}.")
+        if not self.probabilities.numel():
+            return []
+        best, back = self.probabilities.max(dim=1), self.probabilities.argmax(dim=0).tolist()
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        # A word without tokens attends to nothing.
+        links = [(i, j) for j, (i, attention) in enumerate(pairs) if attention > 0]
+        return sorted(link for link in links if method == "argmax" or back[link[0]] == link[1])
+
+
+def alignments(
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    unit: str = "words",
+    layer: int | None = None,
+    shift: bool | None = None,
+    batch_size: int = 64,
+) -> list[Alignment]:
+    """
+    Aligns sentences and their translations, by one pass of the model over each pair.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model, used in evaluation mode.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+        sources (`Sequence[str]`): sentences, with the language tag that the model may need.
+        targets (`Sequence[str]`): their translations.
+        unit (`str`): `"words"`, which are separated by white space, or `"pieces"`, the tokens of the texts. A word
+            gets the sum of the attention to its pieces, and attends to the source as its pieces do on average.
+        layer (`int`, *optional*): layer of the decoder, counted from 0; by default `alignment_layer` of the config, or
+            the last one.
+        shift (`bool`, *optional*): read the attention at the step after the one that predicts a token; by default
+            `alignment_shift` of the config.
+        batch_size (`int`): pairs that are aligned at once.
+
+    Returns:
+        `list[Alignment]`: one for each pair.
+
+    Raises:
+        ValueError: the model is of another kind, or has no such layer; the tokenizer does not say which characters its
+            tokens are; `sources` and `targets` have different lengths.
+
+    Example:
+
+    ```python
+    >>> (alignment,) = alignments(model, tokenizer, ["A dog runs."], ["Ein Hund rennt."])
+    >>> alignment.links()
+    [(0, 0), (1, 1), (2, 2)]
+    ```
+    """
+    if unit not in UNITS:
+        raise ValueError(f"unit must be {' or '.join(map(repr, UNITS))}, but it is {unit!r}.")
+    layers = _layers(model)
+    if layer is None:
+        layer = layers - 1 if model.config.alignment_layer is None else model.config.alignment_layer
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer must be at least 0 and below decoder_layers ({layers}), but it is {layer}.")
+    shift = model.config.alignment_shift if shift is None else shift
+    found: list[Alignment] = [Alignment([], [], torch.zeros(0, 0))] * len(sources)
+    for i, source, target, attention in _attention(model, tokenizer, sources, targets, [layer], batch_size):
+        found[i] = _aligned(source, target, attention[0], unit, shift)
+    return found
+
+
+def choose_alignment(
+    model: Any, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], batch_size: int = 64
+) -> tuple[int, bool]:
+    """
+    Chooses the layer that aligns best, and whether to read it a step later. It needs no known alignments, but takes
+    those that agree most: linking each target word to the source word that it attends to most, and each source word to
+    the target word that attends to it most, gives the most links in common. Chen et al. (2020) let the models of both
+    directions agree in this way.
+
+    Args:
+        model, tokenizer, sources, targets, batch_size: as in [`alignments`].
+
+    Returns:
+        `int` and `bool`: the layer, counted from 0, and `shift`.
+
+    Raises:
+        ValueError: as [`alignments`], or no pair has words on both sides.
+    """
+    layers = _layers(model)
+    counts = {(layer, shift): [0, 0] for layer in range(layers) for shift in (False, True)}
+    for _, source, target, attention in _attention(model, tokenizer, sources, targets, range(layers), batch_size):
+        for (layer, shift), count in counts.items():
+            alignment = _aligned(source, target, attention[layer], "words", shift)
+            count[0] += 2 * len(alignment.links("intersection"))
+            count[1] += sum(alignment.probabilities.shape) if alignment.probabilities.numel() else 0
+    if not any(total for _, total in counts.values()):
+        raise ValueError("There is no pair of sentences with words on both sides to choose a layer by.")
+    return max(counts, key=lambda key: counts[key][0] / counts[key][1])
+
+
+def _layers(model: Any) -> int:
+    """Returns the number of layers that attend to the source; raises a `ValueError` for a model that has none."""
+    config: Any = model.config
+    if config.model_type != "vaswani" or not config.is_encoder_decoder:
+        raise ValueError(f"Alignments need a Vaswani model that translates, but this is a {type(model).__name__}.")
+    return config.decoder_layers
+
+
+def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]:
+    """
+    Encodes texts.
+
+    Args:
+        tokenizer ([`PreTrainedTokenizerBase`]): the tokenizer.
+        texts (`Sequence[str]`): the texts.
+        side (`str`): `"text"` for sources, `"text_target"` for targets.
+
+    Raises:
+        ValueError: the tokenizer does not tell the characters of its tokens.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        name = type(tokenizer).__name__
+        raise ValueError(f"Alignments need a tokenizer of the tokenizers library, but this is a {name}.")
+    if not texts:
+        return []
+    encoded = tokenizer(**{side: list(texts)}, return_offsets_mapping=True, verbose=False)
+    tags = tuple(language_tags(tokenizer).values())
+    begins = [next((len(tag) for tag in tags if text.startswith(tag)), 0) for text in texts]
+    return list(map(Text, texts, encoded["input_ids"], encoded["offset_mapping"], begins))
+
+
+def _attention(
+    model: Any,
+    tokenizer: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    layers: Sequence[int],
+    batch_size: int,
+) -> Iterator[tuple[int, Text, Text, torch.Tensor]]:
+    """Yields the number of each pair, its texts, and the attention, of shape `(layers, target, source)`."""
+    if len(sources) != len(targets):
+        raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
+    pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
+    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0].ids) + len(pairs[i][1].ids), reverse=True)
+    with evaluation_mode(model):
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            inputs, outputs = (
+                tokenizer.pad(
+                    {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
+                ).to(model.device)
+                for side in (0, 1)
+            )
+            labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
+            attention = attention_to_source(model, inputs, labels, layers).cpu()
+            for row, i in enumerate(batch):
+                source, target = pairs[i]
+                yield i, source, target, attention[:, row, : len(target.ids), : len(source.ids)]
+
+
+def _aligned(source: Text, target: Text, attention: torch.Tensor, unit: str, shift: bool) -> Alignment:
+    """Makes an alignment of the attention of all tokens, of shape `(target, source)`."""
+    columns, rows = (text.words() if unit == "words" else text.pieces() for text in (source, target))
+    # Behind the last token, which is `</s>` and in no word, no step is missing.
+    attention = attention.roll(-1, dims=0) if shift else attention
+    of_words = attention.new_zeros(len(attention), len(columns))
+    for i, column in enumerate(columns):
+        of_words[:, i] = attention[:, column.tokens].sum(dim=1)
+    probabilities = torch.stack([of_words[row.tokens].mean(dim=0) for row in rows]) if rows else of_words[:0]
+    # A word without tokens attends to nothing.
+    probabilities = probabilities.nan_to_num(0.0)
+    return Alignment(source.names(columns), target.names(rows), probabilities)
+
+
+@torch.inference_mode()
+def attention_to_source(
+    model: Any, inputs: Mapping[str, torch.Tensor], labels: torch.Tensor, layers: Sequence[int]
+) -> torch.Tensor:
+    """
+    Computes the attention to the source in one pass over given translations.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model, in evaluation mode.
+        inputs (`Mapping`): `input_ids` and `attention_mask` of shape `(batch, source)`.
+        labels (`torch.LongTensor` of shape `(batch, target)`): the translations, padded with -100.
+        layers (`Sequence[int]`): layers of the decoder, counted from 0.
+
+    Returns:
+        `torch.FloatTensor` of shape `(layers, batch, target, source)`: attention weights, averaged over the heads. Row
+        0 of the target predicts its first token, and row 1 has this token as its input.
+    """
+    hidden = inputs["attention_mask"][:, None, None] == 0  # [batch, 1, 1, source]
+    found: dict[int, torch.Tensor] = {}
+    thread = threading.get_ident()
+
+    def keep(attention: Any, arguments: tuple[Any, ...]) -> None:
+        # Another thread may be translating with this model.
+        if threading.get_ident() == thread:
+            query = attention.split_heads(attention.q_proj(arguments[0]))
+            key = attention.split_heads(attention.k_proj(arguments[2]))
+            scores = (query @ key.transpose(2, 3)).float() * attention.scaling  # [batch, heads, target, source]
+            found[attention.layer_idx] = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).mean(dim=1)
+
+    with ExitStack() as stack:
+        for layer in layers:
+            attention = model.model.decoder.layers[layer].cross_attn
+            stack.callback(attention.register_forward_pre_hook(keep).remove)
+        model(**inputs, labels=labels)
+    return torch.stack([found[layer] for layer in layers])

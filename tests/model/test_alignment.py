@@ -1,0 +1,164 @@
+"""Word alignments, against the attention weights of transformers' own outputs and links made by hand."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vaswani import VaswaniForConditionalGeneration, alignments
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, read
+
+from ..conftest import SEED
+from ..networks import tiny_config, tiny_model
+
+WORDS = "ab abc bca cab".split()
+SOURCES = ["abc cab", "ab", "bca  ab abc"]
+TARGETS = ["cab abc", "ab ab ab", "abc"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer([" ".join(WORDS)], 20, kind="characters")
+
+
+@pytest.fixture
+def model() -> VaswaniForConditionalGeneration:
+    return tiny_model(vocab_size=40, decoder_layers=3)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("layer", [0, 2])
+def test_pieces_have_the_attention_weights_of_their_layer(model, tokenizer, layer, shift) -> None:
+    found = alignments(model, tokenizer, SOURCES, TARGETS, unit="pieces", layer=layer, shift=shift)
+    model.set_attn_implementation("eager")
+    for source, target, alignment in zip(SOURCES, TARGETS, found, strict=True):
+        inputs = tokenizer([source], text_target=[target], return_tensors="pt")
+        weights = model(**inputs, output_attentions=True).cross_attentions[layer].mean(dim=1)[0]
+        tokens = len(alignment.target)
+        # The last row and the last column are those of </s>.
+        assert (tokens + 1, len(alignment.source) + 1) == weights.shape
+        expected = weights[shift : tokens + shift, :-1]
+        torch.testing.assert_close(alignment.probabilities, expected, atol=1e-6, rtol=0)
+
+
+def test_words_join_the_attention_of_their_pieces(model, tokenizer) -> None:
+    (words,), (pieces,) = (
+        alignments(model, tokenizer, ["abc cab"], ["cab ab"], unit=unit) for unit in ("words", "pieces")
+    )
+    assert (words.source, words.target) == (["abc", "cab"], ["cab", "ab"])
+    # The space is a piece of the word behind it.
+    lengths = [3, 4, 3, 3]
+    columns = torch.stack([part.sum(dim=1) for part in pieces.probabilities.split(lengths[:2], dim=1)], dim=1)
+    rows = torch.stack([part.mean(dim=0) for part in columns.split(lengths[2:])])
+    torch.testing.assert_close(words.probabilities, rows)
+
+
+def test_a_batch_is_aligned_as_each_of_its_pairs(model, tokenizer) -> None:
+    together = alignments(model, tokenizer, SOURCES, TARGETS)
+    for source, target, expected in zip(SOURCES, TARGETS, together, strict=True):
+        (alone,) = alignments(model, tokenizer, [source], [target])
+        torch.testing.assert_close(alone.probabilities, expected.probabilities, atol=1e-6, rtol=0)
+
+
+def test_the_config_names_the_layer(model, tokenizer) -> None:
+    def aligned(**settings: Any) -> torch.Tensor:
+        return alignments(model, tokenizer, ["abc"], ["cab"], **settings)[0].probabilities
+
+    assert torch.equal(aligned(), aligned(layer=2, shift=False))
+    model.config.alignment_layer, model.config.alignment_shift = 1, True
+    assert torch.equal(aligned(), aligned(layer=1, shift=True))
+    assert not torch.equal(aligned(), aligned(layer=1, shift=False))
+
+
+def test_nothing_to_align(model, tokenizer) -> None:
+    assert alignments(model, tokenizer, [], []) == []
+    shapes = [found.probabilities.shape for found in alignments(model, tokenizer, ["", "ab", ""], ["ab", " ", ""])]
+    assert shapes == [(1, 0), (0, 1), (0, 0)]
+    with pytest.raises(ValueError, match="no pair of sentences with words on both sides"):
+        choose_alignment(model, tokenizer, ["", "ab"], ["ab", ""])
+
+
+def test_links() -> None:
+    alignment = Alignment(
+        ["a", "b", "c"], ["x", "y", "z"], torch.tensor([[0.1, 0.6, 0.2], [0.0, 0.7, 0.3], [0.0, 0.0, 0.0]])
+    )
+    # The word z attends to nothing.
+    assert alignment.links() == [(1, 0), (1, 1)]
+    assert alignment.links("intersection") == [(1, 1)]
+    with pytest.raises(ValueError, match="method must be 'argmax' or 'intersection', but it is 'union'"):
+        alignment.links("union")
+
+
+def test_words_are_what_stands_between_spaces() -> None:
+    text = Text("<2de>  a bc", [9, 4, 5, 6, 7, 2], [(0, 5), (5, 7), (7, 8), (8, 10), (10, 11), (0, 0)], begin=5)
+    assert text.names(text.words()) == ["a", "bc"]
+    # A space alone is the beginning of the word behind it.
+    assert [word.tokens for word in text.words()] == [[1, 2], [3, 4]]
+    assert [piece.tokens for piece in text.pieces()] == [[1], [2], [3], [4]]
+
+
+def test_language_tags_are_no_words(tokenizer) -> None:
+    tagged = train_tokenizer(["ab"], 20, kind="characters")
+    tagged.add_tokens("<2de>")
+    (text,) = read(tagged, ["<2de> ab"])
+    assert text.names(text.words()) == ["ab"]
+    # Here it is a word like any other.
+    assert len(read(tokenizer, ["<2de> ab"])[0].words()) == 2
+
+
+def test_a_thread_that_translates_is_not_aligned(model, tokenizer) -> None:
+    (expected,) = alignments(model, tokenizer, ["abc ab"], ["cab"])
+    stop = threading.Event()
+
+    def translate() -> None:
+        while not stop.is_set():
+            model(input_ids=torch.tensor([[5, 6, 7, 2]]), labels=torch.tensor([[8, 9, 2]]))
+
+    thread = threading.Thread(target=translate)
+    thread.start()
+    try:
+        for _ in range(20):
+            (found,) = alignments(model, tokenizer, ["abc ab"], ["cab"])
+            torch.testing.assert_close(found.probabilities, expected.probabilities)
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.portable
+def test_a_model_that_reverses_is_aligned_backwards() -> None:
+    """The reading that is chosen without known alignments is right."""
+    torch.manual_seed(SEED)
+    tokenizer = train_tokenizer([" ".join("abcdefghij")], 14, kind="words")
+    sizes = {"d_model": 32, "d_ff": 64, "encoder_layers": 1, "decoder_layers": 2, "dropout": 0.0}
+    model = VaswaniForConditionalGeneration(tiny_config(vocab_size=14, **sizes)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(600):
+        words = torch.randint(4, 14, (64, 6))
+        end = torch.full((64, 1), 2)
+        optimizer.zero_grad()
+        model(input_ids=torch.cat([words, end], dim=1), labels=torch.cat([words.flip(1), end], dim=1)).loss.backward()
+        optimizer.step()
+    ids = torch.randint(4, 14, (40, 6))
+    sources, targets = tokenizer.batch_decode(ids), tokenizer.batch_decode(ids.flip(1))
+    layer, shift = choose_alignment(model, tokenizer, sources, targets)
+    links = [each.links() for each in alignments(model, tokenizer, sources, targets, layer=layer, shift=shift)]
+    backwards = [(i, 5 - i) for i in range(6)]
+    assert sum(len(set(each) & set(backwards)) for each in links) >= 0.9 * 6 * len(links)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"layer": 3}, r"layer must be at least 0 and below decoder_layers \(3\), but it is 3"),
+        ({"layer": -1}, "but it is -1"),
+        ({"unit": "letters"}, "unit must be 'words' or 'pieces', but it is 'letters'"),
+        ({"targets": ["ab"]}, "1 translations for 3 sentences"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(model, tokenizer, settings, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        alignments(model, tokenizer, SOURCES, **({"targets": TARGETS} | settings))
