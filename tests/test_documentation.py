@@ -49,6 +49,7 @@ NOT_RUN = {
     "python benchmarks/continued_marian.py multi30k runs/marian --training.cpu_threads 1 "
     "--training.mixed_precision bf16 --training.max_steps 1000 --training.validate_every 250 "
     "--training.save_every 250": "takes 40 minutes, and needs Multi30k",
+    "python benchmarks/alignment_errors.py runs/quickstart": "needs the whole training",
     "python benchmarks/classification.py python_docs runs/classification --training.cpu_threads 1": "takes an hour",
     "python benchmarks/language_model.py python_docs runs/gpt --training.cpu_threads 1 "
     "--training.mixed_precision bf16": "takes 40 minutes",
