@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def add_verbs(verbs: Any) -> None:
         action="store_true",
         help="write after each translation which words of the line it was made from: Ein Hund rennt. ||| 0-0 1-1 2-2; "
         "with --format jsonl, also with which probabilities",
+    )
+    translate.add_argument(
+        "--markup",
+        choices=("html", "placeholders"),
+        help="html: keep tags, code, placeholders such as {name} and %%s, and URLs, each exactly once, and put them "
+        "where the attention says; placeholders: all but tags",
     )
     translate.set_defaults(run=_translate)
 
@@ -176,6 +183,9 @@ def _translate(options: argparse.Namespace) -> None:
     if options.n_best is None and (options.format == "tsv" or (options.format and not options.alignment)):
         needed = "--n-best" if options.format == "tsv" else "--n-best or --alignment"
         raise ValueError(f"--format {options.format} needs {needed}.")
+    for name in ("n_best", "alignment"):
+        if options.markup and getattr(options, name):
+            raise ValueError(f"--markup cannot be combined with --{name.replace('_', '-')}.")
     if options.resume and options.output is None:
         raise ValueError("--resume needs --output, the file to complete.")
     if not options.files and sys.stdin is None:
@@ -210,6 +220,8 @@ def _translate(options: argparse.Namespace) -> None:
         translators.shortlist,
     )
     translate: Callable[[list[str]], list[list[Any]]] = translator.aligned if options.alignment else translator
+    if options.markup:
+        translate = partial(translator.with_markup, kind=options.markup)
     # The bar is for people: not beside translations on a terminal, and not where nobody looks.
     in_view = options.output is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:

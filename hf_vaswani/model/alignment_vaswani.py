@@ -10,13 +10,13 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .pipeline_vaswani import evaluation_mode
 from .sentences_vaswani import language_tags
+from .sharing_vaswani import LOCK, evaluation_mode
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
@@ -79,11 +79,15 @@ class Alignment:
         source (`list[str]`), target (`list[str]`): the words or pieces of both.
         probabilities (`torch.FloatTensor` of shape `(target, source)`): attention of each target word to each source
             word. A row sums to 1, less what the tokens get that are in no word, such as `</s>`.
+        source_spans (`list[tuple[int, int]]`), target_spans (`list[tuple[int, int]]`): the characters of the words or
+            pieces, from start to end; a piece may begin with the space in front of it.
     """
 
     source: list[str]
     target: list[str]
     probabilities: torch.Tensor
+    source_spans: list[tuple[int, int]] = field(default_factory=list)
+    target_spans: list[tuple[int, int]] = field(default_factory=list)
 
     def links(self, method: str = "argmax") -> list[tuple[int, int]]:
         """
@@ -221,8 +225,9 @@ def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]
         raise ValueError(f"Alignments need a tokenizer of the tokenizers library, but this is a {name}.")
     if not texts:
         return []
-    encoded = tokenizer(**{side: list(texts)}, return_offsets_mapping=True, verbose=False)
-    tags = tuple(language_tags(tokenizer).values())
+    with LOCK:
+        encoded = tokenizer(**{side: list(texts)}, return_offsets_mapping=True, verbose=False)
+        tags = tuple(language_tags(tokenizer).values())
     begins = [next((len(tag) for tag in tags if text.startswith(tag)), 0) for text in texts]
     return list(map(Text, texts, encoded["input_ids"], encoded["offset_mapping"], begins))
 
@@ -267,7 +272,8 @@ def _aligned(source: Text, target: Text, attention: torch.Tensor, unit: str, shi
     probabilities = torch.stack([of_words[row.tokens].mean(dim=0) for row in rows]) if rows else of_words[:0]
     # A word without tokens attends to nothing.
     probabilities = probabilities.nan_to_num(0.0)
-    return Alignment(source.names(columns), target.names(rows), probabilities)
+    spans = [[(unit.start, unit.end) for unit in units] for units in (columns, rows)]
+    return Alignment(source.names(columns), target.names(rows), probabilities, *spans)
 
 
 @torch.inference_mode()

@@ -4,60 +4,23 @@ Its inputs and outputs are those of transformers 4.
 """
 
 import copy
-import os
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from types import GeneratorType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.pt_utils import PipelineIterator
 
+from .alignment_vaswani import alignments
+from .markup_vaswani import check_kind
+from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import join_sentences, language_tags, sentence_spans
+from .sharing_vaswani import LOCK, evaluation_mode
 from .shortlist_vaswani import Shortlist
-
-# Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
-# can share tokenizers and models, so they share the lock. Translation itself runs without it.
-LOCK = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
-    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
-
-
-@dataclass
-class _Use:
-    """The threads in [`evaluation_mode`] of one model, and its modules that they found in training mode."""
-
-    threads: int = 0
-    in_training: list[torch.nn.Module] = field(default_factory=list)
-
-
-IN_USE: defaultdict[torch.nn.Module, _Use] = defaultdict(_Use)
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode. The last of several threads to leave gives its modules their modes back."""
-    with LOCK:
-        use = IN_USE[model]
-        use.threads += 1
-        use.in_training += [module for module in model.modules() if module.training]
-        model.eval()
-    try:
-        yield
-    finally:
-        with LOCK:
-            use.threads -= 1
-            if not use.threads:
-                del IN_USE[model]
-                for module in use.in_training:
-                    module.training = True
 
 
 class VaswaniTranslationPipeline(Pipeline):
@@ -73,8 +36,8 @@ class VaswaniTranslationPipeline(Pipeline):
         model ([`PreTrainedModel`]): an encoder-decoder model.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, which needs a pad token if `batch_size` is above 1.
         task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` to set the two languages as well.
-        split_sentences (`bool`, *optional*, defaults to `False`): default of every call, see
-            [`~VaswaniTranslationPipeline.__call__`].
+        split_sentences (`bool`, *optional*, defaults to `False`), markup (`str`, *optional*): defaults of every call,
+            see [`~VaswaniTranslationPipeline.__call__`].
         engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, `"onnx"`, or
             `"auto"`: CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others
             need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
@@ -124,6 +87,7 @@ class VaswaniTranslationPipeline(Pipeline):
         *,
         task: str = "",
         split_sentences: bool = False,
+        markup: str | None = None,
         engine: str = "torch",
         compute_type: str | None = None,
         approximate: bool = False,
@@ -156,7 +120,9 @@ class VaswaniTranslationPipeline(Pipeline):
         self._default_generation_config = defaults
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
-        self.split_sentences = split_sentences
+        self.split_sentences, self.markup = split_sentences, markup
+        if markup is not None:
+            check_kind(markup)
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
@@ -220,6 +186,7 @@ class VaswaniTranslationPipeline(Pipeline):
         inputs: str | Sequence[str] | Sequence[list[Any]] | Generator[str, None, None] | Dataset[str],
         *args: Any,
         split_sentences: bool | None = None,
+        markup: str | None = None,
         num_workers: int | None = None,
         batch_size: int | None = None,
         **kwargs: Any,
@@ -236,6 +203,8 @@ class VaswaniTranslationPipeline(Pipeline):
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
                 (see [`sentence_spans`]) and join the translations of the same rank (see [`join_sentences`]). A
                 language tag at the beginning of a text, as `<2de>`, is put in front of each sentence.
+            markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
+                them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
                 texts are split.
             batch_size (`int`, *optional*, defaults to 1): number of sentences that the model translates at a time. If
@@ -264,12 +233,16 @@ class VaswaniTranslationPipeline(Pipeline):
             ValueError: if neither the pipeline nor `generate` knows a keyword, sentences cannot be batched because the
                 tokenizer has no pad token, a text has half of a surrogate pair, the model was not trained for a
                 language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
-                `return_tensors` is used with `split_sentences`.
+                `return_tensors` is used with `split_sentences` or `markup`.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
         translate = super().__call__
-        if self.split_sentences if split_sentences is None else split_sentences:
-            translate = self._translate_sentences
+        split = self.split_sentences if split_sentences is None else split_sentences
+        markup = self.markup if markup is None else markup
+        if markup is not None:
+            check_kind(markup)
+        if split or markup is not None:
+            translate = partial(self._translate_sentences, split, markup)
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
             items = list(inputs)
             texts = list(_flat(items))
@@ -282,40 +255,96 @@ class VaswaniTranslationPipeline(Pipeline):
             _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         return translate(inputs, *args, **kwargs)
 
-    def _translate_sentences(self, inputs: Any, *args: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
-        """Does the work of the base class's `__call__` for texts that are split into sentences."""
-        after = self._sanitize_parameters(**kwargs)[2]
+    def _translate_sentences(
+        self, split: bool, markup: str | None, inputs: Any, *args: Any, num_workers: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Does the work of the base class's `__call__` for texts that are split into sentences or have markup."""
+        before, _, after = self._sanitize_parameters(**kwargs)
         if {**self._postprocess_params, **after}.get("return_tensors"):
+            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
             raise ValueError(
-                "return_tensors=True is not supported with split_sentences=True, which joins translations as text: "
+                f"return_tensors=True is not supported with {option}, which joins translations as text: "
                 "leave one of them out."
             )
+
+        languages = {**self._preprocess_params, **before}
+
+        def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
+            def translate_plain(plain: list[str]) -> list[tuple[_Split, list[list[str]]]]:
+                return self._translate_split(plain, split, *args, num_workers=num_workers, **kwargs)
+
+            if markup is None:
+                found = [_joined(*each) for each in translate_plain(texts)]
+            else:
+                source, target = languages.get("src_lang"), languages.get("tgt_lang")
+                aligned = lambda plain: self._aligned(translate_plain(plain), source, target)  # noqa: E731
+                found = translate_markup(list(map(self._without_tag, texts)), markup, aligned)
+            return [[{"translation_text": text} for text in of_text] for of_text in found]
+
         if isinstance(inputs, str):
-            return self._translate_split([inputs], *args, num_workers=num_workers, **kwargs)[0]
+            return translate_texts([inputs], num_workers)[0]
         if isinstance(inputs, list):
-            return self._translate_split(inputs, *args, num_workers=num_workers, **kwargs)
+            return translate_texts(inputs, num_workers)
         if isinstance(inputs, Dataset):
             workers = self._num_workers if num_workers is None else num_workers
             inputs = DataLoader(inputs, batch_size=None, num_workers=workers or 0)
 
         def translate(text: Any) -> Any:
             _require_text(text, "a sentence")
-            return self._translate_split([text], *args, num_workers=0, **kwargs)[0]
+            return translate_texts([text], 0)[0]
 
         return PipelineIterator(inputs, translate, {})
 
-    def _translate_split(self, texts: list[str], *args: Any, **kwargs: Any) -> list[list[dict[str, str]]]:
-        """Translates the sentences of all texts together, and joins those of each text."""
-        split = [self._split(text) for text in texts]
-        sentences = [sentence for _, _, of_text in split for sentence in of_text]
-        translations = iter(super().__call__(sentences, *args, **kwargs))
-        return [_join(text, spans, [next(translations) for _ in spans]) for text, spans, _ in split]
+    def _translate_split(
+        self, texts: list[str], split: bool, *args: Any, **kwargs: Any
+    ) -> list[tuple["_Split", list[list[str]]]]:
+        """Translates the sentences of all texts together. Returns each text with the translations of each rank."""
+        parts = [self._split(text, split) for text in texts]
+        sentences = [sentence for part in parts for sentence in part.sentences]
+        found = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
+        return [
+            (
+                part,
+                [
+                    [candidate["translation_text"] for candidate in of_rank]
+                    for of_rank in zip(*(next(found) for _ in part.sentences), strict=True)
+                ],
+            )
+            for part in parts
+        ]
 
-    def _split(self, text: str) -> tuple[str, list[tuple[int, int]], list[str]]:
-        """Returns a text without its language tag, the spans of its sentences, and the sentences with the tag."""
+    def _split(self, text: str, split: bool) -> "_Split":
+        """Returns the sentences of a text, or the text as one."""
         tag, text = self._without_tag(text)
-        spans = sentence_spans(text)
-        return text, spans, [tag + text[start:end] for start, end in spans]
+        spans = sentence_spans(text) if split else [(0, len(text))]
+        return _Split(text, spans, [tag + text[start:end] for start, end in spans], tag)
+
+    def _aligned(
+        self, found: Sequence[tuple["_Split", list[list[str]]]], source: str | None, target: str | None
+    ) -> list[list[tuple[str, list[Block]]]]:
+        """Joins the translations of each text, with the alignment of each sentence."""
+        # The pass reads what the model has read.
+        fronts = [self._front(part.tag, source, target) if part.text.strip() else "" for part, _ in found]
+        pairs = [
+            (front + sentence, translation)
+            for front, (part, ranks) in zip(fronts, found, strict=True)
+            for of_rank in ranks
+            for sentence, translation in zip(part.sentences, of_rank, strict=True)
+        ]
+        sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        of_pairs = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
+        aligned = []
+        for front, (part, ranks) in zip(fronts, found, strict=True):
+            of_text = []
+            for text, of_rank in zip(_joined(part, ranks), ranks, strict=True):
+                blocks, place = [], 0
+                for (start, _), translation in zip(part.spans, of_rank, strict=True):
+                    place = text.index(translation, place)
+                    blocks.append(Block(next(of_pairs), start - len(front + part.tag), place))
+                    place += len(translation)
+                of_text.append((text, blocks))
+            aligned.append(of_text)
+        return aligned
 
     def _without_tag(self, text: str) -> tuple[str, str]:
         """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
@@ -383,6 +412,11 @@ class VaswaniTranslationPipeline(Pipeline):
             known = ", ".join("-".join(pair) for pair in pairs)
             raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
+
+    def _front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
+        """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
+        with LOCK:
+            return (self.prefix or "") + self._language_tag(self._check_direction(src_lang, tgt_lang)[1], tag)
 
     def _language_tag(self, language: str | None, tag: str) -> str:
         """
@@ -509,14 +543,18 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         ) from error
 
 
-def _join(
-    text: str, spans: Sequence[tuple[int, int]], translations: Sequence[Sequence[dict[str, str]]]
-) -> list[dict[str, str]]:
+class _Split(NamedTuple):
+    """A text without its language tag; its sentences, with the tag; and where they are in the text."""
+
+    text: str
+    spans: list[tuple[int, int]]
+    sentences: list[str]
+    tag: str
+
+
+def _joined(part: _Split, ranks: Sequence[Sequence[str]]) -> list[str]:
     """Joins the translations of a text's sentences, candidates of the same rank with each other."""
-    return [
-        {"translation_text": join_sentences(text, spans, [candidate["translation_text"] for candidate in of_rank])}
-        for of_rank in zip(*translations, strict=True)
-    ]
+    return [join_sentences(part.text, part.spans, of_rank) for of_rank in ranks]
 
 
 def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import length_batches
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.pipeline_vaswani import evaluation_mode
 from ..model.sentences_vaswani import language_tags
+from ..model.sharing_vaswani import evaluation_mode
 
 # Maximum of rows times longest source.
 TOKENS_PER_BATCH = 4096

@@ -2,6 +2,7 @@
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..interruption import delayed_signals
-from ..model.alignment_vaswani import alignments
+from ..model.alignment_vaswani import Alignment, alignments
+from ..model.placement_vaswani import Block, translate_markup
 from ..model.precision_vaswani import autocast_to
 from ..model.sentences_vaswani import language_tags, sentence_spans
 from ..processes import Processes
@@ -156,35 +158,58 @@ class LineTranslator:
         Returns the n-best list of each line, each translation with its links to the line. Words are separated by white
         space, and a language tag in front of a line is none.
         """
+        found = []
+        for line, best in zip(lines, self._with_alignments(lines, "words"), strict=True):
+            source = _word_starts(line.removeprefix(self._tag(line)).lstrip())
+            of_line = []
+            for score, text, blocks in best:
+                target = _word_starts(text)
+                links = []
+                for alignment, of_source, of_target in blocks:
+                    for i, j in alignment.links():
+                        left = bisect_right(source, alignment.source_spans[i][0] + of_source) - 1
+                        right = bisect_right(target, alignment.target_spans[j][0] + of_target) - 1
+                        links.append((left, right, float(alignment.probabilities[j, i])))
+                of_line.append((score, text, links))
+            found.append(of_line)
+        return found
+
+    def with_markup(self, lines: list[str], kind: str) -> list[Candidates]:
+        """Returns the best translation of each line, with its markup (see [`parse`])."""
+        tags = list(map(self._tag, lines))
+        texts = [(f"{tag} " if tag else "", line.removeprefix(tag)) for tag, line in zip(tags, lines, strict=True)]
+
+        def translate(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
+            found = self._with_alignments(plain, "pieces")
+            return [[(text, blocks) for _, text, blocks in best] for best in found]
+
+        return [[(0.0, of_line[0])] for of_line in translate_markup(texts, kind, translate)]
+
+    def _tag(self, line: str) -> str:
+        return next((tag for tag in language_tags(self.tokenizer).values() if line.startswith(tag)), "")
+
+    def _with_alignments(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[Block]]]]:
+        """Returns the n-best list of each line, each translation with the alignments of its pieces."""
         pieces_of = split_lines(lines, self.tokenizer, self.longest)
         self.lines_split += sum(len(pieces) > 1 for pieces in pieces_of)
         pieces = [piece for pieces in pieces_of for piece in pieces]
         found = self._translate(pieces)
         pairs = [(piece, text) for piece, best in zip(pieces, found, strict=True) for _, text in best]
-        links = iter(self._links([source for source, _ in pairs], [target for _, target in pairs]))
-        aligned = iter([[(*candidate, next(links)) for candidate in best] for best in found])
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        of_pairs = iter(alignments(self.models[0], self.tokenizer, sources, targets, unit=unit))
+        aligned = iter([[(*candidate, next(of_pairs)) for candidate in best] for best in found])
         joined = []
         for line, parts in zip(lines, pieces_of, strict=True):
-            begins = self._first_words(line, parts)
+            tag, place, begins = self._tag(line), 0, []
+            whole = line.removeprefix(tag).lstrip()
+            for piece in parts:
+                text = piece.removeprefix(tag).strip()
+                place = whole.index(text, place)
+                begins.append(place - piece.index(text))
+                place += len(text)
             ranks = zip(*(next(aligned) for _ in parts), strict=True)
-            joined.append([join_aligned(rank, begins) for rank in ranks])
+            joined.append([_join_aligned(rank, begins) for rank in ranks])
         return joined
-
-    def _first_words(self, line: str, pieces: Sequence[str]) -> list[int]:
-        """Returns the number of the word of a line that each of its pieces begins with."""
-        tag = next((tag for tag in language_tags(self.tokenizer).values() if line.startswith(tag)), "")
-        line, place, begins = line.removeprefix(tag), 0, []
-        for piece in pieces:
-            text = piece.removeprefix(tag).strip()
-            place = line.index(text, place)
-            # A word that is too long for the model is in two pieces.
-            begins.append(len((line[:place] + "x").split()) - 1)
-            place += len(text)
-        return begins
-
-    def _links(self, sources: Sequence[str], targets: Sequence[str]) -> Iterator[list[Link]]:
-        for alignment in alignments(self.models[0], self.tokenizer, sources, targets):
-            yield [(i, j, float(alignment.probabilities[j, i])) for i, j in alignment.links()]
 
     def _translate(self, lines: list[str]) -> list[Candidates]:
         if self.engine is not None:
@@ -206,22 +231,20 @@ def join_candidates(pieces: list[Candidates]) -> Candidates:
     ]
 
 
-def join_aligned(
-    translations: Sequence[tuple[float, str, list[Link]]], begins: Sequence[int]
-) -> tuple[float, str, list[Link]]:
-    """
-    Joins the translations of the pieces of a line, with their links.
+def _join_aligned(
+    pieces: Sequence[tuple[float, str, Alignment]], begins: Sequence[int]
+) -> tuple[float, str, list[Block]]:
+    """Joins the translations of the pieces of a line, which begin at these characters."""
+    blocks, place = [], 0
+    for (_, text, alignment), begin in zip(pieces, begins, strict=True):
+        blocks.append(Block(alignment, begin, place))
+        place += len(text) + 1
+    ((score, text),) = join_candidates([[(score, text)] for score, text, _ in pieces])
+    return score, text, blocks
 
-    Args:
-        translations (`Sequence[tuple[float, str, list[Link]]]`): score, text and links of each piece.
-        begins (`Sequence[int]`): number of the word of the line that each piece begins with.
-    """
-    links: list[Link] = []
-    words = 0
-    for (_, text, of_piece), begin in zip(translations, begins, strict=True):
-        links += [(begin + i, words + j, attention) for i, j, attention in of_piece]
-        words += len(text.split())
-    return sum(score for score, _, _ in translations), " ".join(text for _, text, _ in translations), links
+
+def _word_starts(text: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"\S+", text)]
 
 
 def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:

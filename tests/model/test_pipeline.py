@@ -42,8 +42,8 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_language_tags
-from hf_vaswani.model.pipeline_vaswani import LOCK
 from hf_vaswani.model.sentences_vaswani import sentence_spans
+from hf_vaswani.model.sharing_vaswani import LOCK
 
 from ..conftest import SEED
 
