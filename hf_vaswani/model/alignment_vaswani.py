@@ -7,13 +7,12 @@ the step that predicts the word or at the next one, whose input the word is: "Sh
 """
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .sentences_vaswani import language_tags
 from .sharing_vaswani import LOCK, evaluation_mode
@@ -158,7 +157,7 @@ def alignments(
     """
     if unit not in UNITS:
         raise ValueError(f"unit must be {' or '.join(map(repr, UNITS))}, but it is {unit!r}.")
-    layers = _layers(model)
+    layers = aligning_layers(model)
     if layer is None:
         layer = layers - 1 if model.config.alignment_layer is None else model.config.alignment_layer
     if not 0 <= layer < layers:
@@ -188,7 +187,7 @@ def choose_alignment(
     Raises:
         ValueError: as [`alignments`], or no pair has words on both sides.
     """
-    layers = _layers(model)
+    layers = aligning_layers(model)
     counts = {(layer, shift): [0, 0] for layer in range(layers) for shift in (False, True)}
     for _, source, target, attention in _attention(model, tokenizer, sources, targets, range(layers), batch_size):
         for (layer, shift), count in counts.items():
@@ -200,7 +199,7 @@ def choose_alignment(
     return max(counts, key=lambda key: counts[key][0] / counts[key][1])
 
 
-def _layers(model: Any) -> int:
+def aligning_layers(model: Any) -> int:
     """Returns the number of layers that attend to the source; raises a `ValueError` for a model that has none."""
     config: Any = model.config
     if config.model_type != "vaswani" or not config.is_encoder_decoder:
@@ -294,20 +293,27 @@ def attention_to_source(
         0 of the target predicts its first token, and row 1 has this token as its input.
     """
     hidden = inputs["attention_mask"][:, None, None] == 0  # [batch, 1, 1, source]
+    encoder_states = model.model.encoder(**inputs).last_hidden_state
+    decoder = model.model.decoder
+    states = decoder.positions(decoder.embed(model.prepare_decoder_input_ids_from_labels(labels), None))
+    common = {"config": model.config, "inputs_embeds": states}
+    causal_mask = create_causal_mask(**common, attention_mask=None, past_key_values=None)
+    padding_mask = create_bidirectional_mask(
+        **common, attention_mask=inputs["attention_mask"], encoder_hidden_states=encoder_states
+    )
     found: dict[int, torch.Tensor] = {}
-    thread = threading.get_ident()
+    # Hooks would stop the fast search of other threads that translate with the model.
+    for number, layer in enumerate(decoder.layers[: max(layers) + 1]):
 
-    def keep(attention: Any, arguments: tuple[Any, ...]) -> None:
-        # Another thread may be translating with this model.
-        if threading.get_ident() == thread:
-            query = attention.split_heads(attention.q_proj(arguments[0]))
-            key = attention.split_heads(attention.k_proj(arguments[2]))
-            scores = (query @ key.transpose(2, 3)).float() * attention.scaling  # [batch, heads, target, source]
-            found[attention.layer_idx] = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).mean(dim=1)
+        def attend(queries: torch.Tensor, number: int = number, attention: Any = layer.cross_attn) -> torch.Tensor:
+            if number in layers:
+                query = attention.split_heads(attention.q_proj(queries))
+                key = attention.split_heads(attention.k_proj(encoder_states))
+                scores = (query @ key.transpose(2, 3)).float() * attention.scaling  # [batch, heads, target, source]
+                found[number] = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).mean(dim=1)
+            return attention(queries, padding_mask, encoder_states)[0]
 
-    with ExitStack() as stack:
-        for layer in layers:
-            attention = model.model.decoder.layers[layer].cross_attn
-            stack.callback(attention.register_forward_pre_hook(keep).remove)
-        model(**inputs, labels=labels)
+        states = layer.self_attn_norm(states, lambda x, layer=layer: layer.self_attn(x, causal_mask)[0])
+        states = layer.cross_attn_norm(states, attend)
+        states = layer.feed_forward_norm(states, layer.feed_forward.forward)
     return torch.stack([found[layer] for layer in layers])

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from .alignment_vaswani import alignments
+from .alignment_vaswani import aligning_layers, alignments
 from .markup_vaswani import check_kind
 from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
@@ -241,6 +241,8 @@ class VaswaniTranslationPipeline(Pipeline):
         markup = self.markup if markup is None else markup
         if markup is not None:
             check_kind(markup)
+            # Before anything is translated.
+            aligning_layers(self.model)
         if split or markup is not None:
             translate = partial(self._translate_sentences, split, markup)
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
@@ -351,7 +353,7 @@ class VaswaniTranslationPipeline(Pipeline):
         with LOCK:
             tags = language_tags(self.tokenizer).values()
         tag = next((tag for tag in tags if text.lstrip().startswith(tag)), None)
-        return ("", text) if tag is None else (f"{tag} ", text.lstrip().removeprefix(tag))
+        return ("", text) if tag is None else (f"{tag} ", text.lstrip().removeprefix(tag).lstrip())
 
     # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(

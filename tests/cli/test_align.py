@@ -1,8 +1,9 @@
-"""hf-vaswani align, and the alignments of hf-vaswani translate."""
+"""hf-vaswani align, and alignments and markup of hf-vaswani translate."""
 
 import json
 
 import pytest
+from transformers import pipeline
 
 from hf_vaswani import alignments
 from hf_vaswani.cli import main
@@ -149,3 +150,29 @@ def test_links_of_a_split_line_count_its_words(tmp_path) -> None:
         translated
     ) // 2
     assert max(i for i, _, _ in links) > len(words) // 2 and max(i for i, _, _ in links) < len(words)
+
+
+@pytest.mark.parametrize("kind", ["html", "placeholders"])
+def test_markup_is_that_of_the_pipeline(teacher, tmp_path, capsys, kind) -> None:
+    lines = ["<b>one</b> two {n} &amp; %s", "", "{n}", "three <i>four</i>"]
+    (tmp_path / "in.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    expected = pipeline("translation", model=str(teacher))(lines, markup=kind)
+    command = ["translate", "--model", str(teacher), f"--markup={kind}", str(tmp_path / "in.txt")]
+    assert main(command) == 0
+    found = capsys.readouterr().out.split("\n")
+    assert found == [*(" ".join(each["translation_text"].splitlines()) for each in expected), ""]
+    assert "{n}" in found[0] and found[2] == "{n}"
+    assert ("<i>" in found[3]) == (kind == "html")
+    for options in (["--n-best=2"], ["--alignment"]):
+        assert main([*command, *options]) == 2
+        assert f"--markup cannot be combined with {options[0].split('=')[0]}" in capsys.readouterr().err
+
+
+def test_a_split_line_keeps_its_markup(tmp_path) -> None:
+    save_random(tmp_path, max_position_embeddings=24)
+    model, tokenizer = load_translator(tmp_path)
+    line = " ".join(f"<b>{sentence}</b>. {{n{i}}}" for i, sentence in enumerate(random_sentences(9)))
+    translator = LineTranslator([model], tokenizer)
+    (((_, text),),) = translator.with_markup([line], "html")
+    assert translator.lines_split == 1
+    assert text.count("<b>") == text.count("</b>") == 9 and all(text.count(f"{{n{i}}}") == 1 for i in range(9))

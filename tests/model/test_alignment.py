@@ -1,6 +1,5 @@
 """Word alignments, against the attention weights of transformers' own outputs and links made by hand."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -106,25 +105,6 @@ def test_language_tags_are_no_words(tokenizer) -> None:
     assert text.names(text.words()) == ["ab"]
     # Here it is a word like any other.
     assert len(read(tokenizer, ["<2de> ab"])[0].words()) == 2
-
-
-def test_a_thread_that_translates_is_not_aligned(model, tokenizer) -> None:
-    (expected,) = alignments(model, tokenizer, ["abc ab"], ["cab"])
-    stop = threading.Event()
-
-    def translate() -> None:
-        while not stop.is_set():
-            model(input_ids=torch.tensor([[5, 6, 7, 2]]), labels=torch.tensor([[8, 9, 2]]))
-
-    thread = threading.Thread(target=translate)
-    thread.start()
-    try:
-        for _ in range(20):
-            (found,) = alignments(model, tokenizer, ["abc ab"], ["cab"])
-            torch.testing.assert_close(found.probabilities, expected.probabilities)
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.portable

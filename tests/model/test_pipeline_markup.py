@@ -1,0 +1,126 @@
+"""The pipeline with markup: every kind of input, sentences, languages, engines."""
+
+from typing import Any
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel, pipeline
+
+from hf_vaswani import VaswaniTranslationPipeline, alignments
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.model.markup_vaswani import Segment, parse
+from hf_vaswani.model.placement_vaswani import Block, restore
+
+from ..conversion.test_ctranslate2 import WORDS, random_model
+
+TEXT = "<p>Du <b>fo ku</b> {n}.</p><p><i>Lai</i> &amp; <code>gu</code> bi</p>"
+KEPT = ["<p>", "<b>", "</b>", "{n}", "</p>", "<i>", "</i>", "<code>gu</code>"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    """A random model that translates each sentence otherwise, in words."""
+    path = tmp_path_factory.mktemp("random")
+    model = random_model(vocab_size=400)
+    model.generation_config.min_new_tokens = 4
+    model.save_pretrained(path)
+    train_tokenizer([" ".join(WORDS)] * 9, 390).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def translator(folder) -> Any:
+    return pipeline("translation", model=folder)
+
+
+def text_of(found: Any) -> str:
+    return found[0]["translation_text"]
+
+
+def test_a_text_keeps_its_markup(translator) -> None:
+    found = text_of(translator(TEXT, markup="html"))
+    assert [found.count(each) for each in KEPT] == [TEXT.count(each) for each in KEPT]
+    assert found.startswith("<p>") and found.endswith("</p>")
+
+
+def test_it_is_the_translation_with_its_markup_restored(translator) -> None:
+    segments = [part for part in parse(TEXT, "html") if isinstance(part, Segment)]
+    expected = []
+    for segment in segments:
+        translation = text_of(translator(segment.text))
+        found = alignments(translator.model, translator.tokenizer, [segment.text], [translation], unit="pieces")
+        expected.append(restore(segment, translation, [Block(found[0])], True))
+    assert text_of(translator(TEXT, markup="html")) == f"<p>{expected[0]}</p><p>{expected[1]}</p>"
+
+
+def test_every_kind_of_input(translator, folder) -> None:
+    texts = [TEXT, "du <b>fo</b>", "", "{n}"]
+    each = [translator(text, markup="html") for text in texts]
+    assert [text_of(found) for found in each[2:]] == ["", "{n}"]
+    assert translator(texts, markup="html", batch_size=3) == [found[0] for found in each]
+    assert translator([texts[:1], [], texts[1:]], markup="html") == [each[0], [], [found[0] for found in each[1:]]]
+    assert list(translator((text for text in texts), markup="html")) == each
+    assert pipeline("translation", model=folder, markup="html")(texts) == [found[0] for found in each]
+    assert translator([], markup="html") == []
+
+
+def test_each_candidate_has_the_markup(translator) -> None:
+    found = translator(TEXT, markup="html", num_return_sequences=3, num_beams=3)
+    assert len({each["translation_text"] for each in found}) == 3
+    for each in found:
+        assert [each["translation_text"].count(part) for part in KEPT] == [TEXT.count(part) for part in KEPT]
+
+
+def test_tags_may_enclose_several_sentences(translator) -> None:
+    text = "Du <b>fo ku. Lai {n}</b> gu."
+    found = text_of(translator(text, markup="html", split_sentences=True))
+    assert [found.count(part) for part in ("<b>", "</b>", "{n}")] == [1, 1, 1]
+    assert found != text_of(translator(text, markup="html"))
+
+
+def test_placeholders_alone(translator) -> None:
+    found = text_of(translator("du <b> {n} %s", markup="placeholders"))
+    assert found.count("{n}") == found.count("%s") == 1 and "&" not in found
+
+
+def test_languages_of_a_multilingual_model(folder, tmp_path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    add_language_tags(tokenizer, ["de", "fr"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.config.language_pairs = [["en", "de"], ["en", "fr"]]
+    translator = VaswaniTranslationPipeline(model, tokenizer)
+    german, french = (translator(TEXT, markup="html", tgt_lang=language) for language in ("de", "fr"))
+    assert german != french and "<2" not in text_of(german)
+    assert translator(f"<2de> {TEXT}", markup="html") == german
+    with pytest.raises(ValueError, match="choose one by tgt_lang"):
+        translator(TEXT, markup="html")
+
+
+def test_engines_have_the_same_markup(folder, translator) -> None:
+    pytest.importorskip("ctranslate2")
+    other = pipeline("translation", model=folder, engine="ctranslate2", num_beams=1)
+    assert other(TEXT, markup="html") == translator(TEXT, markup="html", num_beams=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"markup": "xml"}, "markup must be 'html' or 'placeholders', but it is 'xml'"),
+        ({"markup": "html", "return_tensors": True}, "return_tensors=True is not supported with markup='html'"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(translator, settings, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        translator(TEXT, **settings)
+
+
+def test_models_of_other_classes_are_refused(folder) -> None:
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    sizes |= {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+    marian = MarianMTModel(
+        MarianConfig(vocab_size=400, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0, **sizes)
+    )
+    translator = VaswaniTranslationPipeline(marian, AutoTokenizer.from_pretrained(folder))
+    with pytest.raises(
+        ValueError, match="Alignments need a Vaswani model that translates, but this is a MarianMTModel"
+    ):
+        translator(TEXT, markup="html")
