@@ -141,6 +141,9 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
     training = recipe.training
     _check_precision(training)
+    # oneDNN keeps the code of its products for 1024 shapes, of 1 MB each. Those of a batch are 30 to 60, and batches of
+    # other lengths have others. It reads this when it makes the first one.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
     precision: str | None = training.mixed_precision
@@ -221,12 +224,25 @@ def keep_freed_memory() -> None:
     Tells glibc to reuse freed blocks instead of returning them to the kernel, which would have to zero the pages of
     every step's activations again. Does nothing without glibc.
     """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
+    if (libc := _glibc()) is not None:
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
         # Blocks of 4 MiB and more still go back: kept, they leave holes that the next ones do not fit into.
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def return_freed_memory() -> None:
+    """
+    Returns what [`keep_freed_memory`] has kept so far to the kernel. Batches differ in size, so that holes are left
+    between blocks: in an hour, they would become gigabytes. Does nothing without glibc.
+    """
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    """Returns the C library, or `None` if it is another one."""
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 # ---- Translating -------------------------------------------------------------------------------------------------

@@ -1,0 +1,198 @@
+"""What becomes of markup in translations, by alignments made by hand and by chance."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_vaswani.model.alignment_vaswani import Alignment
+from hf_vaswani.model.markup_vaswani import EMPTY, TOKEN, Segment, parse
+from hf_vaswani.model.placement_vaswani import Block, restore, translate_markup
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def placed(markup: str, translation: str, links: str, kind: str = "html") -> str:
+    """Translates a text of one segment; links are those of its words without tags, as 0-0 1-2."""
+
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:
+        (text,) = texts
+        probabilities = torch.zeros(len(spans(translation)), len(spans(text)))
+        for i, j in (map(int, link.split("-")) for link in links.split()):
+            probabilities[j, i] = 1
+        alignment = Alignment(text.split(), translation.split(), probabilities, spans(text), spans(translation))
+        return [[(translation, [Block(alignment)])]]
+
+    ((found,),) = translate_markup([("", markup)], kind, translate)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("markup", "translation", "links", "expected"),
+    [
+        # Tags go with their words.
+        ("the <b>red</b> house", "la casa roja", "0-0 1-2 2-1", "la casa <b>roja</b>"),
+        ("the <b><i>red</i> house</b>", "la casa roja", "0-0 1-2 2-1", "la <b>casa <i>roja</i></b>"),
+        ("<i>a</i> <b>b</b>", "x y", "0-1 1-0", "<b>x</b> <i>y</i>"),
+        # Of a pair whose words are apart, most words are within.
+        ("<b>one two three</b> four five", "a d e b c", "0-0 1-3 2-4 3-1 4-2", "a d e <b>b c</b>"),
+        # A word that nothing was made from.
+        ("one <b>two</b> three", "a c", "0-0 2-1", "a <b></b>c"),
+        ("one <b></b>two", "a b", "0-0 1-1", "a <b></b>b"),
+        # Signs stay outside.
+        ("a <b>window</b>.", "ein Fenster.", "0-0 1-1", "ein <b>Fenster.</b>"),
+        # Tags alone.
+        ("one <img> two", "b a", "0-1 1-0", "b a <img>"),
+        ("one <img>two", "a b", "0-0 1-1", "a <img>b"),
+        ("one<img> two", "a b", "0-0 1-1", "a<img> b"),
+        ("<img>one two<img>", "b a", "0-1 1-0", "<img>b a<img>"),
+        ("</i>one <b>two", "a b", "0-0 1-1", "</i>a <b>b"),
+        # What has a meaning in HTML is escaped.
+        ("a &lt; <b>b</b>", "x < y", "0-0 1-1 2-2", "x &lt; <b>y</b>"),
+        # Placeholders: copied, changed, twice, lost, invented.
+        ("one {n} two", "a {n} b", "0-0 1-1 2-2", "a {n} b"),
+        ("one {name} two", "a {nombre} b", "0-0 1-1 2-2", "a {name} b"),
+        ("one {name} two", "a nombre b", "0-0 1-1 2-2", "a {name} b"),
+        ("one {n} two", "a {n} b {n}", "0-0 1-1 2-2 1-3", "a {n} b"),
+        ("one {n} two", "a b", "0-0 2-1", "a {n} b"),
+        ("{n} one", "a", "1-0", "{n} a"),
+        ("one {n}", "a", "0-0", "a {n}"),
+        ("one two", "a {x} b", "0-0 1-2", "a b"),
+        ("{a} one {b}", "{b} x {a}", "0-2 1-1 2-0", "{b} x {a}"),
+        ("{n} one {n}", "{n} x", "0-0 1-1", "{n} x {n}"),
+        ("See ``open_it``, one", "a ``öffne``, b", "0-0 1-1 2-2", "a ``open_it``, b"),
+        # Code keeps its tags; a word that is code need not be the only one.
+        ("one <code>f</code>", "f a", "0-1 1-0", "<code>f</code> a"),
+        ("one <code>a b</code>", "x y", "0-0 1-1 2-1", "x <code>a b</code>"),
+        ("<b>one <code>a</code></b> two", "a de a b", "0-0 1-2 2-3", "<b>a de <code>a</code></b> b"),
+        ("{n} <b>one</b>", "x {n}", "0-1 1-0", "<b>x</b> {n}"),
+    ],
+)
+def test_placement(markup, translation, links, expected) -> None:
+    assert placed(markup, translation, links) == expected
+
+
+def test_placeholders_alone_are_not_escaped() -> None:
+    assert placed(" a < {x} & ", "b < {x} &", "0-0 1-1 2-2 3-3", "placeholders") == " b < {x} & "
+
+
+def test_sentences_have_their_own_alignments() -> None:
+    (segment,) = parse("one <b>two. three</b> four.", "html")
+    assert isinstance(segment, Segment)
+    blocks = []
+    for source, target, at_source, at_target in (("one two.", "a b.", 0, 0), ("three four.", "d c.", 9, 5)):
+        matrix = torch.eye(2) if at_source == 0 else torch.eye(2).flip(0)
+        alignment = Alignment(source.split(), target.split(), matrix, spans(source), spans(target))
+        blocks.append(Block(alignment, at_source, at_target))
+    assert restore(segment, "a b. d c.", blocks, True) == "a <b>b.</b> d c." or "c.</b>" in restore(
+        segment, "a b. d c.", blocks, True
+    )
+
+
+# ---- Anything at all ---------------------------------------------------------------------------------------------
+
+
+class WellFormed(HTMLParser):
+    """Collects tags, and asserts that each is closed where it was opened."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags[self.get_starttag_text() or ""] += 1
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.tags[self.get_starttag_text() or ""] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self.tags[f"</{tag}>"] += 1
+
+    @classmethod
+    def read(cls, text: str) -> Counter[str]:
+        reader = cls()
+        reader.feed(text)
+        reader.close()
+        assert not reader.open
+        return reader.tags
+
+
+PLACEHOLDERS = ["{n}", "%s", "``a``", "https://x.org/b", ":f:`x`"]
+LEAVES = st.sampled_from(
+    [
+        "one ",
+        "two",
+        " drei",
+        "wörd. ",
+        "a&amp;b ",
+        "&lt;",
+        " ",
+        *(f" {each} " for each in PLACEHOLDERS),
+        "<img/>",
+        "<!--c-->",
+    ]
+)
+LEAVES |= st.sampled_from(["<code>f(x)</code>", "<kbd> k </kbd>", "<br>", "<span translate='no'>one two</span>"])
+HTML = st.recursive(
+    LEAVES,
+    lambda inner: st.tuples(st.sampled_from(["b", "i", "p", "a", "ul"]), st.lists(inner, max_size=4)).map(
+        lambda pair: f"<{pair[0]}>{''.join(pair[1])}</{pair[0]}>"
+    ),
+    max_leaves=12,
+)
+TARGETS = st.lists(
+    st.sampled_from(["uno", "dos ", " tres", ". ", "<", "``", "{n}", "{m}", "%s ", "f(x)", "one"]), max_size=12
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(HTML, max_size=4).map("".join),
+    st.lists(TARGETS.map("".join), min_size=40, max_size=40),
+    st.integers(0, 999),
+)
+def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translations, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    left = iter(translations * 9)
+
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:
+        found = []
+        for text in texts:
+            target = next(left)
+            pieces = [[match.span() for match in re.finditer(r"\s?\w{1,3}|\S", side)] for side in (text, target)]
+            matrix = torch.rand(len(pieces[1]), len(pieces[0]), generator=generator) ** 6
+            alignment = Alignment([], [], matrix / matrix.sum(dim=1, keepdim=True).clamp(min=1e-9), *pieces)
+            found.append([(target, [Block(alignment)])])
+        return found
+
+    ((found,),) = translate_markup([("", markup)], "html", translate)
+    assert WellFormed.read(found) == WellFormed.read(markup)
+    for text in [*PLACEHOLDERS, "<code>f(x)</code>", "<kbd> k </kbd>", "<span translate='no'>one two</span>"]:
+        assert found.count(text) == markup.count(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="<>/=\"'ab &;{}%s`:!-pbri\n", max_size=60))
+def test_any_text_has_the_same_tags_and_words_when_nothing_is_changed(text) -> None:
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:
+        found = []
+        for each in texts:
+            pieces = spans(each)
+            found.append([(each, [Block(Alignment([], [], torch.eye(len(pieces)), pieces, pieces))])])
+        return found
+
+    ((found,),) = translate_markup([("", text)], "placeholders", translate)
+    assert found.split() == text.split()
+    ((found,),) = translate_markup([("", text)], "html", translate)
+    assert sorted(TOKEN.findall(found)) == sorted(TOKEN.findall(text))
