@@ -141,9 +141,9 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
     training = recipe.training
     _check_precision(training)
-    # oneDNN keeps the code of its products for 1024 shapes, of 1 MB each. Those of a batch are 30 to 60, and batches of
-    # other lengths have others. It reads this when it makes the first one.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    # oneDNN keeps compiled products of 1024 shapes, each of about 1 MB. A batch has some 50 shapes, and batches of other
+    # lengths have others: with fewer, hardly more are compiled again. It reads this before its first product.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
     precision: str | None = training.mixed_precision
