@@ -141,8 +141,8 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
     training = recipe.training
     _check_precision(training)
-    # oneDNN keeps compiled products of 1024 shapes, each of about 1 MB. A batch has some 50 shapes, and batches of other
-    # lengths have others: with fewer, hardly more are compiled again. It reads this before its first product.
+    # oneDNN keeps compiled products of 1024 shapes, each of about 1 MB. A batch has some 50 shapes, and batches of
+    # other lengths have others: with fewer, hardly more are compiled again. It reads this before its first product.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
@@ -224,25 +224,12 @@ def keep_freed_memory() -> None:
     Tells glibc to reuse freed blocks instead of returning them to the kernel, which would have to zero the pages of
     every step's activations again. Does nothing without glibc.
     """
-    if (libc := _glibc()) is not None:
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
         M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
         # Blocks of 4 MiB and more still go back: kept, they leave holes that the next ones do not fit into.
         libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def return_freed_memory() -> None:
-    """
-    Returns what [`keep_freed_memory`] has kept so far to the kernel. Batches differ in size, so that holes are left
-    between blocks: in an hour, they would become gigabytes. Does nothing without glibc.
-    """
-    if (libc := _glibc()) is not None:
-        libc.malloc_trim(0)
-
-
-def _glibc() -> Any:
-    """Returns the C library, or `None` if it is another one."""
-    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 # ---- Translating -------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The processes of a launch meet within minutes, or say that they did not; then they wait for the work."""
 
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -154,24 +153,3 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
         build_accelerator(recipe, str)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_freed_memory_is_kept_until_it_is_returned() -> None:
-    program = """
-import re
-from hf_vaswani.processes import keep_freed_memory, return_freed_memory
-def megabytes():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
-keep_freed_memory()
-before, blocks = megabytes(), [bytearray(1 << 20) for _ in range(400)]
-# The last one stays, in front of which nothing is given back by itself.
-del blocks[:-1]
-kept = megabytes()
-return_freed_memory()
-print(before, kept, megabytes())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    before, kept, returned = map(int, done.stdout.split())
-    assert kept > before + 350 and returned < before + 50

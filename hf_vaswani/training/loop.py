@@ -28,7 +28,7 @@ from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
-from ..processes import build_accelerator, on_main_process, return_freed_memory, threads_of_a_process
+from ..processes import build_accelerator, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
@@ -76,9 +76,6 @@ except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
-
-# In updates. Their pages cost a fraction of an update to zero again.
-RETURN_MEMORY_EVERY = 100
 
 
 def train(recipe: Recipe) -> Result:
@@ -283,8 +280,6 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             if not update.finite:
                 _note_nonfinite(run, state, update, rate, numbers)
             progress.show(step, update)
-            if accelerator.device.type == "cpu" and step % RETURN_MEMORY_EVERY == 0:
-                return_freed_memory()
             if step % training.log_every == 0:
                 _log(run, step, update, rate, progress.speed)
             last = step == training.max_steps
