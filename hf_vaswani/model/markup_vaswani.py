@@ -29,13 +29,11 @@ SPACE = re.compile(r"[ \t\r\n\f]+")
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
 
-TOKEN = re.compile(
-    r"""
-    (?P<other> <!--.*?--> | <![^>]*> | <\?.*?\?> )
-    | < (?P<slash>/?) (?P<name>[A-Za-z][\w:.-]*) (?P<attributes>(?: [^<>"'] | "[^"]*" | '[^']*' )*) >
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+TAG = re.compile(r"""<(?P<slash>/?)(?P<name>[A-Za-z][\w:.-]*)(?P<attributes>(?:[^<>"']|"[^"]*"|'[^']*')*)>""")
+# Comments, processing instructions and declarations, with their ends.
+OTHERS = {"<!--": "-->", "<?": "?>", "<!": ">"}
+# A tag within more than these is kept where it is, without regard to its other half.
+DEEPEST = 100
 # Tags between which text is a segment of its own; all others are within a sentence.
 BLOCK_TAGS = frozenset(
     "address article aside audio base blockquote body br caption center col colgroup dd details dialog dir div dl dt "
@@ -165,7 +163,10 @@ class _Builder:
 
     def open_tag(self, markup: str) -> None:
         """Adds the first tag of a pair."""
-        self.open.append(self._node(markup, is_pair=True))
+        if len(self.open) > DEEPEST:
+            self.add_tag(markup)
+        else:
+            self.open.append(self._node(markup, is_pair=True))
 
     def _node(self, markup: str, is_pair: bool) -> Node:
         return Node(markup, "", len(self.text), len(self.text), is_pair=is_pair)
@@ -215,26 +216,61 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
         yield from all_nodes(node.nodes)
 
 
+def _tokens(text: str) -> Iterator[tuple[int, int, re.Match[str] | None]]:
+    """Yields where tags, comments and declarations are, and the match of a tag."""
+    place = 0
+    unclosed: set[str] = set()
+    while (place := text.find("<", place)) >= 0:
+        match, end = TAG.match(text, place), -1
+        if match is not None:
+            end = match.end()
+        elif (begin := next((each for each in OTHERS if text.startswith(each, place)), None)) is not None:
+            # What has no end here has none further on.
+            end = -1 if begin in unclosed else text.find(OTHERS[begin], place + len(begin))
+            end = end + len(OTHERS[begin]) if end >= 0 else -1
+            unclosed |= {begin} if end < 0 else set()
+        if end >= 0:
+            yield place, end, match
+        place = max(end, place + 1)
+
+
+def _without_tags(text: str) -> str:
+    place, parts = 0, []
+    for start, end, _ in _tokens(text):
+        parts.append(text[place:start])
+        place = end
+    return "".join([*parts, text[place:]])
+
+
 def _parse_html(text: str) -> list[str | Segment]:
     parts: list[str | Segment] = []
     builder = _Builder()
+    ends: dict[str, dict[int, tuple[int, int]]] = {}
     place = begin = 0
-    while (match := TOKEN.search(text, place)) is not None:
-        builder.add_text(text[place : match.start()])
-        place, markup = match.end(), match[0]
-        name = (match["name"] or "").lower()
-        first = bool(name) and not match["slash"]
+    for start, after, match in _tokens(text):
+        if start < place:
+            # It is part of what is not translated.
+            continue
+        builder.add_text(text[place:start])
+        place, markup = after, text[start:after]
+        name = "" if match is None else match["name"].lower()
+        first = match is not None and not match["slash"]
         ends_itself = name in EMPTY or markup.endswith("/>")
-        opaque = (
-            first and not ends_itself and (name in OPAQUE or NOT_TRANSLATED.search(match["attributes"]) is not None)
-        )
-        end = _end_of(text, name, place) if opaque or (first and name in CODE and not ends_itself) else None
+        end = None
+        if (
+            match is not None
+            and (first and not ends_itself)
+            and (name in OPAQUE or name in CODE or NOT_TRANSLATED.search(match["attributes"]))
+        ):
+            if name not in ends:
+                ends[name] = _ends(text, name)
+            end = ends[name].get(after)
         if name in BLOCK_TAGS:
-            parts += builder.finish(text[begin : match.start()])
+            parts += builder.finish(text[begin:start])
             begin = place = place if end is None else end[1]
-            parts.append(text[match.start() : place])
+            parts.append(text[start:place])
         elif end is not None:
-            builder.add_protected(TOKEN.sub("", text[place : end[0]]), text[match.start() : end[1]])
+            builder.add_protected(_without_tags(text[after : end[0]]), text[start : end[1]])
             place = end[1]
         elif not name or (first and ends_itself):
             builder.add_tag(markup)
@@ -246,12 +282,15 @@ def _parse_html(text: str) -> list[str | Segment]:
     return parts + builder.finish(text[begin:])
 
 
-def _end_of(text: str, name: str, place: int) -> tuple[int, int] | None:
-    """Returns where the second tag of a pair is, or `None` if there is none."""
-    depth = 1
-    for match in re.compile(rf"<(/?){re.escape(name)}(?=[\s/>])[^>]*>", re.IGNORECASE).finditer(text, place):
+def _ends(text: str, name: str) -> dict[int, tuple[int, int]]:
+    """Returns where the second tags of pairs are, by the ends of the first ones."""
+    found: dict[int, tuple[int, int]] = {}
+    open_: list[int] = []
+    for match in re.finditer(rf"<(/?){re.escape(name)}(?=[\s/>])[^<>]*>", text, re.IGNORECASE):
+        if match[1]:
+            if open_:
+                found[open_.pop()] = match.span()
         # Scripts are no markup.
-        depth += -1 if match[1] else (not match[0].endswith("/>") and name not in ("script", "style", "textarea"))
-        if not depth:
-            return match.span()
-    return None
+        elif not match[0].endswith("/>") and not (open_ and name in ("script", "style", "textarea")):
+            open_.append(match.end())
+    return found

@@ -8,6 +8,7 @@ words that mostly attend to the words between them in the source.
 
 import html
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +22,10 @@ Span = tuple[int, int]
 
 # Attention below this says nothing.
 LEAST = 0.1
+# Sums that differ by less are equal.
+CLOSE = 1e-6
+# More words on both sides take too long.
+MOST_PAIRS = 2**24
 
 
 @dataclass
@@ -62,6 +67,11 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     """
     source = _source_atoms(segment)
     targets = _target_units(translation, set(source.texts.values()))
+    if len(targets) * len(source.spans) > MOST_PAIRS:
+        raise ValueError(
+            f"Markup cannot be placed in a paragraph of {len(source.spans):,} words and signs with a translation of "
+            f"{len(targets):,}: split it."
+        )
     attention = _attention(blocks, source.spans, [unit.span for unit in targets])
     owners, added = _owners(targets, attention, source.texts)
     atoms = _target_atoms(source, translation, targets, attention, owners, added, as_html)
@@ -269,19 +279,20 @@ def _target_atoms(
 
 
 def _best_run(scores: torch.Tensor, free: torch.Tensor) -> Span | None:
-    """Returns the neighbouring free atoms with the largest sum of scores above one half, if there is one."""
-    best, run, total, start = 0.0, None, 0.0, 0
-    for j, (score, is_free) in enumerate(zip(scores.tolist(), free.tolist(), strict=True)):
-        if total < 0 or not is_free:
-            total, start = 0.0, j
-        if not is_free:
-            start = j + 1
-            continue
-        total += score - 0.5
-        # Of runs that are as good, the longest.
-        if total > 0 and total >= best:
-            best, run = total, (start, j + 1)
-    return run
+    """
+    Returns the neighbouring free atoms with the largest sum of scores above one half, if there are any. Of several
+    that are as good, it is the longest of the last.
+    """
+    if not len(scores):
+        return None
+    above = torch.where(free, scores.double() - 0.5, torch.tensor(-1.0 - len(scores), dtype=torch.float64))
+    sums = torch.cat([torch.zeros(1, dtype=torch.float64), above.cumsum(dim=0)])
+    least = sums[:-1].cummin(dim=0).values
+    gains = sums[1:] - least
+    if gains.max() < CLOSE:
+        return None
+    last = int((gains >= gains.max() - CLOSE).nonzero()[-1])
+    return int((sums[: last + 1] <= least[last] + CLOSE).nonzero()[0]), last + 1
 
 
 def _gap_behind(k: int, attention: torch.Tensor, owners: list[int]) -> int:
@@ -306,7 +317,7 @@ class _Writer:
     """
 
     def __init__(self, atoms: list[Atom], sources: Sequence[Span]) -> None:
-        self.atoms, self.sources = atoms, sources
+        self.atoms, self.sources, self.ends = atoms, sources, [end for _, end in sources]
         self.attention = torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(sources))
 
     def write(self, nodes: Sequence[Node], target: Span, source: Span) -> list[str]:
@@ -346,11 +357,8 @@ class _Writer:
 
     def _inside(self, node: Node) -> Span:
         """Returns the source atoms within a pair of tags."""
-        inside = [k for k, (start, end) in enumerate(self.sources) if node.start <= start and end <= node.end]
-        if inside:
-            return inside[0], inside[-1] + 1
-        behind = sum(end <= node.start for _, end in self.sources)
-        return behind, behind
+        first = bisect_left(self.sources, (node.start, 0))
+        return first, max(first, bisect_right(self.ends, node.end))
 
     def _places(self, nodes: Sequence[Node], target: Span, source: Span) -> list[tuple[int, int, int]]:
         """Returns the target atoms that each pair of tags encloses, and the places of the others; none overlap."""
@@ -404,7 +412,7 @@ def translate_markup(
         `list[list[str]]`: the translations of each text, best first.
 
     Raises:
-        ValueError: there is no such kind of markup.
+        ValueError: there is no such kind of markup, or a paragraph has several thousand words.
     """
     parsed = [(tag, parse(text, kind)) for tag, text in texts]
     plain = [tag + part.text for tag, parts in parsed for part in parts if isinstance(part, Segment)]

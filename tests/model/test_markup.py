@@ -61,3 +61,10 @@ def test_placeholders_are_a_kind_without_tags() -> None:
     assert plain(" <b>{x} a</b> &amp; ", "placeholders") == ["<b>{x} a</b> &amp;"]
     with pytest.raises(ValueError, match="markup must be 'html' or 'placeholders', but it is 'xml'"):
         parse("a", "xml")
+
+
+@pytest.mark.parametrize("beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "'])
+def test_what_never_ends_is_text(beginning) -> None:
+    """A hundred thousand characters take less than the minutes of a search from each of them."""
+    text = beginning * (100_000 // len(beginning))
+    assert "".join(map(str, parse(text, "html"))) == text or plain(text)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vaswani.model.alignment_vaswani import Alignment
-from hf_vaswani.model.markup_vaswani import EMPTY, TOKEN, Segment, parse
+from hf_vaswani.model.markup_vaswani import EMPTY, TAG, Segment, parse
 from hf_vaswani.model.placement_vaswani import Block, restore, translate_markup
 
 
@@ -195,4 +195,14 @@ def test_any_text_has_the_same_tags_and_words_when_nothing_is_changed(text) -> N
     ((found,),) = translate_markup([("", text)], "placeholders", translate)
     assert found.split() == text.split()
     ((found,),) = translate_markup([("", text)], "html", translate)
-    assert sorted(TOKEN.findall(found)) == sorted(TOKEN.findall(text))
+    assert sorted(TAG.findall(found)) == sorted(TAG.findall(text))
+
+
+def test_tags_may_be_nested_to_any_depth() -> None:
+    markup = "<b>" * 3000 + "one" + "</b>" * 3000
+    assert WellFormed.read(placed(markup, "uno", "0-0")) == WellFormed.read(markup)
+
+
+def test_a_paragraph_of_thousands_of_words_is_refused() -> None:
+    with pytest.raises(ValueError, match="Markup cannot be placed in a paragraph of 5,000 words and signs"):
+        placed("one " * 5000, "uno " * 5000, "")
