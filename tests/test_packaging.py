@@ -34,6 +34,7 @@ VERBS = [
     "check",
     "train",
     "translate",
+    "align",
     "backtranslate",
     "distill",
     "diversify",

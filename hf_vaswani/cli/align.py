@@ -67,7 +67,7 @@ def rounded(links: list[tuple[int, int, float]]) -> list[list[float]]:
 
 
 def _align(options: argparse.Namespace) -> None:
-    from ..model.alignment_vaswani import alignments, choose_alignment
+    from ..model.alignment_vaswani import aligning_layers, alignments, choose_alignment
 
     if options.shift and options.layer is None:
         raise ValueError("--shift needs --layer.")
@@ -76,6 +76,7 @@ def _align(options: argparse.Namespace) -> None:
     translators = load_models([options.model], options.target_language)
     model, tokenizer = translators.models[0], translators.tokenizer
     layer, shift = options.layer, options.shift
+    aligning_layers(model, layer)
     pairs = line_pairs(options.source, options.target, translators)
     done = 0
     while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -164,6 +165,12 @@ class Output:
                         f"{path}, line {lines}, does not start with {prefix.decode()!r}: it was written with another "
                         "--n-best or --format. Give the same options, or choose another --output."
                     )
+                if self.alignment != self._has_links(line):
+                    how = "without" if self.alignment else "with"
+                    raise ValueError(
+                        f"{path}, line {lines}, was written {how} --alignment. Give the same options, or choose another "
+                        "--output."
+                    )
                 if lines % lines_per_entry == 0:
                     complete = length
             file.truncate(complete)
@@ -173,7 +180,15 @@ class Output:
         """The start of each line in the `number`-th entry."""
         if self.n_best is None and self.format != "jsonl":
             return b""
-        return f'{{"line": {number},'.encode() if self.format == "jsonl" else f"{number}\t".encode()
+        key = "text" if self.n_best is None else "translations"
+        return f'{{"line": {number}, "{key}"'.encode() if self.format == "jsonl" else f"{number}\t".encode()
+
+    def _has_links(self, line: bytes) -> bool:
+        if self.format == "jsonl":
+            return b', "links": [' in line
+        if self.n_best is not None:
+            return line.count(b"\t") == 3
+        return re.search(rb" \|\|\| (?:\d+-\d+(?: \d+-\d+)*)?$", line.rstrip(b"\n")) is not None
 
 
 def _translate(options: argparse.Namespace) -> None:

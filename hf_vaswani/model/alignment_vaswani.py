@@ -157,11 +157,9 @@ def alignments(
     """
     if unit not in UNITS:
         raise ValueError(f"unit must be {' or '.join(map(repr, UNITS))}, but it is {unit!r}.")
-    layers = aligning_layers(model)
+    layers = aligning_layers(model, layer)
     if layer is None:
         layer = layers - 1 if model.config.alignment_layer is None else model.config.alignment_layer
-    if not 0 <= layer < layers:
-        raise ValueError(f"layer must be at least 0 and below decoder_layers ({layers}), but it is {layer}.")
     shift = model.config.alignment_shift if shift is None else shift
     found: list[Alignment] = [Alignment([], [], torch.zeros(0, 0))] * len(sources)
     for i, source, target, attention in _attention(model, tokenizer, sources, targets, [layer], batch_size):
@@ -199,12 +197,18 @@ def choose_alignment(
     return max(counts, key=lambda key: counts[key][0] / counts[key][1])
 
 
-def aligning_layers(model: Any) -> int:
-    """Returns the number of layers that attend to the source; raises a `ValueError` for a model that has none."""
+def aligning_layers(model: Any, layer: int | None = None) -> int:
+    """
+    Returns the number of layers that attend to the source; raises a `ValueError` for a model that has none, or if
+    `layer` is none of them.
+    """
     config: Any = model.config
     if config.model_type != "vaswani" or not config.is_encoder_decoder:
         raise ValueError(f"Alignments need a Vaswani model that translates, but this is a {type(model).__name__}.")
-    return config.decoder_layers
+    layers: int = config.decoder_layers
+    if layer is not None and not 0 <= layer < layers:
+        raise ValueError(f"layer must be at least 0 and below decoder_layers ({layers}), but it is {layer}.")
+    return layers
 
 
 def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]:
@@ -240,6 +244,8 @@ def _attention(
     batch_size: int,
 ) -> Iterator[tuple[int, Text, Text, torch.Tensor]]:
     """Yields the number of each pair, its texts, and the attention, of shape `(layers, target, source)`."""
+    if isinstance(sources, str) or isinstance(targets, str):
+        raise ValueError("Sources and targets must be lists of sentences, but one is a str.")
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))

@@ -10,16 +10,18 @@ KINDS = ("html", "placeholders")
 # ---- What is not translated --------------------------------------------------------------------------------------
 
 # URLs and addresses; ``code`` and :roles:`of` reStructuredText; `code` of Markdown; {name}, {0!r:>10}, ${name},
-# {{name}}; %s, %1$s, %(name)d, %.2f.
+# %{name}, {{ name }}; %(name)d, %1$s, %s, %.2f, %lld, %@, %%.
 PROTECTED = re.compile(
     r"""
-    \b(?:https?|ftp)://[^\s<>"'`]*[\w/\#=&%-]
+    \b(?:(?:https?|ftp)://|www\.)(?:\([^\s<>"'`()]{0,200}\)|[^\s<>"'`()])+(?<![.,;:!?])
     | \b[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+
     | (?::[\w+.-]{1,64}){1,4}:`[^`\s]+`
     | ``[^`\n]+``
     | `[^`\s]+`
-    | \$?\{\{?[^{}\s]*\}\}?
-    | %(?:\(\w+\)|\d+\$)?[-+\#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?[diouxXeEfFgGcrsa](?!\w)
+    | [$%\#]?\{{1,3}[ ]?[^{}\s]*[ ]?\}{1,3}
+    | %(?:\(\w+\)|\d{1,2}\$)[-+\#0]{0,3}\d{0,4}(?:\.\d{1,4})?[hljztL]{0,2}[diouxXeEfFgGcrsap@]
+    | (?<!\d)%[-+\#0]{0,3}(?:\d{1,4}|\*)?(?:\.(?:\d{1,4}|\*))?[hljztL]{0,2}[diouxXeEfFgGcrsap@]
+    | %%
     """,
     re.VERBOSE,
 )
@@ -29,7 +31,11 @@ SPACE = re.compile(r"[ \t\r\n\f]+")
 
 # ---- HTML --------------------------------------------------------------------------------------------------------
 
-TAG = re.compile(r"""<(?P<slash>/?)(?P<name>[A-Za-z][\w:.-]*)(?P<attributes>(?:[^<>"']|"[^"]*"|'[^']*')*)>""")
+# Quotation marks have a meaning behind an equals sign alone.
+TAG = re.compile(
+    r"""<(?P<slash>/?)(?P<name>[A-Za-z][\w:.-]*+)(?P<attributes>(?:[^<>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+)>"""
+)
+ATTRIBUTE = re.compile(r"""([^\s=/"'<>]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s>]*+))?+""")
 # Comments, processing instructions and declarations, with their ends.
 OTHERS = {"<!--": "-->", "<?": "?>", "<!": ">"}
 # A tag within more than these is kept where it is, without regard to its other half.
@@ -45,9 +51,6 @@ BLOCK_TAGS = frozenset(
 OPAQUE = frozenset("script style pre textarea svg math template".split())
 CODE = frozenset("code kbd samp var tt".split())
 EMPTY = frozenset("area base br col embed frame hr img input link meta param source track wbr".split())
-NOT_TRANSLATED = re.compile(
-    r"""\btranslate\s*=\s*["']?no\b|\bclass\s*=\s*(?:["'][^"']*)?\bnotranslate\b""", re.IGNORECASE
-)
 
 
 @dataclass
@@ -260,7 +263,7 @@ def _parse_html(text: str) -> list[str | Segment]:
         if (
             match is not None
             and (first and not ends_itself)
-            and (name in OPAQUE or name in CODE or NOT_TRANSLATED.search(match["attributes"]))
+            and (name in OPAQUE or name in CODE or _keeps_content(match["attributes"]))
         ):
             if name not in ends:
                 ends[name] = _ends(text, name)
@@ -280,6 +283,15 @@ def _parse_html(text: str) -> list[str | Segment]:
             builder.close_tag(name, markup)
     builder.add_text(text[place:])
     return parts + builder.finish(text[begin:])
+
+
+def _keeps_content(attributes: str) -> bool:
+    """Returns whether the attributes of a tag say that its content is not translated."""
+    for name, value in ATTRIBUTE.findall(attributes):
+        words = value.strip("\"'").lower().split()
+        if (name.lower() == "translate" and words == ["no"]) or (name.lower() == "class" and "notranslate" in words):
+            return True
+    return False
 
 
 def _ends(text: str, name: str) -> dict[int, tuple[int, int]]:

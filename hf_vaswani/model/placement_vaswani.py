@@ -117,11 +117,21 @@ def _attention(blocks: Sequence[Block], sources: Sequence[Span], targets: Sequen
     """Returns the attention of each target atom to the source's, of shape `(target, source)`; rows sum to 1 or 0."""
     attention = torch.zeros(len(targets), len(sources))
     for block in blocks:
-        columns = _shares(block.alignment.source_spans, block.source, sources)
-        rows = _shares(targets, -block.target, block.alignment.target_spans)
-        if columns.numel() and rows.numel():
-            attention += rows @ block.alignment.probabilities @ columns
+        pieces = block.alignment
+        if pieces.probabilities.numel():
+            (left, _), (_, right) = pieces.source_spans[0], pieces.source_spans[-1]
+            source = _between(sources, left + block.source, right + block.source)
+            (left, _), (_, right) = pieces.target_spans[0], pieces.target_spans[-1]
+            target = _between(targets, left + block.target, right + block.target)
+            columns = _shares(pieces.source_spans, block.source, sources[source])
+            rows = _shares(targets[target], -block.target, pieces.target_spans)
+            attention[target, source] += rows @ pieces.probabilities @ columns
     return attention / attention.sum(dim=1, keepdim=True).clamp(min=1e-9)
+
+
+def _between(spans: Sequence[Span], start: int, end: int) -> slice:
+    """Returns which spans, of which each begins where the one before has ended, have characters from start to end."""
+    return slice(bisect_right(spans, start, key=lambda span: span[1]), bisect_left(spans, (end, 0)))
 
 
 def _shares(spans: Sequence[Span], offset: int, parts: Sequence[Span]) -> torch.Tensor:
@@ -416,16 +426,16 @@ def translate_markup(
     """
     parsed = [(tag, parse(text, kind)) for tag, text in texts]
     plain = [tag + part.text for tag, parts in parsed for part in parts if isinstance(part, Segment)]
-    translations = iter(translate(plain) if plain else [])
+    # What has nothing to translate has as many translations as a text without words.
+    all_found = translate(plain or [""])
+    translations, count = iter(all_found), len(all_found[0])
     found = []
     for _, parts in parsed:
-        # What has nothing to translate has one translation.
         ranks = [
             [restore(part, text, blocks, kind == "html") for text, blocks in next(translations)]
             if isinstance(part, Segment)
-            else [part]
+            else [part] * count
             for part in parts
         ]
-        count = max(map(len, ranks), default=1)
-        found.append(["".join(each[min(rank, len(each) - 1)] for each in ranks) for rank in range(count)])
+        found.append(["".join(of_rank) for of_rank in zip(*ranks, strict=True)] or [""] * count)
     return found

@@ -124,6 +124,13 @@ def test_an_interrupted_output_with_links_is_resumed(teacher, files, tmp_path, c
     output.write_text(whole[: whole.index("\n") + 9], encoding="utf-8")
     assert main([*command, f"--output={output}", "--resume"]) == 0
     assert output.read_text("utf-8") == whole
+    assert main([*command[:3], files[0], f"--output={output}", "--resume", "--n-best=2", "--format=jsonl"]) == 2
+    assert "it was written with another --n-best or --format" in capsys.readouterr().err
+    plain = tmp_path / "out.txt"
+    plain.write_text("eins\n", encoding="utf-8")
+    assert main([*command[:3], files[0], f"--output={plain}", "--resume", "--alignment"]) == 2
+    assert "out.txt, line 1, was written without --alignment" in capsys.readouterr().err
+    assert plain.read_text("utf-8") == "eins\n"
 
 
 def test_formats_need_what_they_are_the_format_of(tiny_run, files, capsys) -> None:

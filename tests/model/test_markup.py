@@ -14,7 +14,9 @@ def kept(text: str) -> list[str]:
     [
         ("Hello {name}, {0!r:>10} ${x} {{y}} {}", ["{name}", "{0!r:>10}", "${x}", "{{y}}", "{}"]),
         ("%s of %d, %1$s, %(name)s, %.2f, %-5d, %*d", ["%s", "%d", "%1$s", "%(name)s", "%.2f", "%-5d", "%*d"]),
-        ("50% of it, 100%sure, 5 % done", []),
+        ("50% of it, 100%sure, 5 % done, 1 {b c} d", []),
+        ("%dx%d %dms %(n)sGB %lld %@ 100%%", ["%d", "%d", "%d", "%(n)s", "%lld", "%@", "%%"]),
+        ("%{name} #{name} {{ name }} {{{name}}}", ["%{name}", "#{name}", "{{ name }}", "{{{name}}}"]),
         (
             "See :func:`len`, :py:class:`~a.B`, ``x = 1`` and `code`.",
             [":func:`len`", ":py:class:`~a.B`", "``x = 1``", "`code`"],
@@ -46,6 +48,8 @@ def plain(text: str, kind: str = "html") -> list[str]:
         ("<p>{name} &mdash; 5</p><p>%s: {x}</p>", []),
         ("a < b > c <2de> d", ["a < b > c <2de> d"]),
         ("<B>one</b> <x id='1'/>two</x>", ["one two"]),
+        ('<a title=it\'s>one</a> <a href=/o\'neil b="\'>">two</a><img alt="5" tall">', ["one two"]),
+        ("<b data-translate='no' title='translate=no' class='x-notranslate'>one</b>", ["one"]),
         ("", []),
     ],
 )
@@ -63,7 +67,7 @@ def test_placeholders_are_a_kind_without_tags() -> None:
         parse("a", "xml")
 
 
-@pytest.mark.parametrize("beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "'])
+@pytest.mark.parametrize("beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "', "<pre>", "%0"])
 def test_what_never_ends_is_text(beginning) -> None:
     """A hundred thousand characters take less than the minutes of a search from each of them."""
     text = beginning * (100_000 // len(beginning))

@@ -70,6 +70,14 @@ def test_each_candidate_has_the_markup(translator) -> None:
         assert [each["translation_text"].count(part) for part in KEPT] == [TEXT.count(part) for part in KEPT]
 
 
+def test_texts_without_words_have_as_many_candidates(translator) -> None:
+    found = translator([TEXT, "<p></p>"], markup="html", num_return_sequences=2, num_beams=2)
+    assert found[1] == [{"translation_text": "<p></p>"}] * 2
+    assert translator(["", "{n}"], markup="html", num_return_sequences=2, num_beams=2) == [
+        [{"translation_text": text}] * 2 for text in ("", "{n}")
+    ]
+
+
 def test_tags_may_enclose_several_sentences(translator) -> None:
     text = "Du <b>fo ku. Lai {n}</b> gu."
     found = text_of(translator(text, markup="html", split_sentences=True))
