@@ -168,8 +168,8 @@ class Output:
                 if self.alignment != self._has_links(line):
                     how = "without" if self.alignment else "with"
                     raise ValueError(
-                        f"{path}, line {lines}, was written {how} --alignment. Give the same options, or choose another "
-                        "--output."
+                        f"{path}, line {lines}, was written {how} --alignment. Give the same options, or choose "
+                        "another --output."
                     )
                 if lines % lines_per_entry == 0:
                     complete = length

@@ -226,7 +226,7 @@ class VaswaniTranslationPipeline(Pipeline):
             shape `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
             text if there are several translations of each, nested like the input. For a generator or a dataset, an
             iterator over one list of dicts per text, which translates while it is read. Text of white space alone is
-            translated to an empty text.
+            translated to an empty text; with `markup`, text without words stays as it is.
 
         Raises:
             TypeError: if `inputs` or one of the texts has another type.
