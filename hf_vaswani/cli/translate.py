@@ -95,7 +95,7 @@ class Output:
     Attributes:
         path (`Path`, *optional*): the file; by default standard output.
         n_best (`int`, *optional*): translations of each line, with scores; by default the best one, without.
-        format (`str`, *optional*): format of the n-best lists: `"tsv"` (default) or `"jsonl"`.
+        format (`str`, *optional*): format of n-best lists and of links: `"tsv"` (default) or `"jsonl"`.
         resume (`bool`): whether the file may hold translations already.
         alignment (`bool`): whether translations come with their links to the words of the line.
     """

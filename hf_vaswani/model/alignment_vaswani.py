@@ -199,8 +199,8 @@ def choose_alignment(
 
 def aligning_layers(model: Any, layer: int | None = None) -> int:
     """
-    Returns the number of layers that attend to the source; raises a `ValueError` for a model that has none, or if
-    `layer` is none of them.
+    Returns the number of layers that attend to the source; raises a `ValueError` for a model without such layers, or
+    without this one.
     """
     config: Any = model.config
     if config.model_type != "vaswani" or not config.is_encoder_decoder:
@@ -221,7 +221,7 @@ def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]
         side (`str`): `"text"` for sources, `"text_target"` for targets.
 
     Raises:
-        ValueError: the tokenizer does not tell the characters of its tokens.
+        ValueError: the tokenizer does not say which characters its tokens are.
     """
     if not getattr(tokenizer, "is_fast", False):
         name = type(tokenizer).__name__

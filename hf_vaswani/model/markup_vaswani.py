@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -95,7 +96,7 @@ class Segment:
 
     @property
     def has_words(self) -> bool:
-        """Whether anything in it is to be translated."""
+        """True if it has a letter outside of what is protected."""
         start = 0
         for begin, end, _ in [*self.protected, (len(self.text), len(self.text), "")]:
             if re.search(r"[^\W\d_]", self.text[start:begin]):
@@ -196,7 +197,7 @@ class _Builder:
     def finish(self, source: str) -> list[str | Segment]:
         """Returns the segment; or its markup `source`, if it has nothing to translate. Begins the next one."""
         self._leave(1)
-        text = self.text.strip(" \t\r\n\f")
+        text = self.text.strip()
         front = self.text.index(text)
         segment = Segment(text, [], self.open[0].nodes, self.text[:front], self.text[front + len(text) :])
 
@@ -219,61 +220,61 @@ def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
         yield from all_nodes(node.nodes)
 
 
-def _tokens(text: str) -> Iterator[tuple[int, int, re.Match[str] | None]]:
-    """Yields where tags, comments and declarations are, and the match of a tag."""
-    place = 0
-    unclosed: set[str] = set()
-    while (place := text.find("<", place)) >= 0:
-        match, end = TAG.match(text, place), -1
-        if match is not None:
-            end = match.end()
-        elif (begin := next((each for each in OTHERS if text.startswith(each, place)), None)) is not None:
-            # What has no end here has none further on.
-            end = -1 if begin in unclosed else text.find(OTHERS[begin], place + len(begin))
-            end = end + len(OTHERS[begin]) if end >= 0 else -1
-            unclosed |= {begin} if end < 0 else set()
-        if end >= 0:
-            yield place, end, match
-        place = max(end, place + 1)
+class _Tokens:
+    """Finds the tags, comments and declarations of a text."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Beginnings of comments and declarations that have no end behind them.
+        self.unclosed: set[str] = set()
 
-def _without_tags(text: str) -> str:
-    place, parts = 0, []
-    for start, end, _ in _tokens(text):
-        parts.append(text[place:start])
-        place = end
-    return "".join([*parts, text[place:]])
+    def after(self, place: int) -> tuple[int, int, re.Match[str] | None] | None:
+        """Returns where the next one begins and ends, and the match of a tag; `None` if there is none."""
+        while (place := self.text.find("<", place)) >= 0:
+            if (match := TAG.match(self.text, place)) is not None:
+                return place, match.end(), match
+            begin = next((each for each in OTHERS if self.text.startswith(each, place)), None)
+            if begin is not None and begin not in self.unclosed:
+                end = self.text.find(OTHERS[begin], place + len(begin))
+                if end >= 0:
+                    return place, end + len(OTHERS[begin]), None
+                self.unclosed.add(begin)
+            place += 1
+        return None
+
+    def without(self, start: int, end: int) -> str:
+        """Returns a part of the text without them."""
+        parts = []
+        while (found := self.after(start)) is not None and found[0] < end:
+            parts.append(self.text[start : found[0]])
+            start = found[1]
+        return "".join([*parts, self.text[start:end]])
 
 
 def _parse_html(text: str) -> list[str | Segment]:
     parts: list[str | Segment] = []
-    builder = _Builder()
-    ends: dict[str, dict[int, tuple[int, int]]] = {}
+    builder, tokens = _Builder(), _Tokens(text)
+    ends: dict[int, tuple[int, int]] | None = None
     place = begin = 0
-    for start, after, match in _tokens(text):
-        if start < place:
-            # It is part of what is not translated.
-            continue
+    while (found := tokens.after(place)) is not None:
+        start, after, match = found
         builder.add_text(text[place:start])
         place, markup = after, text[start:after]
         name = "" if match is None else match["name"].lower()
         first = match is not None and not match["slash"]
         ends_itself = name in EMPTY or markup.endswith("/>")
         end = None
-        if (
-            match is not None
-            and (first and not ends_itself)
-            and (name in OPAQUE or name in CODE or _keeps_content(match["attributes"]))
-        ):
-            if name not in ends:
-                ends[name] = _ends(text, name)
-            end = ends[name].get(after)
+        if match is not None and first and not ends_itself:
+            if ends is None:
+                ends = _ends(text)
+            if name in OPAQUE or name in CODE or _keeps_content(match["attributes"]):
+                end = ends.get(after)
         if name in BLOCK_TAGS:
             parts += builder.finish(text[begin:start])
             begin = place = place if end is None else end[1]
             parts.append(text[start:place])
         elif end is not None:
-            builder.add_protected(_without_tags(text[after : end[0]]), text[start : end[1]])
+            builder.add_protected(tokens.without(after, end[0]), text[start : end[1]])
             place = end[1]
         elif not name or (first and ends_itself):
             builder.add_tag(markup)
@@ -294,15 +295,17 @@ def _keeps_content(attributes: str) -> bool:
     return False
 
 
-def _ends(text: str, name: str) -> dict[int, tuple[int, int]]:
+def _ends(text: str) -> dict[int, tuple[int, int]]:
     """Returns where the second tags of pairs are, by the ends of the first ones."""
     found: dict[int, tuple[int, int]] = {}
-    open_: list[int] = []
-    for match in re.finditer(rf"<(/?){re.escape(name)}(?=[\s/>])[^<>]*>", text, re.IGNORECASE):
-        if match[1]:
-            if open_:
-                found[open_.pop()] = match.span()
-        # Scripts are no markup.
-        elif not match[0].endswith("/>") and not (open_ and name in ("script", "style", "textarea")):
-            open_.append(match.end())
+    pending: defaultdict[str, list[int]] = defaultdict(list)
+    for match in TAG.finditer(text):
+        name = match["name"].lower()
+        left = pending[name]
+        if match["slash"]:
+            if left:
+                found[left.pop()] = match.span()
+        # Within a script, there are no tags.
+        elif not match[0].endswith("/>") and not (left and name in ("script", "style", "textarea")):
+            left.append(match.end())
     return found

@@ -269,18 +269,19 @@ class VaswaniTranslationPipeline(Pipeline):
                 "leave one of them out."
             )
 
-        languages = {**self._preprocess_params, **before}
+        languages = [{**self._preprocess_params, **before}.get(name) for name in ("src_lang", "tgt_lang")]
 
         def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
             def translate_plain(plain: list[str]) -> list[tuple[_Split, list[list[str]]]]:
                 return self._translate_split(plain, split, *args, num_workers=num_workers, **kwargs)
 
+            def translate_aligned(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
+                return self._aligned(translate_plain(plain), *languages)
+
             if markup is None:
                 found = [_joined(*each) for each in translate_plain(texts)]
             else:
-                source, target = languages.get("src_lang"), languages.get("tgt_lang")
-                aligned = lambda plain: self._aligned(translate_plain(plain), source, target)  # noqa: E731
-                found = translate_markup(list(map(self._without_tag, texts)), markup, aligned)
+                found = translate_markup(list(map(self._without_tag, texts)), markup, translate_aligned)
             return [[{"translation_text": text} for text in of_text] for of_text in found]
 
         if isinstance(inputs, str):

@@ -150,7 +150,7 @@ class Unit(NamedTuple):
 
     Attributes:
         span (`tuple[int, int]`), text (`str`): its characters.
-        kind (`str`): `"copy"` of a protected text, `"foreign"` if it looks like one and is none, or `"word"`.
+        kind (`str`): `"copy"` of a protected text, `"foreign"` for a placeholder that the source lacks, or `"word"`.
     """
 
     span: Span
@@ -159,7 +159,7 @@ class Unit(NamedTuple):
 
 
 def _target_units(translation: str, texts: set[str]) -> list[Unit]:
-    """Splits a translation into words, signs, copies of protected texts, and what looks like one and is none."""
+    """Splits a translation into words, signs, copies of protected texts, and placeholders that the source lacks."""
     # Longer texts first, because they may contain shorter ones. A word is no copy within another one.
     ordered = sorted(texts, key=len, reverse=True)
     edges = [(r"(?<!\w)" if text[0].isalnum() else "", r"(?!\w)" if text[-1].isalnum() else "") for text in ordered]
@@ -199,12 +199,12 @@ def _owners(
     targets: Sequence[Unit], attention: torch.Tensor, texts: dict[int, str]
 ) -> tuple[list[int], dict[int, list[int]]]:
     """
-    Chooses the place of each protected text: a copy of it, something else that looks like a protected text, or the
-    words that were made from it.
+    Chooses the place of each protected text: a copy of it, a placeholder that the source lacks, or the words that were
+    made from it.
 
     Returns:
         `list[int]`: for each target unit the source atom whose place it is, `FREE`, or `DROPPED`: a copy too many, or
-        what looks like a protected text and is none.
+        a placeholder that the source lacks.
         `dict[int, list[int]]`: the other texts, by the unit that they stand in front of. They stand behind the
         translation of what is in front of them in the source.
     """
@@ -426,7 +426,7 @@ def translate_markup(
     """
     parsed = [(tag, parse(text, kind)) for tag, text in texts]
     plain = [tag + part.text for tag, parts in parsed for part in parts if isinstance(part, Segment)]
-    # What has nothing to translate has as many translations as a text without words.
+    # Texts without words are repeated, for as many candidates as the empty text has.
     all_found = translate(plain or [""])
     translations, count = iter(all_found), len(all_found[0])
     found = []

@@ -300,10 +300,11 @@ def choose_alignment_layer(run: Run, model: VaswaniPreTrainedModel) -> None:
     if run.recipe.task not in PAIR_TASKS or not run.tokenizer.is_fast:
         return
     sets = run.sets.get("validation", [])
+    share = max(1, ALIGNED_PAIRS // max(1, len(sets)))
     pairs = [
         pair
         for pairs_of_set in sets
-        for pair in islice(zip(pairs_of_set.source, pairs_of_set.target, strict=True), ALIGNED_PAIRS // len(sets))
+        for pair in islice(zip(pairs_of_set.source, pairs_of_set.target, strict=True), share)
         if all(len(run.tokenizer(text).input_ids) <= model.config.max_position_embeddings for text in pair)
     ]
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]

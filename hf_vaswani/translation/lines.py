@@ -156,7 +156,7 @@ class LineTranslator:
     def aligned(self, lines: list[str]) -> list[list[tuple[float, str, list[Link]]]]:
         """
         Returns the n-best list of each line, each translation with its links to the line. Words are separated by white
-        space, and a language tag in front of a line is none.
+        space; a language tag in front of a line is not counted.
         """
         found = []
         for line, best in zip(lines, self._with_alignments(lines, "words"), strict=True):

@@ -183,3 +183,11 @@ def test_a_split_line_keeps_its_markup(tmp_path) -> None:
     (((_, text),),) = translator.with_markup([line], "html")
     assert translator.lines_split == 1
     assert text.count("<b>") == text.count("</b>") == 9 and all(text.count(f"{{n{i}}}") == 1 for i in range(9))
+
+
+def test_white_space_around_a_text_moves_no_tag(teacher) -> None:
+    model, tokenizer = load_translator(teacher)
+    translator = LineTranslator([model], tokenizer)
+    lines = ["one <b>two</b> three", "&nbsp;one <b>two</b> three ", "  one <b>two</b> three"]
+    found = [translator.with_markup([line], "html")[0][0][1].strip() for line in lines]
+    assert found[0].count("<b>") == 1 and found == found[:1] * 3
