@@ -175,7 +175,7 @@ def _target_units(translation: str, texts: set[str]) -> list[Unit]:
                 place = match.start() + 1
                 continue
             add_words(start, match.start())
-            units.append(Unit(match.span(), match[0], "foreign"))
+            units.append(Unit(match.span(), match[0], "copy" if match[0] in texts else "foreign"))
             start = place = match.end()
         add_words(start, end)
 

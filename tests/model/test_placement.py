@@ -58,6 +58,7 @@ def placed(markup: str, translation: str, links: str, kind: str = "html") -> str
         ("a &lt; <b>b</b>", "x < y", "0-0 1-1 2-2", "x &lt; <b>y</b>"),
         # Placeholders: copied, changed, twice, lost, invented.
         ("one {n} two", "a {n} b", "0-0 1-1 2-2", "a {n} b"),
+        ("100 %ss", "%ss 100", "0-1", "%ss 100"),
         ("one {name} two", "a {nombre} b", "0-0 1-1 2-2", "a {name} b"),
         ("one {name} two", "a nombre b", "0-0 1-1 2-2", "a {name} b"),
         ("one {n} two", "a {n} b {n}", "0-0 1-1 2-2 1-3", "a {n} b"),
