@@ -28,6 +28,7 @@ NEEDED = {
     "training": {"train", "adapt"},
     "hub": {"train", "viz"},
     "conversion": {"convert"},
+    "visualization": {"viz"},
     "cli": {"train", "clean", "viz"},
 }
 VERBS = [
@@ -35,6 +36,7 @@ VERBS = [
     "train",
     "translate",
     "align",
+    "explore",
     "backtranslate",
     "distill",
     "diversify",
@@ -73,7 +75,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     found = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
-    assert found == modules | {"hf_vaswani_start.py", "hf_vaswani/hub/model_card.md"}
+    page = {f"hf_vaswani/visualization/explorer.{ending}" for ending in ("html", "css", "js")}
+    assert found == modules | page | {"hf_vaswani_start.py", "hf_vaswani/hub/model_card.md"}
     assert zipfile.ZipFile(built[0]).read("hf_vaswani/hub/model_card.md") == (ROOT / "model_card.md").read_bytes()
 
 

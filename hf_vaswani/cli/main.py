@@ -11,7 +11,7 @@ from typing import Any, TextIO, cast
 
 from hf_vaswani import __version__
 
-from . import align, backtranslate, check, convert, distill, diversify, evaluate, runs, shortlist, translate
+from . import align, backtranslate, check, convert, distill, diversify, evaluate, explore, runs, shortlist, translate
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -130,6 +130,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for family in (check, runs, translate, align, backtranslate, distill, diversify, shortlist, evaluate, convert):
+    for family in (
+        check,
+        runs,
+        translate,
+        align,
+        explore,
+        backtranslate,
+        distill,
+        diversify,
+        shortlist,
+        evaluate,
+        convert,
+    ):
         family.add_verbs(verbs)
     return parser

@@ -163,7 +163,7 @@ def alignments(
     shift = model.config.alignment_shift if shift is None else shift
     found: list[Alignment] = [Alignment([], [], torch.zeros(0, 0))] * len(sources)
     for i, source, target, attention in _attention(model, tokenizer, sources, targets, [layer], batch_size):
-        found[i] = _aligned(source, target, attention[0], unit, shift)
+        found[i] = align(source, target, attention[0], unit, shift)
     return found
 
 
@@ -189,7 +189,7 @@ def choose_alignment(
     counts = {(layer, shift): [0, 0] for layer in range(layers) for shift in (False, True)}
     for _, source, target, attention in _attention(model, tokenizer, sources, targets, range(layers), batch_size):
         for (layer, shift), count in counts.items():
-            alignment = _aligned(source, target, attention[layer], "words", shift)
+            alignment = align(source, target, attention[layer], "words", shift)
             count[0] += 2 * len(alignment.links("intersection"))
             count[1] += sum(alignment.probabilities.shape) if alignment.probabilities.numel() else 0
     if not any(total for _, total in counts.values()):
@@ -266,7 +266,7 @@ def _attention(
                 yield i, source, target, attention[:, row, : len(target.ids), : len(source.ids)]
 
 
-def _aligned(source: Text, target: Text, attention: torch.Tensor, unit: str, shift: bool) -> Alignment:
+def align(source: Text, target: Text, attention: torch.Tensor, unit: str, shift: bool) -> Alignment:
     """Makes an alignment of the attention of all tokens, of shape `(target, source)`."""
     columns, rows = (text.words() if unit == "words" else text.pieces() for text in (source, target))
     # Behind the last token, which is `</s>` and in no word, no step is missing.

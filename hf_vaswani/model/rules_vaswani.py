@@ -177,11 +177,21 @@ class BeamSearchRules:
         Returns:
             `torch.BoolTensor` of shape `(sentences, 1)`.
         """
+        hoped, least = self.bounds(running_scores, scores, is_finished, length)
+        return can_improve & (hoped > least) & (length < self.max_lengths)
+
+    def bounds(
+        self, running_scores: torch.Tensor, scores: torch.Tensor, is_finished: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Returns the highest score that a running hypothesis of each sentence is hoped to reach, and the score that it
+        must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them. Both
+        are of shape `(sentences, 1)`; the arguments are those of [`may_improve`].
+        """
         look_ahead = self.early_stopping == "never"
         if look_ahead:
             scores, is_finished = scores[:, : self.num_return_sequences], is_finished[:, : self.num_return_sequences]
         # A negative alpha favours short hypotheses: the next token is the best hope.
         longest = self.max_lengths if look_ahead and self.alpha > 0 else length
-        hoped = running_scores[:, :1] / self.penalty(longest)
-        worst = torch.where(is_finished, scores.amin(dim=1, keepdim=True), MISSING)
-        return can_improve & (hoped > worst).any(dim=1, keepdim=True) & (length < self.max_lengths)
+        worst = scores.amin(dim=1, keepdim=True).where(is_finished.all(dim=1, keepdim=True), MISSING)
+        return running_scores[:, :1] / self.penalty(longest), worst

@@ -4,7 +4,7 @@ They return the tokens of transformers' own searches, in less time. A call that 
 scores of hypotheses stays with transformers: [`fast_search_inputs`] decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -403,8 +403,16 @@ class Step:
     chosen: torch.Tensor  # candidates that became running hypotheses, [sentences, beams]
 
 
+# Called with each step, its candidates' log-probabilities and which of them end, and the sentences after the step.
+BeamObserver = Callable[[Step, torch.Tensor, torch.Tensor, Alive], None]
+
+
 def beam_search(
-    input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, rules: BeamSearchRules
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    inputs: FastSearchInputs,
+    rules: BeamSearchRules,
+    observe: BeamObserver | None = None,
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
     """
     Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules.
@@ -414,6 +422,7 @@ def beam_search(
         generation_config ([`GenerationConfig`]): settings of the call.
         inputs ([`FastSearchInputs`]): models, source, and processors of log-probabilities.
         rules ([`BeamSearchRules`]): scoring, finishing and stopping.
+        observe (`Callable`, *optional*): called after each step.
 
     Returns:
         `torch.LongTensor` of shape `(batch * num_return_sequences, length)`; with `return_dict_in_generate`
@@ -438,6 +447,8 @@ def beam_search(
         alive.can_improve = rules.may_improve(
             alive.can_improve, alive.running_scores, alive.scores, alive.is_finished, length
         )
+        if observe is not None:
+            observe(history[-1], log_probs, ends, alive)
         unfinished = alive.can_improve[:, 0] & ~ends.all(dim=1)
         if rules.early_stopping is True:
             unfinished &= ~alive.is_finished.all(dim=1)
@@ -540,7 +551,11 @@ def read_back(
 
 
 def single_search(
-    input_ids: torch.Tensor, generation_config: GenerationConfig, inputs: FastSearchInputs, streamer: Any = None
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    inputs: FastSearchInputs,
+    streamer: Any = None,
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateDecoderOnlyOutput:
     """
     Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does.
@@ -550,6 +565,8 @@ def single_search(
         generation_config ([`GenerationConfig`]): settings of the call.
         inputs ([`FastSearchInputs`]): models, source, and processors of logits.
         streamer ([`BaseStreamer`], *optional*): receives the tokens of each step.
+        observe (`Callable`, *optional*): called with the logits of each step, of shape `(sentences, entries)`, and the
+            tokens that were taken, of shape `(sentences,)`.
 
     Returns:
         `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind
@@ -579,6 +596,8 @@ def single_search(
         else:
             _, _, places = best_tokens(logits[:, None], no_offsets[: len(logits)], k=1)
         tokens = inputs.tokens(places[:, 0]).where(unfinished, fill)
+        if observe is not None:
+            observe(logits, tokens)
         sequences[numbers, length] = tokens
         length += 1
         if streamer is not None:

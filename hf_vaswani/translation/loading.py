@@ -28,9 +28,26 @@ from ..data.tokenizer import load_tokenizer
 from ..files import read_json
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
+from ..model.heads_vaswani import (
+    VaswaniForCausalLM,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
 from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite
+from ..model.modeling_vaswani import VaswaniEncoderModel
 
 logger = logging.getLogger(__name__)
+
+SINGLE_STACKS = (
+    VaswaniEncoderModel,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForCausalLM,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
 
 SETTINGS = ("config.json", "generation_config.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -88,6 +105,38 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
         found = model.generate(**inputs, max_new_tokens=1, num_return_sequences=1, return_dict_in_generate=False)
         tokenizer.batch_decode(found, skip_special_tokens=True)
     return model, tokenizer
+
+
+def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
+    """
+    Loads an encoder or a decoder on its own, with the head that it was saved with, and its tokenizer.
+
+    Args:
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+
+    Returns:
+        `tuple` of a [`VaswaniPreTrainedModel`] in evaluation mode and its [`PreTrainedTokenizerBase`].
+
+    Raises:
+        ValueError: a file is missing or damaged, or the model is of another kind.
+    """
+    folder = _check_config(name)
+    classes = {each.__name__: each for each in SINGLE_STACKS}
+    (kind,) = _read(folder / SETTINGS[0]).get("architectures") or [None]
+    if kind not in classes:
+        raise ValueError(
+            f"{folder / SETTINGS[0]} has the architecture {_shown(kind)}, but it must be one of {', '.join(classes)}."
+        )
+    tokenizer = load_whole_tokenizer(name)
+    _check_sizes(folder)
+    with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
+        model, report = classes[kind].from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
+        check_shapes(model, report)
+    problem = find_loading_error(model, report)
+    if problem is not None:
+        raise ValueError(problem)
+    check_vocabulary(model, tokenizer, name)
+    return model.eval(), tokenizer
 
 
 def load_model(name: str | Path, dtype: Any = "auto") -> Any:

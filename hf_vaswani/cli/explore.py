@@ -1,0 +1,60 @@
+"""The verb that makes a page of what a model does with a text: explore."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from .inputs import add_target_language, check_counts, load_models
+
+logger = logging.getLogger("hf_vaswani")
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verb to the command line, with its function under `run`."""
+    explore = verbs.add_parser(
+        "explore",
+        help="make a page that shows what a model does with a sentence",
+        description="Make one HTML file that shows what a model does with a sentence: translation and alignment, the "
+        "search step by step, attention of all heads, positions and embeddings. It opens in any browser, and needs no "
+        "other file or host.",
+        epilog='example: hf-vaswani explore --model runs/my/model "A dog runs." --output page.html',
+    )
+    explore.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_target_language(explore)
+    explore.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
+    explore.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        default=Path("explorer.html"),
+        help="file to write; default: %(default)s",
+    )
+    explore.add_argument("text", metavar="TEXT", help="the sentence")
+    explore.set_defaults(run=_explore)
+
+
+def _explore(options: argparse.Namespace) -> None:
+    from ..model.configuration_vaswani import VaswaniConfig
+    from ..translation.loading import load_single_stack, model_folder
+    from ..visualization.explorer import explore
+
+    check_counts(options, "num_beams")
+    if options.output.is_dir():
+        raise ValueError(f"--output {options.output} is a folder, not a file.")
+    text: str = options.text
+    settings = {} if options.num_beams is None else {"num_beams": options.num_beams}
+    if options.num_beams == 1:
+        # They have no effect on greedy search, and transformers would warn about each.
+        settings |= {"length_penalty": None, "early_stopping": None}
+    if VaswaniConfig.from_pretrained(model_folder(options.model)).is_encoder_decoder:
+        translators = load_models([options.model], options.target_language)
+        model, tokenizer = translators.models[0], translators.tokenizer
+        (text,) = translators.tagged([text], "The text")
+    else:
+        if options.target_language is not None:
+            raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
+        model, tokenizer = load_single_stack(options.model)
+    page = explore(model, tokenizer, text, name=options.model, settings=settings)
+    page.save(options.output)
+    logger.info(f"{options.output}: {len(page.html.encode()) / 1000:,.0f} kB; open it in a browser.")

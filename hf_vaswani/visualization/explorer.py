@@ -1,0 +1,404 @@
+"""The explorer: one page that shows what a model does with a text, without any other file or host."""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..files import atomic_write_text
+from ..model.alignment_vaswani import Text, read
+from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM, VaswaniForPreTraining
+from ..model.sharing_vaswani import evaluation_mode
+from .attention import (
+    Attention,
+    Role,
+    alignment_of,
+    collect_attention,
+    head_roles,
+    model_kind,
+    piece,
+    pieces,
+)
+from .embeddings import position_encodings, project_embeddings
+from .search_record import SearchRecord, record_search
+
+# The page grows with the square of it.
+LONGEST = 200
+# Tokens that a decoder on its own adds to a text.
+NEW_TOKENS = 20
+# Weights are stored as whole numbers up to this one, in 16 bits.
+FULL = 2**16 - 1
+
+
+@dataclass(frozen=True)
+class Page:
+    """
+    The page of one text. In a notebook, it shows itself.
+
+    Attributes:
+        html (`str`): the page.
+        title (`str`): its title.
+    """
+
+    html: str
+    title: str
+
+    def save(self, path: str | Path) -> None:
+        """Writes the page into a file, which opens in any browser."""
+        atomic_write_text(Path(path), self.html)
+
+    def _repr_html_(self) -> str:
+        # In a frame, notebook and page do not see each other's styles.
+        source, title = html.escape(self.html), html.escape(self.title)
+        return (
+            f'<iframe srcdoc="{source}" title="{title}" sandbox="allow-scripts" loading="lazy" '
+            'style="width: 100%; height: 46rem; border: 1px solid #8888"></iframe>'
+        )
+
+
+def explore(
+    model: Any, tokenizer: Any, text: str, *, name: str | None = None, settings: Mapping[str, Any] | None = None
+) -> Page:
+    """
+    Makes a page that shows what a model does with a text: translation and alignment, n-best list, the search step by
+    step, attention of all heads, positions and embeddings. Encoders and decoders on their own show what they have.
+
+    Args:
+        model ([`PreTrainedModel`]): a Vaswani model, used in evaluation mode.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+        text (`str`): a sentence, with the language tag that the model may need.
+        name (`str`, *optional*): name of the model for the page; by default where it was loaded from.
+        settings (`Mapping[str, Any]`, *optional*): settings of `generate()`, such as `{"num_beams": 4}`. A decoder on
+            its own adds 20 tokens to the text, unless `max_new_tokens` or `max_length` says otherwise.
+
+    Returns:
+        [`Page`]: `page.save("page.html")` writes it.
+
+    Raises:
+        ValueError: the model is of another kind; the text is empty, or has more than 200 tokens.
+
+    Example:
+
+    ```python
+    >>> explore(model, tokenizer, "A dog runs.").save("page.html")
+    ```
+    """
+    kind = model_kind(model)
+    if not text.strip():
+        raise ValueError("There is no text to explore.")
+    source = read(tokenizer, [text])[0]
+    settings = dict(settings or {})
+    if kind == "decoder":
+        if not {"max_new_tokens", "max_length"} & settings.keys():
+            settings["max_new_tokens"] = NEW_TOKENS
+        if source.ids[-1:] == [tokenizer.eos_token_id]:
+            # A prompt goes on.
+            source = Text(source.text, source.ids[:-1], source.spans[:-1], source.begin)
+    if not 0 < len(source.ids) <= LONGEST:
+        raise ValueError(f"The text has {len(source.ids)} tokens, but a page shows from 1 to {LONGEST}: shorten it.")
+    data: dict[str, Any] = {"kind": kind, "name": name or model.config.name_or_path or type(model).__name__}
+    if kind == "encoder":
+        attention = collect_attention(model, tokenizer, text)
+        links: list[tuple[int, int]] = []
+        data["words"] = {"source": _words(source), "target": None}
+        data["predictions"] = _predictions(model, tokenizer, source)
+    else:
+        search = record_search(model, torch.tensor([source.ids], device=model.device), **settings)
+        best = search.hypotheses[0].ids
+        written = best if kind == "translation" else source.ids + best
+        attention = collect_attention(model, tokenizer, text, written)
+        links = _add_words(data, model, attention, len(written) - len(best))
+        data["search"] = _search(tokenizer, search, [] if kind == "translation" else source.ids)
+    data["attention"] = _attention(tokenizer, attention, head_roles(attention, links))
+    data["positions"] = _positions(model, attention)
+    data["embeddings"] = _embeddings(model, tokenizer, attention)
+    data["paper"] = _paper(model, kind, data.get("search"))
+    title = f"{text} – {data['name']}"
+    return Page(_page(title, data), title)
+
+
+# ---- The page ----------------------------------------------------------------------------------------------------
+
+
+def _page(title: str, data: dict[str, Any]) -> str:
+    """Puts title and data into the page."""
+    template, style, script = (
+        resources.files(__package__).joinpath(f"explorer.{ending}").read_text("utf-8")
+        for ending in ("html", "css", "js")
+    )
+    # Within a script, "<" could end it.
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts = {"TITLE": html.escape(title), "STYLE": style, "SCRIPT": script, "DATA": content}
+    before, *rest = template.split("{{")
+    return before + "".join(parts[part.split("}}", 1)[0]] + part.split("}}", 1)[1] for part in rest)
+
+
+def _base64(numbers: torch.Tensor) -> str:
+    return base64.b64encode(numbers.contiguous().numpy().tobytes()).decode()
+
+
+def _rounded(value: float, digits: int = 4) -> float | None:
+    """Returns a number for JSON, which has no infinity."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
+# ---- Words -------------------------------------------------------------------------------------------------------
+
+
+def _words(text: Text) -> list[list[Any]]:
+    """Returns the parts of a text: words, and what is between them."""
+    parts: list[list[Any]] = []
+    place = 0
+    for number, word in enumerate(text.words()):
+        if place < word.start:
+            parts.append([text.text[place : word.start]])
+        parts.append([text.text[word.start : word.end], number])
+        place = word.end
+    if place < len(text.text):
+        parts.append([text.text[place:]])
+    return parts
+
+
+def _add_words(data: dict[str, Any], model: Any, attention: Attention, given: int) -> list[tuple[int, int]]:
+    """Adds the words of both sides, their probabilities and links; returns the links for [`head_roles`]."""
+    links: list[tuple[int, int]] = []
+    words: dict[str, Any] = {"source": None if attention.source is None else _words(attention.source)}
+    target: Any = attention.target
+    words["target"] = _words(target)
+    log_probs = attention.log_probs.tolist()
+    # Words of a prompt, and words without tokens, have no probability.
+    words["probabilities"] = [
+        _rounded(math.exp(sum(log_probs[i] for i in word.tokens))) if word.tokens and word.tokens[0] >= given else None
+        for word in target.words()
+    ]
+    if "cross" in attention.weights:
+        alignment, links = alignment_of(model, attention)
+        words["links"] = [[i, j, _rounded(float(alignment.probabilities[j, i]))] for i, j in alignment.links()]
+    data["words"] = words
+    return links
+
+
+# ---- Search ------------------------------------------------------------------------------------------------------
+
+
+def _search(tokenizer: Any, search: SearchRecord, prompt: Sequence[int]) -> dict[str, Any]:
+    """Returns the record of a search, with texts in place of ids."""
+    names: dict[int, str] = {}
+
+    def text(ids: list[int]) -> str:
+        return str(tokenizer.decode([*prompt, *ids], skip_special_tokens=True))
+
+    steps = []
+    running: list[list[int]] = [[]]
+    for step in search.steps:
+        for each in step.candidates:
+            names.setdefault(each.token, piece(tokenizer, each.token))
+        steps.append(
+            {
+                "running": [text(ids) for ids in running],
+                "candidates": [
+                    [
+                        each.parent,
+                        each.token,
+                        _rounded(each.log_prob),
+                        _rounded(each.total),
+                        int(each.ends),
+                        each.rank,
+                        int(each.finished),
+                    ]
+                    for each in step.candidates
+                ],
+                "finished": step.finished,
+                "hope": None if step.hope is None else _rounded(step.hope),
+                "bar": None if step.bar is None else _rounded(step.bar),
+            }
+        )
+        kept = sorted((each for each in step.candidates if each.rank is not None), key=lambda each: each.rank or 0)
+        running = [[*running[each.parent], each.token] for each in kept]
+    hypotheses = [
+        {
+            "text": text(each.ids),
+            "length": len(each.ids),
+            "total": _rounded(each.total),
+            "penalty": _rounded(each.penalty),
+            "score": _rounded(each.score),
+            "cut": each.is_cut,
+            "path": [each.step, each.candidate],
+        }
+        for each in search.hypotheses
+    ]
+    return {
+        "settings": search.settings,
+        "maxLength": search.max_length,
+        "steps": steps,
+        "tokens": names,
+        "hypotheses": hypotheses,
+        "stop": search.stop,
+    }
+
+
+# ---- Attention, positions, embeddings ----------------------------------------------------------------------------
+
+
+def _attention(
+    tokenizer: Any, attention: Attention, roles: dict[str, list[list[list[Role]]]]
+) -> dict[str, dict[str, Any]]:
+    """Returns the weights as whole numbers, with what rows and columns stand for."""
+    source = [] if attention.source is None else pieces(tokenizer, attention.source)
+    target = [] if attention.target is None else pieces(tokenizer, attention.target)
+    inputs = [piece(tokenizer, token) for token in attention.inputs]
+    outputs = target[1:] if attention.source is None else target
+    axes = {
+        "encoder": (source, source, None),
+        "decoder": (inputs, inputs, outputs),
+        "cross": (inputs, source, outputs),
+    }
+    found = {}
+    for kind, weights in attention.weights.items():
+        rows, columns, predicted = axes[kind]
+        whole = (weights * FULL).round().clamp(0, FULL).to(torch.int32)
+        found[kind] = {
+            "shape": list(weights.shape),
+            "rows": rows,
+            "columns": columns,
+            "predicted": predicted,
+            "roles": [
+                [[[role.name, _rounded(role.share, 3)] for role in head] for head in layer] for layer in roles[kind]
+            ],
+            # Lower and upper byte.
+            "weights": _base64(torch.stack([whole % 256, whole // 256], dim=-1).to(torch.uint8)),
+        }
+    return found
+
+
+def _positions(model: Any, attention: Attention) -> dict[str, Any]:
+    """Returns the encodings of the text's positions, in 8 bits."""
+    length = max(weights.shape[2] for weights in attention.weights.values())
+    stack = model.get_encoder() if "encoder" in attention.weights else model.get_decoder()
+    longest = stack.positions.max_position_embeddings if stack.positions.table is not None else length
+    encodings = position_encodings(stack, min(length, longest))
+    scale = float(encodings.abs().max()) or 1.0
+    return {
+        "shape": list(encodings.shape),
+        "scale": _rounded(scale),
+        "kind": model.config.position_encoding,
+        "layout": model.config.sinusoid_layout if model.config.position_encoding == "sinusoidal" else None,
+        "values": _base64((encodings / scale * 127).round().to(torch.int8)),
+    }
+
+
+def _embeddings(model: Any, tokenizer: Any, attention: Attention) -> dict[str, Any]:
+    """Returns the places of the text's tokens and of their neighbours."""
+    excluded = [token for token in (tokenizer.pad_token_id,) if token is not None]
+    sides = {}
+    if attention.source is not None:
+        sides["source"] = (attention.source, model.get_input_embeddings().weight)
+    if attention.target is not None:
+        decoder = model.get_decoder()
+        sides["target"] = (attention.target, decoder.embed_tokens.weight)
+    shared = len({weight.data_ptr() for _, weight in sides.values()}) == 1
+    found: dict[str, Any] = {"shared": shared and len(sides) > 1, "plots": []}
+    groups = [tuple(sides)] if shared else [(side,) for side in sides]
+    for group in groups:
+        owners: dict[int, str] = {}
+        for side in group:
+            for token in sides[side][0].ids:
+                owners[token] = "both" if owners.get(token, side) != side else side
+        result = project_embeddings(sides[group[0]][1], list(owners), excluded)
+        points = []
+        for i, token in enumerate(result.tokens):
+            neighbours = [
+                [piece(tokenizer, other), _rounded(float(cosine), 3), *(_rounded(x, 4) for x in place)]
+                for other, cosine, place in zip(
+                    result.neighbours[i], result.cosines[i], result.neighbour_points[i].tolist(), strict=True
+                )
+            ]
+            place = [_rounded(x, 4) for x in result.points[i].tolist()]
+            points.append([piece(tokenizer, token), owners[token], *place, neighbours])
+        found["plots"].append({"points": points, "explained": [_rounded(x, 3) for x in result.explained]})
+    return found
+
+
+# ---- Encoders on their own ---------------------------------------------------------------------------------------
+
+
+def _predictions(model: Any, tokenizer: Any, source: Text) -> list[dict[str, Any]]:
+    """Returns what the head of an encoder says of the text: tables of a title, and labels with probabilities."""
+    if not isinstance(model, (VaswaniForMaskedLM, VaswaniForPreTraining, VaswaniClassifier)):
+        return []
+    with evaluation_mode(model), torch.inference_mode():
+        output = model(input_ids=torch.tensor([source.ids], device=model.device))
+    names = pieces(tokenizer, source)
+    if not isinstance(model, VaswaniClassifier):
+        is_pair = isinstance(model, VaswaniForPreTraining)
+        logits = (output.prediction_logits if is_pair else output.logits)[0].float().cpu()
+        places = [i for i, token in enumerate(source.ids) if token == tokenizer.mask_token_id]
+        return [
+            {"title": f"{names[i]} (token {i + 1})", "rows": _best(logits[i], lambda token: piece(tokenizer, token))}
+            for i in places
+        ]
+    logits = output.logits[0].float().cpu()
+    if logits.dim() == 1:
+        return [{"title": "Text", "rows": _best(logits, model.config.id2label.get)}]
+    return [{"title": names[i], "rows": _best(logits[i], model.config.id2label.get)[:1]} for i in range(len(names))]
+
+
+def _best(logits: torch.Tensor, label: Any) -> list[list[Any]]:
+    probabilities = logits.softmax(dim=-1)
+    best = probabilities.topk(min(5, len(probabilities)))
+    return [[label(i), _rounded(p)] for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+
+
+# ---- The paper ---------------------------------------------------------------------------------------------------
+
+
+def _paper(model: Any, kind: str, search: dict[str, Any] | None) -> list[list[Any]]:
+    """Returns rows of a section of the paper, what it says, the base model's value there, and this model's."""
+    config = model.config
+    heads = config.num_heads
+    d_k, d_v = (each or config.d_model // heads for each in (config.d_k, config.d_v))
+    stacks = {"translation": "encoder and decoder", "encoder": "encoder", "decoder": "decoder"}[kind]
+    layers = {
+        "translation": f"{config.encoder_layers} and {config.decoder_layers}",
+        "encoder": config.encoder_layers,
+        "decoder": config.decoder_layers,
+    }[kind]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    rows: list[list[Any]] = [
+        ["3.1, Figure 1", "layers N", "6 and 6", layers],
+        ["3.1", "stacks", "encoder and decoder", stacks],
+        [
+            "3.1",
+            "LayerNorm around each sublayer",
+            "after it",
+            "after it" if config.norm_position == "post" else "before it",
+        ],
+        ["3.2.2", "heads h", "8", heads],
+        ["3.2.1", "width of queries and keys d_k", "64", d_k],
+        ["3.2.2", "width of values d_v", "64", d_v],
+        ["3.3", "inner width d_ff", "2048", config.d_ff],
+        ["3.1", "width d_model", "512", config.d_model],
+        ["3.4", "vocabulary", "37000", config.vocab_size],
+        ["3.4", "one matrix for embeddings and output", "yes", "yes" if config.tie_word_embeddings else "no"],
+        ["3.5", "positions", "sinusoidal", config.position_encoding],
+        ["5.4", "dropout P_drop", "0.1", config.dropout],
+        ["Table 3", "parameters", "65,000,000", f"{parameters:,}"],
+    ]
+    if search is not None:
+        settings = search["settings"]
+        rows.append(["6.1", "beam size", "4", settings["num_beams"]])
+        if settings["num_beams"] > 1:
+            penalty = {"gnmt": "((5 + L) / 6)^α", "power": "L^α"}[settings["length_penalty_type"]]
+            rows += [
+                ["6.1", "length penalty", "((5 + L) / 6)^α", penalty],
+                ["6.1", "α", "0.6", settings["length_penalty"]],
+            ]
+        rows.append(["6.1", "maximum length", "source + 50", f"{search['maxLength']} tokens"])
+    return rows

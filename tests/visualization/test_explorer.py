@@ -1,0 +1,167 @@
+"""The explorer's page: complete, faithful to the model, small, and safe with any text."""
+
+import base64
+import html
+import json
+import math
+import re
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from hf_vaswani import (
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+)
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.visualization.attention import collect_attention
+from hf_vaswani.visualization.explorer import explore
+
+from ..networks import random_model, tiny_config, tiny_model
+
+WORDS = "ab abc bca cab ca bc"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer([WORDS], 20, kind="characters")
+
+
+def data_of(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(re.search(r'id="data">(.*?)</script>', page.html, re.DOTALL)[1])
+    return found
+
+
+def test_the_page_says_what_the_model_does(tokenizer) -> None:
+    model = random_model(0)
+    page = explore(model, tokenizer, "abc ab", name="me/model", settings={"num_beams": 3})
+    data = data_of(page)
+    ids = tokenizer("abc ab", return_tensors="pt").input_ids
+    expected = model.generate(ids, num_beams=3, return_dict_in_generate=True)
+    best = data["search"]["hypotheses"][0]
+    assert best["text"] == tokenizer.decode(expected.sequences[0], skip_special_tokens=True)
+    assert best["score"] == pytest.approx(float(expected.sequences_scores[0]), abs=1e-3)
+    assert "".join(part[0] for part in data["words"]["source"]) == "abc ab"
+    assert "".join(part[0] for part in data["words"]["target"]) == best["text"]
+    assert data["name"] == "me/model"
+    attention = collect_attention(model, tokenizer, "abc ab", expected.sequences[0, 1:].tolist())
+    for kind, weights in attention.weights.items():
+        stored = data["attention"][kind]
+        assert stored["shape"] == list(weights.shape)
+        assert (len(stored["rows"]), len(stored["columns"])) == weights.shape[2:]
+        numbers = numpy.frombuffer(base64.b64decode(stored["weights"]), "<u2").reshape(weights.shape) / 65535
+        assert numpy.abs(numbers - weights.numpy()).max() < 1e-5
+    # A word's probability is that of its tokens.
+    words = attention.target.words()
+    for word, probability in zip(words, data["words"]["probabilities"], strict=True):
+        assert probability == pytest.approx(math.exp(sum(attention.log_probs[i] for i in word.tokens)), abs=1e-3)
+    positions = data["positions"]
+    assert positions["shape"] == [max(weights.shape[2] for weights in attention.weights.values()), 24]
+    points = data["embeddings"]["plots"][0]["points"]
+    assert len(points) == len({*attention.source.ids, *attention.target.ids})
+
+
+def test_the_page_needs_nothing_else(tokenizer) -> None:
+    page = explore(random_model(0), tokenizer, "abc ab").html
+    assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)|@import|url\(|fetch\(|XMLHttp|import\s""", page)
+    assert "default-src 'none'" in page
+
+
+def test_text_is_no_markup() -> None:
+    text = "</script><script>alert(1)</script> <b>&amp; {{DATA}} \u2028"
+    tokenizer = train_tokenizer([text], 60, kind="characters")
+    page = explore(random_model(0, vocab_size=tokenizer.vocab_size), tokenizer, text, name="<i>me</i>")
+    assert "".join(part[0] for part in data_of(page)["words"]["source"]) == text
+    # The page's own scripts.
+    assert page.html.count("<script") == 2
+    assert "<i>" not in page.html
+
+
+def test_a_page_is_saved_and_shown_in_a_notebook(tokenizer, tmp_path) -> None:
+    page = explore(random_model(0), tokenizer, "abc")
+    page.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text("utf-8") == page.html
+    frame = page._repr_html_()
+    assert html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1]) == page.html
+    assert 'sandbox="allow-scripts"' in frame
+
+
+def test_sixty_pieces_of_a_base_model_are_a_small_page() -> None:
+    tokenizer = train_tokenizer([WORDS], 20, kind="characters")
+    torch.manual_seed(0)
+    config = tiny_config(d_model=512, d_ff=2048, num_heads=8, encoder_layers=6, decoder_layers=6)
+    model = VaswaniForConditionalGeneration(config).eval()
+    page = explore(
+        model, tokenizer, ("ab " * 20)[:59], settings={"num_beams": 4, "max_new_tokens": 60, "min_new_tokens": 60}
+    )
+    assert data_of(page)["attention"]["cross"]["shape"] == [6, 8, 60, 60]
+    assert len(page.html.encode()) <= 3_000_000
+
+
+def test_separate_embeddings_have_a_plot_each(tokenizer) -> None:
+    model = random_model(0, share_embeddings=False, tie_word_embeddings=False)
+    embeddings = data_of(explore(model, tokenizer, "abc ab"))["embeddings"]
+    assert [{point[1] for point in plot["points"]} for plot in embeddings["plots"]] == [{"source"}, {"target"}]
+    assert not embeddings["shared"]
+
+
+def test_a_decoder_on_its_own(tokenizer) -> None:
+    model = tiny_model(kind=VaswaniForCausalLM, position_encoding="learned", max_position_embeddings=40)
+    data = data_of(explore(model, tokenizer, "abc ab", settings={"num_beams": 1}))
+    ids = tokenizer("abc ab", return_tensors="pt").input_ids[:, :-1]
+    expected = model.generate(ids, num_beams=1, max_new_tokens=20)[0]
+    assert data["search"]["hypotheses"][0]["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert list(data["attention"]) == ["decoder"]
+    assert data["words"]["source"] is None
+    # The prompt is given.
+    assert data["words"]["probabilities"][0] is None
+    assert data["attention"]["decoder"]["predicted"] is not None
+
+
+def encoder(kind: type, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(tiny_config(**fields)).eval()
+
+
+def test_encoders_on_their_own(tokenizer) -> None:
+    labels = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
+    ids = tokenizer("abc ab", return_tensors="pt").input_ids
+    classifier = encoder(VaswaniForSequenceClassification, **labels)
+    data = data_of(explore(classifier, tokenizer, "abc ab"))
+    assert list(data["attention"]) == ["encoder"]
+    assert "search" not in data
+    with torch.no_grad():
+        expected = classifier(ids).logits[0].softmax(dim=-1)
+    (table,) = data["predictions"]
+    assert dict(table["rows"]) == {
+        name: pytest.approx(float(expected[i]), abs=1e-4) for i, name in labels["id2label"].items()
+    }
+    tagger = encoder(VaswaniForTokenClassification, **labels)
+    assert len(data_of(explore(tagger, tokenizer, "abc ab"))["predictions"]) == ids.shape[1]
+
+
+def test_masked_tokens_are_predicted() -> None:
+    tokenizer = train_tokenizer([WORDS], 20, kind="characters")
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    tokenizer.split_special_tokens = False
+    model = encoder(VaswaniForMaskedLM)
+    (table,) = data_of(explore(model, tokenizer, "a<mask>c"))["predictions"]
+    assert table["title"] == "<mask> (token 2)"
+    probabilities = [probability for _, probability in table["rows"]]
+    assert len(probabilities) == 5
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_bad_input(tokenizer) -> None:
+    with pytest.raises(ValueError, match="There is no text to explore"):
+        explore(random_model(0), tokenizer, "  ")
+    with pytest.raises(ValueError, match="has 601 tokens, but a page shows from 1 to 200: shorten it"):
+        explore(random_model(0), tokenizer, "abc" * 200)
+    with pytest.raises(ValueError, match="needs a Vaswani model, but it is a Linear"):
+        explore(torch.nn.Linear(1, 1), tokenizer, "abc")
