@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-portable test-portable-default test-extras test-oldest campaign docs lint format
+.PHONY: quickstart test test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -11,6 +11,12 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test: .venv/installed  ## run the tests
 	$(PYTEST)
+
+test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py
+
+pictures: quickstart  ## make the manual's pictures of pages, of the quickstart's model
+	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser tests/visualization/test_browser.py -k manual
 
 # What a training has learned, judged anew where it ends elsewhere: by other instructions, threads and seeds. What runs
 # on all cores otherwise has one thread here, so that parts differ in one thing.

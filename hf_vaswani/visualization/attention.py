@@ -3,12 +3,16 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 from ..model.alignment_vaswani import Alignment, Text, align, aligning_layers, read
+from ..model.modeling_vaswani import eager_attention_forward
 from ..model.sharing_vaswani import evaluation_mode
 
 # A visible space, and how vocabularies write one in front of a word.
@@ -66,16 +70,15 @@ def collect_attention(model: Any, tokenizer: Any, source: str, target: str | Seq
     ```
     """
     kind = model_kind(model)
-    text = None if kind == "decoder" else read(tokenizer, [source])[0]
-    written = None
-    if kind != "encoder":
+    with evaluation_mode(model), torch.inference_mode():
+        if kind == "encoder":
+            return _of_encoder(model, read(tokenizer, [source])[0])
         if target is None:
             raise ValueError("A decoder's attention needs what it writes: pass target.")
         written = read(tokenizer, [target], "text_target")[0] if isinstance(target, str) else of_ids(tokenizer, target)
-    with evaluation_mode(model), eager_attention(model), torch.inference_mode():
-        if kind == "encoder":
-            return _of_encoder(model, text)
-        return _of_decoder(model, written) if kind == "decoder" else _of_translation(model, text, written)
+        if kind == "decoder":
+            return _of_decoder(model, written)
+        return _of_translation(model, read(tokenizer, [source])[0], written)
 
 
 def model_kind(model: Any) -> str:
@@ -97,53 +100,89 @@ def model_kind(model: Any) -> str:
     return "encoder"
 
 
+# The weights of each attention in the pass that is running.
+RECORDED: ContextVar[dict[torch.nn.Module, torch.Tensor] | None] = ContextVar("recorded", default=None)
+RECORDING = "vaswani_recording"
+
+
+def recording_attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes [`eager_attention_forward`], and records its weights."""
+    attended, weights = eager_attention_forward(module, *args, **kwargs)
+    recorded = RECORDED.get()
+    if recorded is not None:
+        recorded[module] = weights
+    return attended, weights
+
+
+# `output_attentions=True` would leave hooks on the model, with which it translates by transformers' slower search.
+AttentionInterface.register(RECORDING, recording_attention)
+AttentionMaskInterface.register(RECORDING, eager_mask)
+
+
 @contextmanager
-def eager_attention(model: Any) -> Iterator[None]:
-    """Makes a model return its attention weights, which `sdpa` does not compute."""
+def recorded_attention(model: Any) -> Iterator[dict[torch.nn.Module, torch.Tensor]]:
+    """Records the attention weights of a model's pass, of shape `(1, heads, target, source)`, by module."""
     # One at a time, so that each finds and leaves what the model had.
     with _LOCK:
         before = model.config._attn_implementation
-        model.set_attn_implementation("eager")
+        model.set_attn_implementation(RECORDING)
+        recorded: dict[torch.nn.Module, torch.Tensor] = {}
+        token = RECORDED.set(recorded)
         try:
-            yield
+            yield recorded
         finally:
+            RECORDED.reset(token)
             model.set_attn_implementation(before)
 
 
-def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights of each layer, of shape `(1, heads, target, source)` -> `(layers, heads, target, source)`."""
-    return torch.cat(list(layers)).float().cpu()
+def _weights(model: Any, recorded: dict[torch.nn.Module, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the weights of each kind of attention, of shape `(layers, heads, target, source)`."""
+    stacks = {
+        "encoder": ("encoder", "self_attn"),
+        "decoder": ("decoder", "self_attn"),
+        "cross": ("decoder", "cross_attn"),
+    }
+    found = {}
+    for kind, (stack, attention) in stacks.items():
+        if kind in ("encoder", "decoder") and kind not in model.config.stacks:
+            continue
+        if kind == "cross" and not model.config.is_encoder_decoder:
+            continue
+        layers = _stack(model, stack).layers
+        found[kind] = torch.cat([recorded[getattr(layer, attention)] for layer in layers]).float().cpu()
+    return found
 
 
-def _of_encoder(model: Any, source: Any) -> Attention:
-    ids = torch.tensor([source.ids], device=model.device)
-    encoder = model.get_encoder() if hasattr(model, "get_encoder") else model.encoder
-    found = encoder(input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True)
-    return Attention(source, None, [], {"encoder": _stacked(found.attentions)})
+def _stack(model: Any, name: str) -> Any:
+    """Returns the encoder or the decoder of a model."""
+    return model.get_encoder() if name == "encoder" else model.get_decoder()
 
 
-def _of_decoder(model: Any, target: Any) -> Attention:
-    ids = torch.tensor([target.ids], device=model.device)
-    found = model(input_ids=ids[:, :-1] if ids.shape[1] > 1 else ids, output_attentions=True)
-    log_probs = found.logits[0].float().log_softmax(dim=-1).cpu()
-    later = ids[0, 1:].cpu()
+def _of_encoder(model: Any, source: Text) -> Attention:
+    with recorded_attention(model) as recorded:
+        model.get_encoder()(input_ids=torch.tensor([source.ids], device=model.device))
+    return Attention(source, None, [], _weights(model, recorded))
+
+
+def _of_decoder(model: Any, target: Text) -> Attention:
+    # The last token is predicted, but not read.
+    inputs = target.ids[:-1] or target.ids
+    with recorded_attention(model) as recorded:
+        logits = model(input_ids=torch.tensor([inputs], device=model.device), use_cache=False).logits[0]
+    log_probs = logits.float().log_softmax(dim=-1).cpu()
+    later = torch.tensor(target.ids[1:], dtype=torch.long)
     # The first token is given.
     picked = torch.cat([torch.zeros(1), log_probs[: len(later)].gather(1, later[:, None])[:, 0]])
-    inputs = target.ids[:-1] or target.ids
-    return Attention(None, target, inputs, {"decoder": _stacked(found.attentions)}, picked)
+    return Attention(None, target, inputs, _weights(model, recorded), picked)
 
 
-def _of_translation(model: Any, source: Any, target: Any) -> Attention:
+def _of_translation(model: Any, source: Text, target: Text) -> Attention:
     ids, labels = (torch.tensor([text.ids], device=model.device) for text in (source, target))
     inputs = model.prepare_decoder_input_ids_from_labels(labels)
-    found = model(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=inputs, output_attentions=True)
-    weights = {
-        "encoder": _stacked(found.encoder_attentions),
-        "decoder": _stacked(found.decoder_attentions),
-        "cross": _stacked(found.cross_attentions),
-    }
-    log_probs = found.logits[0].float().log_softmax(dim=-1).cpu().gather(1, labels[0].cpu()[:, None])[:, 0]
-    return Attention(source, target, inputs[0].tolist(), weights, log_probs)
+    with recorded_attention(model) as recorded:
+        logits = model(input_ids=ids, decoder_input_ids=inputs, use_cache=False).logits[0]
+    log_probs = logits.float().log_softmax(dim=-1).gather(1, labels[0][:, None])[:, 0].cpu()
+    return Attention(source, target, inputs[0].tolist(), _weights(model, recorded), log_probs)
 
 
 def of_ids(tokenizer: Any, ids: Sequence[int]) -> Text:

@@ -8,6 +8,7 @@ import torch
 from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.alignment_vaswani import Text
+from hf_vaswani.model.as_written_vaswani import is_unmodified
 from hf_vaswani.visualization.attention import (
     Attention,
     alignment_of,
@@ -75,6 +76,8 @@ def test_a_model_keeps_its_mode_and_its_attention(tokenizer) -> None:
         collect_attention(model, tokenizer, "abc", [10**6, 2])
     assert model.config._attn_implementation == before
     assert model.training
+    # Whatever translates with it stays as fast as it was.
+    assert is_unmodified(model.eval())
 
 
 def test_stacks_on_their_own(tokenizer) -> None:

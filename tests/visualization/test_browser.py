@@ -1,0 +1,283 @@
+"""The explorer's page in a real browser, used by pointer and keyboard: `make test-browser`."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.visualization.explorer import explore
+
+from ..conftest import ROOT
+from ..networks import tiny_config, tiny_model
+
+pytestmark = pytest.mark.browser
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUICKSTART = ROOT / "runs" / "quickstart" / "model"
+# Pictures are made here; `make pictures` makes those of the manual.
+PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures"))
+SENTENCE = "The old woman reads a red book in the garden."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if BROWSER is None:
+        pytest.skip("needs Chromium or Chrome, and there is none")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    with playwright.sync_playwright() as driver:
+        # Without the sandbox, so that it also runs as root, as in a container.
+        found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def translator() -> tuple[Any, Any]:
+    """The model of the quickstart if it was trained here, else one with random weights."""
+    if QUICKSTART.is_dir():
+        return AutoModelForSeq2SeqLM.from_pretrained(QUICKSTART), AutoTokenizer.from_pretrained(QUICKSTART)
+    tokenizer = train_tokenizer([SENTENCE, "Die alte Frau liest ein rotes Buch im Garten."] * 3, 290)
+    model = tiny_model(3, eos=1.0, vocab_size=290, num_heads=4)
+    model.generation_config.max_new_tokens = 20
+    return model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def pages(translator, tmp_path_factory) -> dict[str, Path]:
+    """Pages of a translation, a decoder and an encoder."""
+    folder = tmp_path_factory.mktemp("pages")
+    letters = train_tokenizer(["abc ab ca"], 20, kind="characters")
+    torch.manual_seed(0)
+    made = {
+        "translation": explore(*translator, SENTENCE, name="quickstart", settings={"num_beams": 4}),
+        "greedy": explore(*translator, SENTENCE, settings={"num_beams": 1}),
+        "decoder": explore(tiny_model(kind=VaswaniForCausalLM), letters, "abc ab"),
+        "encoder": explore(VaswaniEncoderModel(tiny_config()).eval(), letters, "abc ab"),
+    }
+    for name, page in made.items():
+        page.save(folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in made}
+
+
+@pytest.fixture
+def open_page(browser, pages) -> Iterator[Any]:
+    """Opens a page, and asserts at the end that it had no error and asked no host for anything."""
+    contexts, problems, requests = [], [], []
+
+    def open_(name: str, width: int = 1400, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(pages[name].as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not problems
+    assert all(url.startswith(("file:", "data:")) for url in requests)
+
+
+def is_covered(page: Any) -> bool:
+    """Returns whether the page is wider than the window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["translation", "greedy", "decoder", "encoder"])
+def test_pages_fit_the_window(open_page, name, width, scheme) -> None:
+    page = open_page(name, width, scheme)
+    assert not is_covered(page)
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 29)"
+    assert dark == (scheme == "dark")
+    sections = page.locator("main > section")
+    assert sections.count() == page.locator("nav a").count() >= 4
+    for i in range(sections.count()):
+        assert sections.nth(i).bounding_box()["width"] <= width
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}_{width}_{scheme}.png", full_page=True)
+
+
+def linked(page: Any, label: str) -> list[str]:
+    return page.locator(f"[aria-label={label}] .word.linked").all_inner_texts()
+
+
+def test_words_are_linked_by_pointer_and_keyboard(open_page) -> None:
+    page = open_page("translation")
+    words = page.evaluate("data.words")
+    source, target = ([part for part in words[side] if len(part) > 1] for side in ("source", "target"))
+    i, _, attention = words["links"][0]
+    of_source = [target[link[1]][0] for link in words["links"] if link[0] == i]
+    group = page.locator("[aria-label=Source]")
+    group.locator(".word").nth(i).hover()
+    assert linked(page, "Source") == [source[i][0]]
+    assert linked(page, "Translation") == of_source
+    assert f"{100 * attention:.1f} %" in page.locator("#words .reading").inner_text()
+    page.mouse.move(0, 0)
+    assert linked(page, "Translation") == []
+    # One stop of the Tab key, then arrow keys.
+    group.locator(".word").first.focus()
+    assert linked(page, "Source") == [source[0][0]]
+    page.keyboard.press("ArrowRight")
+    assert linked(page, "Source") == [source[1][0]]
+    page.keyboard.press("End")
+    assert linked(page, "Source") == [source[-1][0]]
+    assert source[-1][0] in page.locator("#live").inner_text()
+    page.keyboard.press("Tab")
+    assert linked(page, "Translation")[0] == target[0][0]
+    assert "probability" in page.locator("#live").inner_text()
+    # A click holds the links.
+    page.keyboard.press("Enter")
+    page.locator("h1").hover()
+    page.keyboard.press("Tab")
+    assert linked(page, "Translation")[0] == target[0][0]
+    assert page.locator('.word[aria-pressed="true"]').count() == 1
+
+
+def test_the_slider_shows_each_step(open_page) -> None:
+    page = open_page("translation")
+    search = page.evaluate("data.search")
+    slider, table = page.get_by_label("Step of the search"), page.locator("#search table").first
+    assert page.locator("#search output").inner_text() == f"Step 1 of {len(search['steps'])}"
+    slider.focus()
+    for number, step in enumerate(search["steps"], start=1):
+        assert page.locator("#search output").inner_text() == f"Step {number} of {len(search['steps'])}"
+        rows = table.locator("tbody tr")
+        assert rows.count() == len(step["candidates"])
+        assert rows.locator("td:nth-child(2)").all_text_contents() == [
+            search["tokens"][str(each[1])] for each in step["candidates"]
+        ]
+        kinds = [rows.nth(i).get_attribute("class") for i in range(rows.count())]
+        assert kinds == [
+            "done" if each[6] else "kept" if each[5] is not None else "pruned" for each in step["candidates"]
+        ]
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Home")
+    assert page.locator("#search output").inner_text().startswith("Step 1 of")
+    page.get_by_role("button", name="Next step").click()
+    assert page.locator("#search output").inner_text().startswith("Step 2 of")
+    page.locator("#search svg .node").last.click()
+    assert page.locator("#search output").inner_text() == f"Step {len(search['steps'])} of {len(search['steps'])}"
+    assert search["stop"] in page.locator("#search").inner_text()
+
+
+def test_attention_is_read_by_keyboard(open_page) -> None:
+    page = open_page("translation")
+    attention = page.evaluate("data.attention")
+    layers, heads = attention["cross"]["shape"][:2]
+    assert page.locator("#attention .grid button").count() == layers * heads
+    assert (
+        page.locator('#attention [aria-checked="true"]')
+        .get_attribute("aria-label")
+        .startswith(f"Layer {layers}, head 1;")
+    )
+    page.locator("#attention input[value=encoder]").check()
+    layers, heads = attention["encoder"]["shape"][:2]
+    page.locator("#attention .grid button").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#attention h3").inner_text().startswith("Encoder, layer 2, head 2:")
+    canvas = page.locator("#attention canvas.large")
+    canvas.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    names = attention["encoder"]["rows"]
+    text = page.locator("#attention .reading").inner_text()
+    assert text.startswith(f"{names[1]} attends to {names[2]}: ")
+    assert "attends to" in page.locator("#live").inner_text()
+
+
+def test_the_picture_of_a_head_has_its_weights(open_page) -> None:
+    page = open_page("translation")
+    # The pixels of the small picture, between the colours for 0 and 1.
+    wrong = page.evaluate(
+        """() => {
+            const { shape: [, heads, rows, columns], weights } = data.attention.cross;
+            const raw = bytes(weights), [low, high] = [colour("surface"), colour("accent")];
+            let wrong = 0;
+            document.querySelectorAll("#attention .grid canvas").forEach((small, head) => {
+                const image = small.getContext("2d").getImageData(0, 0, columns, rows).data;
+                for (let i = 0; i < rows * columns; i += 1) {
+                    const place = 2 * (head * rows * columns + i);
+                    const share = (raw[place] + 256 * raw[place + 1]) / 65535;
+                    const expected = between(low, high, share);
+                    expected.forEach((value, part) => { wrong += Math.abs(value - image[4 * i + part]) > 1; });
+                }
+            });
+            return wrong;
+        }"""
+    )
+    assert wrong == 0
+
+
+def test_embeddings_name_their_neighbours(open_page) -> None:
+    page = open_page("translation")
+    points = page.evaluate("data.embeddings.plots[0].points")
+    page.locator("#embeddings .dot").last.focus()
+    page.keyboard.press("Home")
+    assert points[0][0] in page.locator("#embeddings caption").inner_text()
+    names = page.locator("#embeddings tbody tr td:first-child").all_text_contents()
+    assert names == [near[0] for near in points[0][4]]
+
+
+def test_colours_change_by_a_button_and_paper_is_white(open_page) -> None:
+    page = open_page("translation", scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    page.get_by_role("button", name="Light colours").click()
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="Dark colours").click()
+    assert page.evaluate(background) == "rgb(21, 24, 29)"
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(background) == "rgb(21, 24, 29)"
+    assert page.pdf(format="A4", print_background=True).startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("name", ["translation", "decoder", "encoder"])
+def test_everything_has_a_name_for_a_screen_reader(open_page, name) -> None:
+    page = open_page(name)
+    unnamed = page.evaluate(
+        """() => {
+            const all = document.querySelectorAll("button, input, section, [role], canvas:not([aria-hidden]), svg");
+            const isNamed = (each) => each.getAttribute("aria-label") || each.getAttribute("aria-labelledby")
+                || each.textContent.trim() || each.closest("label");
+            return [...all].filter((each) => !isNamed(each)).map((each) => each.outerHTML.slice(0, 80));
+        }"""
+    )
+    assert unnamed == []
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.locator("h1").count() == 1
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser, translator) -> None:
+    page = browser.new_page()
+    page.set_content(explore(*translator, SENTENCE)._repr_html_())
+    frame = page.frame_locator("iframe")
+    frame.locator("#attention canvas.large").wait_for()
+    assert frame.locator("h1").inner_text() == "Transformer explorer"
+    page.close()
+
+
+def test_the_picture_of_the_manual(open_page) -> None:
+    page = open_page("translation", 1200)
+    page.get_by_role("group", name="Translation").locator(".word").last.focus()
+    page.get_by_label("Step of the search").evaluate(
+        "slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); }"
+    )
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for name in ("words", "search", "attention", "positions", "embeddings"):
+        page.locator(f"#{name}").screenshot(path=PICTURES / f"explorer_{name}.png")
+        assert (PICTURES / f"explorer_{name}.png").stat().st_size > 1000
