@@ -1,6 +1,7 @@
 """The Transformer of "Attention Is All You Need" as a Hugging Face plug-in.
 
-Importing the package registers the models with transformers' Auto classes, and the `translation` task. With
+Importing the package registers the models with transformers' Auto classes, and the tasks `translation`,
+`summarization` and `text2text-generation`, which transformers 5 removed. With
 `HF_VASWANI_TRANSLATION_TASK=0` in the environment (or `off`, `no`, `false`) transformers' tasks stay as they are: use
 `VaswaniTranslationPipeline(model, tokenizer)` to translate.
 """
@@ -25,11 +26,10 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     AutoModelForTokenClassification,
-    pipelines,
 )
 
 from .model.alignment_vaswani import Alignment, alignments
-from .model.configuration_vaswani import PipelineTasks, VaswaniConfig
+from .model.configuration_vaswani import VaswaniConfig
 from .model.heads_vaswani import (
     VaswaniForCausalLM,
     VaswaniForMaskedLM,
@@ -38,7 +38,12 @@ from .model.heads_vaswani import (
     VaswaniForTokenClassification,
 )
 from .model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
-from .model.pipeline_vaswani import VaswaniTranslationPipeline
+from .model.pipeline_vaswani import (
+    VaswaniSummarizationPipeline,
+    VaswaniText2TextGenerationPipeline,
+    VaswaniTranslationPipeline,
+)
+from .removed_tasks import restore_tasks
 
 __version__ = "0.1.0"
 __all__ = [
@@ -52,6 +57,8 @@ __all__ = [
     "VaswaniForSequenceClassification",
     "VaswaniForTokenClassification",
     "VaswaniModel",
+    "VaswaniSummarizationPipeline",
+    "VaswaniText2TextGenerationPipeline",
     "VaswaniTranslationPipeline",
     "alignments",
 ]
@@ -75,23 +82,7 @@ def _make_engine(*arguments: Any) -> Any:
     return pipeline_engine(*arguments)
 
 
-VaswaniTranslationPipeline.make_engine = staticmethod(_make_engine)
-
-
-def _register_translation_task() -> None:
-    """Registers the `translation` task, unless transformers has one of its own."""
-    # Since 5.19 transformers refuses the tasks that it removed by name, before it looks into the registry.
-    getattr(pipelines, "REMOVED_TASKS", {}).pop("translation", None)
-    registry = pipelines.PIPELINE_REGISTRY
-    if "translation" in registry.supported_tasks:
-        return
-    registry.register_pipeline(
-        "translation", pipeline_class=VaswaniTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
-    )
-    # With this attribute the pipeline adds itself to every model that it saves: a Marian would need trust_remote_code.
-    del VaswaniTranslationPipeline._registered_impl
-    registry.task_aliases = PipelineTasks(registry.task_aliases)
-
+VaswaniText2TextGenerationPipeline.make_engine = staticmethod(_make_engine)
 
 if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:
-    _register_translation_task()
+    restore_tasks()

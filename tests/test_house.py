@@ -38,9 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
     "visualization": {"files", "model"},
-    "__init__": {"model", "conversion"},
+    "removed_tasks": {"model"},
+    "__init__": {"model", "conversion", "removed_tasks"},
 }
-ALLOWED["training"] = set(ALLOWED) - {"__init__", "visualization"}
+ALLOWED["training"] = set(ALLOWED) - {"__init__", "visualization", "removed_tasks"}
 ALLOWED["cli"] = set(ALLOWED) - {"cli"} | {"__init__"}
 
 

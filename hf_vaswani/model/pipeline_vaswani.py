@@ -1,6 +1,6 @@
-"""The `translation` pipeline, for every sequence-to-sequence model of transformers.
+"""The pipelines from text to text, for every sequence-to-sequence model of transformers.
 
-Its inputs and outputs are those of transformers 4.
+Their inputs and outputs are those of transformers 4.
 """
 
 import copy
@@ -23,21 +23,23 @@ from .sharing_vaswani import LOCK, evaluation_mode
 from .shortlist_vaswani import Shortlist
 
 
-class VaswaniTranslationPipeline(Pipeline):
+class VaswaniText2TextGenerationPipeline(Pipeline):
     """
-    Translates text with any encoder-decoder model that can generate.
+    Turns text into text with any encoder-decoder model that can generate. [`VaswaniTranslationPipeline`] and
+    [`VaswaniSummarizationPipeline`] do the same, and name their answers differently.
 
     The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
-    these. The model translates in evaluation mode and gets its previous mode back. Several threads may use one
+    these. The model generates in evaluation mode and gets its previous mode back. Several threads may use one
     pipeline at the same time; but with `stop_strings`, for which `generate` calls the tokenizer itself, they should
     all pass the same `truncation`.
 
     Args:
         model ([`PreTrainedModel`]): an encoder-decoder model.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, which needs a pad token if `batch_size` is above 1.
-        task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` to set the two languages as well.
+        task (`str`, *optional*): name of the task, whose settings and prefix are taken from `task_specific_params` of
+            the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
         split_sentences (`bool`, *optional*, defaults to `False`), markup (`str`, *optional*): defaults of every call,
-            see [`~VaswaniTranslationPipeline.__call__`].
+            see [`~VaswaniText2TextGenerationPipeline.__call__`].
         engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, `"onnx"`, or
             `"auto"`: CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others
             need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
@@ -51,7 +53,7 @@ class VaswaniTranslationPipeline(Pipeline):
         shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
             by the shortlist that `hf-vaswani shortlist` has written beside the weights.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
-            of [`~VaswaniTranslationPipeline.__call__`].
+            of [`~VaswaniText2TextGenerationPipeline.__call__`].
 
     Raises:
         ValueError: if there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
@@ -60,12 +62,14 @@ class VaswaniTranslationPipeline(Pipeline):
     Example:
 
     ```python
-    >>> translator = pipeline("translation", model="me/my-model")
-    >>> translator("A dog runs.")
-    [{'translation_text': 'Ein Hund rennt.'}]
+    >>> generator = pipeline("text2text-generation", model="me/my-model")
+    >>> generator("question: Who runs? context: A dog runs.")
+    [{'generated_text': 'a dog'}]
     ```
     """
 
+    # Of the keys of an answer.
+    return_name: ClassVar[str] = "generated"
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
@@ -103,7 +107,7 @@ class VaswaniTranslationPipeline(Pipeline):
         if getattr(model, "loading_error", None):
             raise ValueError(f"{model.loading_error} To translate anyway, set the model's loading_error to None.")
         if not getattr(model.config, "is_encoder_decoder", False):
-            raise ValueError(f"Translation needs an encoder-decoder model, and {type(model).__name__} is not one.")
+            raise ValueError(f"The pipeline needs an encoder-decoder model, and {type(model).__name__} is not one.")
         # T5's config has settings for each pair of languages, among them a prefix for the sentences.
         task_settings = dict((getattr(model.config, "task_specific_params", None) or {}).get(task, {}))
         prefix = task_settings.pop("prefix", None)
@@ -163,6 +167,7 @@ class VaswaniTranslationPipeline(Pipeline):
         truncation: bool | str | None = None,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
+        stop_sequence: str | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """
@@ -171,6 +176,14 @@ class VaswaniTranslationPipeline(Pipeline):
         """
         before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
         after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+        if stop_sequence is not None:
+            with LOCK:
+                ids = self.tokenizer(stop_sequence, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                raise ValueError(
+                    f"stop_sequence must be one token, but {stop_sequence!r} has {len(ids)}: use stop_strings."
+                )
+            generate_kwargs["eos_token_id"] = ids[0]
         # The base class does not pass these two on.
         if self.assistant_model is not None:
             generate_kwargs.setdefault("assistant_model", self.assistant_model)
@@ -219,11 +232,12 @@ class VaswaniTranslationPipeline(Pipeline):
             tgt_lang (`str`, *optional*): target language, for multilingual tokenizers that need one, and for
                 vocabularies with a tag for each target language, as `<2de>`, which is put in front of the sentence.
                 Models whose config has `language_pairs` accept these languages only.
+            stop_sequence (`str`, *optional*): text of one token that ends an answer, in place of `</s>`.
             kwargs: arguments of `model.generate`: `num_beams`, `num_return_sequences`, `generation_config`, ...
 
         Returns:
-            `list[dict]` with the key `translation_text` (`str`), or `translation_token_ids` (`torch.LongTensor` of
-            shape `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
+            `list[dict]` with the key `generated_text` (`str`), or `generated_token_ids` (`torch.LongTensor` of shape
+            `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
             text if there are several translations of each, nested like the input. For a generator or a dataset, an
             iterator over one list of dicts per text, which translates while it is read. Text of white space alone is
             translated to an empty text; with `markup`, text without words stays as it is.
@@ -282,7 +296,7 @@ class VaswaniTranslationPipeline(Pipeline):
                 found = [_joined(*each) for each in translate_plain(texts)]
             else:
                 found = translate_markup(list(map(self._without_tag, texts)), markup, translate_aligned)
-            return [[{"translation_text": text} for text in of_text] for of_text in found]
+            return [[{f"{self.return_name}_text": text} for text in of_text] for of_text in found]
 
         if isinstance(inputs, str):
             return translate_texts([inputs], num_workers)[0]
@@ -309,7 +323,7 @@ class VaswaniTranslationPipeline(Pipeline):
             (
                 part,
                 [
-                    [candidate["translation_text"] for candidate in of_rank]
+                    [candidate[f"{self.return_name}_text"] for candidate in of_rank]
                     for of_rank in zip(*(next(found) for _ in part.sentences), strict=True)
                 ],
             )
@@ -524,25 +538,51 @@ class VaswaniTranslationPipeline(Pipeline):
         """
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
-            return [{"translation_token_ids": ids} for ids in candidates]
+            return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
         with LOCK:
             texts = self.tokenizer.batch_decode(
                 candidates,
                 skip_special_tokens=True,
                 clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             )
-        return [{"translation_text": text} for text in texts]
+        return [{f"{self.return_name}_text": text} for text in texts]
+
+
+class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
+    """
+    Translates text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
+    answers have the keys `translation_text` and `translation_token_ids`.
+
+    Example:
+
+    ```python
+    >>> translator = pipeline("translation", model="me/my-model")
+    >>> translator("A dog runs.")
+    [{'translation_text': 'Ein Hund rennt.'}]
+    ```
+    """
+
+    return_name = "translation"
+
+
+class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
+    """
+    Summarizes text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
+    answers have the keys `summary_text` and `summary_token_ids`.
+    """
+
+    return_name = "summary"
 
 
 def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
     """Raises a `TypeError` unless `sentence` is a `str`, and a `ValueError` if it cannot be encoded."""
     if not isinstance(sentence, str):
-        raise TypeError(f"Translation takes a str{alternatives}, but {where} is a {type(sentence)}.")
+        raise TypeError(f"The pipeline takes a str{alternatives}, but {where} is a {type(sentence)}.")
     try:
         sentence.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"Translation takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
+            f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
 
 

@@ -208,11 +208,12 @@ def of_ids(tokenizer: Any, ids: Sequence[int]) -> Text:
 
 
 def pieces(tokenizer: Any, text: Text) -> list[str]:
-    """Returns what each token stands for: its characters, with a visible space, or its name."""
+    """Returns what each token stands for, see [`piece`]; the last of the tokens that make a letter has all of it."""
     found = []
     for token, (start, end) in zip(text.ids, text.spans, strict=True):
-        characters = text.text[start:end]
-        found.append(characters.replace(" ", SPACE) if characters else piece(tokenizer, token))
+        is_part = "\ufffd" in tokenizer.decode([token])
+        characters = text.text[start:end].replace(" ", SPACE)
+        found.append(characters if is_part and characters else piece(tokenizer, token))
     return found
 
 

@@ -44,6 +44,7 @@ from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_language_tags
 from hf_vaswani.model.sentences_vaswani import sentence_spans
 from hf_vaswani.model.sharing_vaswani import LOCK
+from hf_vaswani.removed_tasks import restore_tasks
 
 from ..conftest import SEED
 
@@ -261,7 +262,7 @@ def test_batches_go_across_the_lists_in_a_list(translator: Any) -> None:
 def test_a_list_has_texts_or_lists_in_it(translator: Any, wrong: Any, where: str) -> None:
     with pytest.raises(TypeError) as error:
         translator(wrong)
-    assert str(error.value) == f"Translation takes a str, but {where}."
+    assert str(error.value) == f"The pipeline takes a str, but {where}."
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -353,14 +354,14 @@ def test_the_column_of_datasets_counts_as_a_list(translator: Any) -> None:
 )
 def test_other_types_are_refused(translator: Any, wrong: Any, name: str) -> None:
     with pytest.raises(
-        TypeError, match=rf"^Translation takes a str, a list .* but the input is a <class '{name}'>\.$"
+        TypeError, match=rf"^The pipeline takes a str, a list .* but the input is a <class '{name}'>\.$"
     ):
         translator(wrong)
 
 
 @pytest.mark.parametrize("wrong", [("cat",), None, 3, {"role": "user", "content": "cat"}])
 def test_other_types_in_a_list_are_refused(translator: Any, wrong: Any) -> None:
-    message = rf"^Translation takes a str, but item 1 of the list is a <class '{type(wrong).__name__}'>\.$"
+    message = rf"^The pipeline takes a str, but item 1 of the list is a <class '{type(wrong).__name__}'>\.$"
     with pytest.raises(TypeError, match=message):
         translator(["a dog", wrong])
     # A list of such items alone is where transformers would see a chat.
@@ -369,7 +370,7 @@ def test_other_types_in_a_list_are_refused(translator: Any, wrong: Any) -> None:
 
 
 def test_other_types_in_a_generator_are_refused(translator: Any) -> None:
-    with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'int'>\.$"):
+    with pytest.raises(TypeError, match=r"^The pipeline takes a str, but a sentence is a <class 'int'>\.$"):
         list(translator(item for item in ["cat", 3]))
 
 
@@ -463,7 +464,7 @@ def test_generators_and_datasets_are_split_lazily(translator: Any) -> None:
     assert (
         list(translator(Stream(), split_sentences=True)) == list(translator(Stream(), split_sentences=True)) == german
     )
-    with pytest.raises(TypeError, match=r"^Translation takes a str, but a sentence is a <class 'list'>\.$"):
+    with pytest.raises(TypeError, match=r"^The pipeline takes a str, but a sentence is a <class 'list'>\.$"):
         list(translator((item for item in [["cat"]]), split_sentences=True))
 
 
@@ -1026,6 +1027,23 @@ def test_the_task_with_languages(folder: str) -> None:
     assert translator("a dog") == translation("ein hund")
 
 
+def test_a_task_has_the_prefix_and_settings_of_its_config(model: Any) -> None:
+    model.config.task_specific_params = {"summarization": {"prefix": "a ", "num_beams": 3}}
+    summarizer = hf_vaswani.VaswaniSummarizationPipeline(model, build_tokenizer(), task="summarization")
+    assert summarizer("dog") == [{"summary_text": "ein hund"}]
+    assert summarizer._default_generation_config.num_beams == 3
+
+
+def test_a_stop_sequence_ends_an_answer(translator: Any) -> None:
+    (whole,) = translator("a dog", return_tensors=True)
+    (cut,) = translator("a dog", stop_sequence="ein", return_tensors=True)
+    ids = whole["translation_token_ids"].tolist()
+    place = ids.index(translator.tokenizer.convert_tokens_to_ids("ein"))
+    assert cut["translation_token_ids"].tolist() == ids[: place + 1]
+    with pytest.raises(ValueError, match="stop_sequence must be one token, but 'ein hund' has 2: use stop_strings"):
+        translator("a dog", stop_sequence="ein hund")
+
+
 @pytest.mark.parametrize("task", ["translation_bogus", "translation_en_de", "translation_en_to_", "translation_to"])
 def test_wrong_tasks_are_unknown(folder: str, task: str) -> None:
     with pytest.raises(KeyError, match=f"Unknown task {task}"):
@@ -1036,14 +1054,14 @@ def test_the_other_tasks_are_untouched(folder: str) -> None:
     assert {"text-generation", "fill-mask", "translation", "ner"} <= set(pipelines.get_supported_tasks())
     assert pipelines.check_task("sentiment-analysis")[0] == "text-classification"
     assert pipelines.check_task("text-generation")[1]["impl"] is not VaswaniTranslationPipeline
-    with pytest.raises(KeyError, match="summarization has been removed"):
-        pipeline("summarization", model=folder)
+    with pytest.raises(KeyError, match="question-answering has been removed"):
+        pipeline("question-answering", model=folder)
 
 
 def test_registering_again_changes_nothing() -> None:
     registry = pipelines.PIPELINE_REGISTRY
     before = dict(registry.supported_tasks), registry.task_aliases, dict(registry.task_aliases)
-    hf_vaswani._register_translation_task()
+    restore_tasks()
     importlib.reload(hf_vaswani)
     assert (dict(registry.supported_tasks), registry.task_aliases, dict(registry.task_aliases)) == before
     assert registry.task_aliases is before[1]
@@ -1055,7 +1073,7 @@ def test_a_task_that_transformers_has_is_kept(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(registry.supported_tasks, "translation", theirs)
     monkeypatch.setattr(registry, "task_aliases", {})
     monkeypatch.delattr(pipelines, "REMOVED_TASKS", raising=False)
-    hf_vaswani._register_translation_task()
+    restore_tasks()
     assert registry.supported_tasks["translation"] is theirs and registry.task_aliases == {}
 
 

@@ -278,6 +278,6 @@ def test_the_picture_of_the_manual(open_page) -> None:
         "slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); }"
     )
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name in ("words", "search", "attention", "positions", "embeddings"):
+    for name in ("search", "attention"):
         page.locator(f"#{name}").screenshot(path=PICTURES / f"explorer_{name}.png")
         assert (PICTURES / f"explorer_{name}.png").stat().st_size > 1000
