@@ -13,10 +13,11 @@ test: .venv/installed  ## run the tests
 	$(PYTEST)
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py tests/serving/test_browser.py
 
 pictures: quickstart  ## make the manual's pictures of pages, of the quickstart's model
-	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser tests/visualization/test_browser.py -k manual
+	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser -k manual tests/visualization/test_browser.py \
+		tests/serving/test_browser.py
 
 # What a training has learned, judged anew where it ends elsewhere: by other instructions, threads and seeds. What runs
 # on all cores otherwise has one thread here, so that parts differ in one thing.
@@ -62,5 +63,5 @@ format: .venv/installed  ## put format and imports in order
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,adapt,clean,viz,convert,docs,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,adapt,clean,viz,convert,demo,docs,dev]'
 	touch $@

@@ -1,9 +1,12 @@
 """Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep."""
 
 import os
+import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,9 @@ THREADS = os.environ.get("OMP_NUM_THREADS", "null")
 ROOT = Path(__file__).resolve().parent.parent
 # The files of configs/accelerate are settings of `accelerate launch`, not recipes.
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Pictures of pages are made here; `make pictures` makes those of the manual.
+PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures"))
 MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
 
@@ -69,6 +75,20 @@ def teacher(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_run / "model").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A browser; tests that use it are marked `browser`."""
+    if BROWSER is None:
+        pytest.skip("needs Chromium or Chrome, and there is none")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with playwright.sync_playwright() as driver:
+        # Without the sandbox, so that it also runs as root, as in a container.
+        found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:

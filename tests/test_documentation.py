@@ -36,6 +36,7 @@ NOT_RUN = {
     "hf-vaswani push runs/my --not-worse-than last_push": "depends on what was published before",
     "make quickstart": "installs, and trains for three minutes",
     "make test": "installs, and runs all tests",
+    "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",
     "make lint": "installs, and checks everything",
     "make format": "changes files",
     "make campaign": "takes 15 minutes",

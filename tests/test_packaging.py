@@ -29,6 +29,7 @@ NEEDED = {
     "hub": {"train", "viz"},
     "conversion": {"convert"},
     "visualization": {"viz"},
+    "serving": {"demo"},
     "cli": {"train", "clean", "viz"},
 }
 VERBS = [
@@ -37,6 +38,7 @@ VERBS = [
     "translate",
     "align",
     "explore",
+    "demo",
     "backtranslate",
     "distill",
     "diversify",

@@ -68,7 +68,7 @@ for task in ("translation", "summarization", "text2text-generation"):
     interface = gradio.Interface.from_pipeline(generator)
     assert interface.fn({TEXT!r}) == next(iter(generator({TEXT!r})[0].values()))
 """
-    pytest.importorskip("gradio", reason="needs gradio")
+    pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

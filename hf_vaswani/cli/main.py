@@ -11,7 +11,20 @@ from typing import Any, TextIO, cast
 
 from hf_vaswani import __version__
 
-from . import align, backtranslate, check, convert, distill, diversify, evaluate, explore, runs, shortlist, translate
+from . import (
+    align,
+    backtranslate,
+    check,
+    convert,
+    demo,
+    distill,
+    diversify,
+    evaluate,
+    explore,
+    runs,
+    shortlist,
+    translate,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -136,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         translate,
         align,
         explore,
+        demo,
         backtranslate,
         distill,
         diversify,

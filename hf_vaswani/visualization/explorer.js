@@ -258,7 +258,7 @@ function drawSearch() {
         isBeam ? element("td", { class: "number" }, String(each[0] + 1)) : null,
         element("td", { class: "piece" }, tokens[each[1]]),
         element("td", { class: "number share", style: `--share: ${100 * probability}%` }, percent(probability)),
-        element("td", { class: "number" }, fixed(each[3], 3)), element("td", {}, text));
+        element("td", { class: "number" }, fixed(each[3], 3)), element("td", { class: "fate" }, text));
     });
     const before = running.map((text, i) => element("tr", {}, element("td", { class: "number" }, String(i + 1)), element("td", { dir: "auto" }, text || "(nothing yet)")));
     const done = finished.map(([where, index], i) => {

@@ -1,7 +1,5 @@
 """The explorer's page in a real browser, used by pointer and keyboard: `make test-browser`."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,28 +12,13 @@ from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.visualization.explorer import explore
 
-from ..conftest import ROOT
+from ..conftest import PICTURES, ROOT
 from ..networks import tiny_config, tiny_model
 
 pytestmark = pytest.mark.browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUICKSTART = ROOT / "runs" / "quickstart" / "model"
-# Pictures are made here; `make pictures` makes those of the manual.
-PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures"))
 SENTENCE = "The old woman reads a red book in the garden."
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if BROWSER is None:
-        pytest.skip("needs Chromium or Chrome, and there is none")
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as driver:
-        # Without the sandbox, so that it also runs as root, as in a container.
-        found = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +88,6 @@ def test_pages_fit_the_window(open_page, name, width, scheme) -> None:
     assert sections.count() == page.locator("nav a").count() >= 4
     for i in range(sections.count()):
         assert sections.nth(i).bounding_box()["width"] <= width
-    PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}_{width}_{scheme}.png", full_page=True)
 
 
@@ -277,7 +259,6 @@ def test_the_picture_of_the_manual(open_page) -> None:
     page.get_by_label("Step of the search").evaluate(
         "slider => { slider.value = 3; slider.dispatchEvent(new Event('input')); }"
     )
-    PICTURES.mkdir(parents=True, exist_ok=True)
     for name in ("search", "attention"):
         page.locator(f"#{name}").screenshot(path=PICTURES / f"explorer_{name}.png")
         assert (PICTURES / f"explorer_{name}.png").stat().st_size > 1000

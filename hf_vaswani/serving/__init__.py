@@ -1,0 +1,1 @@
+"""A model for people who do not write Python: the demo page."""

@@ -1,0 +1,250 @@
+"""A page to try a translation model in a browser, made with Gradio."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.alignment_vaswani import Alignment, alignments
+from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+from ..model.sentences_vaswani import join_sentences, language_tags, sentence_spans
+from ..visualization.explorer import explore
+
+# Unless its user wants it, a page says nothing to anybody. Read when gradio is imported.
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+try:
+    import gradio
+except ImportError as error:
+    raise ImportError(f"The demo needs {error.name}: pip install 'hf_vaswani[demo]'") from error
+
+# In characters.
+LONGEST = 5000
+MOST_BEAMS, MOST_TRANSLATIONS = 10, 5
+# Colours of words that belong together, in turn: light enough for dark letters.
+COLOURS = ("#8ecae6", "#ffd166", "#a7e8bd", "#f4a9a8", "#cdb4f6", "#ffb27d", "#9be3de", "#e5c1e9")
+
+# Words of a text, each with the number of its colour or None.
+Parts = list[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """
+    What the page shows of a text.
+
+    Attributes:
+        translations (`list[str]`): the translations, best first.
+        source (`list[tuple[str, str | None]]`), target (`list[tuple[str, str | None]]`): the text and its best
+            translation in parts. Those that belong together have the same colour, by its number.
+    """
+
+    translations: list[str]
+    source: Parts
+    target: Parts
+
+
+class DemoTranslator:
+    """
+    Translates for the page.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.pipeline = VaswaniTranslationPipeline(model, tokenizer, batch_size=8)
+        targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
+        self.tags = {code: tag for code, tag in language_tags(tokenizer).items() if code in targets or not targets}
+
+    def settings(self, num_beams: float, length_penalty: float) -> dict[str, Any]:
+        """Returns the settings of `generate()`; greedy search has no length penalty."""
+        found: dict[str, Any] = {"num_beams": int(num_beams)}
+        if num_beams > 1:
+            found["length_penalty"] = float(length_penalty)
+        else:
+            # They have no effect on greedy search, and transformers would warn about each.
+            found |= {"length_penalty": None, "early_stopping": None}
+        return found
+
+    def sentences(self, text: str, language: str | None) -> list[str]:
+        """Returns the sentences of a text, with the tag of the target language if the model has several."""
+        tag = f"{self.tags[language]} " if language in self.tags else ""
+        return [tag + text[start:end] for start, end in sentence_spans(text)]
+
+    def answer(self, text: str, language: str | None, num_beams: float, length_penalty: float, count: float) -> Answer:
+        """
+        Translates a text, sentence by sentence.
+
+        Args:
+            text (`str`): the text.
+            language (`str`, *optional*): target language, for models with several.
+            num_beams (`float`), length_penalty (`float`): settings of the search.
+            count (`float`): number of translations; at most `num_beams`.
+        """
+        if not text.strip():
+            return Answer([], [], [])
+        spans = sentence_spans(text)
+        sentences = self.sentences(text, language)
+        count = min(int(count), int(num_beams))
+        found = self.pipeline(sentences, num_return_sequences=count, **self.settings(num_beams, length_penalty))
+        # One translation of each sentence is a dict in place of a list.
+        ranks = [
+            [(each if isinstance(each, list) else [each])[rank]["translation_text"] for each in found]
+            for rank in range(count)
+        ]
+        translations = [join_sentences(text, spans, rank) for rank in ranks]
+        aligned = alignments(self.model, self.tokenizer, sentences, ranks[0])
+        offsets = [
+            start - (len(sentence) - (end - start)) for (start, end), sentence in zip(spans, sentences, strict=True)
+        ]
+        places, place = [], 0
+        for translation in ranks[0]:
+            place = translations[0].index(translation, place)
+            places.append(place)
+            place += len(translation)
+        return Answer(translations, *coloured(text, translations[0], aligned, offsets, places))
+
+    def explorer(self, text: str, language: str | None, num_beams: float, length_penalty: float) -> str:
+        """Returns the explorer's page of the first sentence of a text, as a frame."""
+        if not text.strip():
+            return ""
+        settings = self.settings(num_beams, length_penalty)
+        return explore(self.model, self.tokenizer, self.sentences(text, language)[0], settings=settings)._repr_html_()
+
+
+def coloured(
+    source: str, target: str, aligned: Sequence[Alignment], sources: Sequence[int], targets: Sequence[int]
+) -> tuple[Parts, Parts]:
+    """
+    Gives words that belong together the same colour.
+
+    Args:
+        source (`str`), target (`str`): a text and its translation.
+        aligned (`Sequence[Alignment]`): the alignments of its sentences.
+        sources (`Sequence[int]`), targets (`Sequence[int]`): where the sentences begin in both.
+    """
+    marks: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = ([], [])
+    number = 0
+    for alignment, source_start, target_start in zip(aligned, sources, targets, strict=True):
+        for group in _groups(alignment.links()):
+            for side, spans, start in (
+                (0, alignment.source_spans, source_start),
+                (1, alignment.target_spans, target_start),
+            ):
+                for word in sorted({link[side] for link in group}):
+                    marks[side].append((spans[word][0] + start, spans[word][1] + start, number % len(COLOURS)))
+            number += 1
+    return _parts(source, marks[0]), _parts(target, marks[1])
+
+
+def _groups(links: Sequence[tuple[int, int]]) -> list[set[tuple[int, int]]]:
+    """Returns the links of words that are joined by links, in the order of their first source word."""
+    groups: list[set[tuple[int, int]]] = []
+    for link in links:
+        joined = [group for group in groups if any(link[0] == other[0] or link[1] == other[1] for other in group)]
+        groups = [group for group in groups if group not in joined]
+        groups.append({link}.union(*joined))
+    return sorted(groups, key=min)
+
+
+def _parts(text: str, marks: Sequence[tuple[int, int, int]]) -> Parts:
+    """Splits a text into its marked parts and those between them."""
+    parts: Parts = []
+    place = 0
+    for start, end, number in sorted(marks):
+        if place < start:
+            parts.append((text[place:start], None))
+        parts.append((text[start:end], str(number)))
+        place = end
+    if place < len(text):
+        parts.append((text[place:], None))
+    return parts
+
+
+def build_demo(
+    model: Any, tokenizer: Any, name: str, examples: Sequence[str] = (), language: str | None = None
+) -> Any:
+    """
+    Builds the page.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model.
+        tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
+        name (`str`): name of the model.
+        examples (`Sequence[str]`): texts to choose from.
+        language (`str`, *optional*): target language that is chosen at first, of a model with several.
+
+    Returns:
+        [`gradio.Blocks`]: `launch()` serves it.
+    """
+    translator = DemoTranslator(model, tokenizer)
+    config = model.generation_config
+    beams = min(config.num_beams or 4, MOST_BEAMS)
+    penalty = 0.6 if config.length_penalty is None else config.length_penalty
+
+    def translate(text: str, language: str | None, num_beams: float, alpha: float, count: float) -> tuple[Any, ...]:
+        try:
+            answer = translator.answer(text, language, num_beams, alpha, count)
+        except ValueError as error:
+            raise gradio.Error(str(error)) from error
+        others = "\n".join(f"{number}. {each}" for number, each in enumerate(answer.translations[1:], start=2))
+        return "".join(answer.translations[:1]), others, answer.source, answer.target, ""
+
+    def show(text: str, language: str | None, num_beams: float, alpha: float) -> str:
+        try:
+            return translator.explorer(text, language, num_beams, alpha)
+        except ValueError as error:
+            raise gradio.Error(str(error)) from error
+
+    with gradio.Blocks(title=name, analytics_enabled=False) as demo:
+        gradio.Markdown(f"# {name}")
+        with gradio.Row():
+            with gradio.Column():
+                text = gradio.Textbox(label="Text", lines=5, max_length=LONGEST, autofocus=True)
+                languages = list(translator.tags)
+                chosen = language or (languages[0] if languages else None)
+                to = gradio.Dropdown(languages, value=chosen, label="Language", visible=len(languages) > 1)
+                button = gradio.Button("Translate", variant="primary")
+            with gradio.Column():
+                translation = gradio.Textbox(label="Translation", lines=5, interactive=False, buttons=["copy"])
+                others = gradio.Textbox(label="Alternatives", lines=2, interactive=False)
+        with gradio.Accordion("Search", open=False), gradio.Row():
+            num_beams = gradio.Slider(1, MOST_BEAMS, value=beams, step=1, label="Beams")
+            alpha = gradio.Slider(0, 2, value=penalty, step=0.1, label="Length penalty α")
+            count = gradio.Slider(1, MOST_TRANSLATIONS, value=min(3, beams), step=1, label="Translations")
+        colours = {str(number): colour for number, colour in enumerate(COLOURS)}
+        with gradio.Row():
+            words = [
+                gradio.HighlightedText(label=label, color_map=colours, show_inline_category=False, interactive=False)
+                for label in ("Words of the text", "Words of the translation")
+            ]
+        if examples:
+            gradio.Examples([[example] for example in examples], inputs=[text])
+        look = gradio.Button("Look inside")
+        frame = gradio.HTML(padding=False)
+        search = [text, to, num_beams, alpha]
+        outputs = [translation, others, *words, frame]
+        button.click(translate, [*search, count], outputs, api_name="translate")
+        look.click(show, search, frame, api_name="explore")
+    return demo
+
+
+def serve_demo(demo: Any, host: str, port: int, *, block: bool = True) -> str:
+    """
+    Serves a page until it is stopped.
+
+    Args:
+        demo ([`gradio.Blocks`]): the page.
+        host (`str`), port (`int`): where to listen; `"0.0.0.0"` is every network of the machine.
+        block (`bool`): wait until Ctrl-C.
+
+    Returns:
+        `str`: its address.
+    """
+    # The fonts of the system: none is loaded from another host.
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    settings = {"server_name": host, "server_port": port, "share": False, "quiet": True, "theme": theme}
+    _, address, _ = demo.launch(prevent_thread_lock=not block, footer_links=["api"], **settings)
+    return str(address)

@@ -1,0 +1,140 @@
+"""The demo: what it shows, and the page served on loopback."""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+gradio = pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+
+from hf_vaswani import VaswaniTranslationPipeline, alignments  # noqa: E402
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer  # noqa: E402
+from hf_vaswani.model.alignment_vaswani import Alignment  # noqa: E402
+from hf_vaswani.serving.demo import COLOURS, DemoTranslator, build_demo, coloured, serve_demo  # noqa: E402
+
+from ..networks import tiny_model  # noqa: E402
+
+TEXT = "abc cab. Ab ca."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> Any:
+    found = tiny_model(3, vocab_size=tokenizer.vocab_size, eos=-1e4)
+    found.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
+    return found
+
+
+@pytest.fixture(scope="module")
+def translator(model, tokenizer) -> DemoTranslator:
+    return DemoTranslator(model, tokenizer)
+
+
+def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignment:
+    def spans(text: str) -> list[tuple[int, int]]:
+        return [(text.index(word), text.index(word) + len(word)) for word in text.split()]
+
+    probabilities = torch.zeros(len(target.split()), len(source.split()))
+    for i, j in links:
+        probabilities[j, i] = 1
+    return Alignment(source.split(), target.split(), probabilities, spans(source), spans(target))
+
+
+def test_words_that_belong_together_have_one_colour() -> None:
+    aligned = [
+        alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)]),
+        alignment("four five", "d e", [(0, 0), (0, 1)]),
+    ]
+    source, target = coloured("one two three  four five", "a b c d e", aligned, [0, 15], [0, 6])
+    assert source == [("one", "0"), (" two ", None), ("three", "1"), ("  ", None), ("four", "2"), (" five", None)]
+    assert [part for part in target if part[1] is not None] == [
+        ("a", "1"),
+        ("b", "0"),
+        ("c", "0"),
+        ("d", "2"),
+        ("e", "2"),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=12))
+def test_parts_make_up_the_text(links) -> None:
+    source, target = "abcdefghijkl", "mnopqrstuvwx"
+    last = {j: (i, j) for i, j in links}
+    both = [alignment(" ".join(source), " ".join(target), list(last.values()))]
+    parts = coloured(" ".join(source), " ".join(target), both, [0], [0])
+    assert ["".join(text for text, _ in side) for side in parts] == [" ".join(source), " ".join(target)]
+    colours = [dict(side) for side in parts]
+    for i, j in last.values():
+        assert colours[0][source[i]] == colours[1][target[j]] is not None
+        assert int(colours[0][source[i]]) < len(COLOURS)
+
+
+def test_each_sentence_is_translated_and_aligned(translator, model, tokenizer) -> None:
+    answer = translator.answer(TEXT, None, 4, 0.6, 3)
+    pipeline = VaswaniTranslationPipeline(model, tokenizer)
+    expected = pipeline(TEXT, split_sentences=True, num_beams=4, length_penalty=0.6, num_return_sequences=3)
+    assert answer.translations == [each["translation_text"] for each in expected]
+    assert "".join(text for text, _ in answer.source) == TEXT
+    assert "".join(text for text, _ in answer.target) == answer.translations[0]
+    first = pipeline("abc cab.", num_beams=4, length_penalty=0.6)[0]["translation_text"]
+    (aligned,) = alignments(model, tokenizer, ["abc cab."], [first])
+    of_first = [text for text, number in answer.source if number is not None]
+    assert of_first[: len({i for i, _ in aligned.links()})] == [
+        aligned.source[i] for i in sorted({i for i, _ in aligned.links()})
+    ]
+
+
+def test_few_beams_have_few_translations_and_no_text_has_none(translator) -> None:
+    assert len(translator.answer(TEXT, None, 2, 0.6, 5).translations) == 2
+    assert len(translator.answer(TEXT, None, 1, 0.6, 5).translations) == 1
+    assert translator.answer(" \n", None, 2, 0.6, 5).translations == []
+    assert translator.explorer(" ", None, 2, 0.6) == ""
+
+
+def test_the_language_is_put_in_front(tokenizer) -> None:
+    tagged = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
+    add_language_tags(tagged, ["de", "fr"])
+    model = tiny_model(3, vocab_size=len(tagged), eos=-1e4, language_pairs=[["en", "de"], ["en", "fr"]])
+    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
+    translator = DemoTranslator(model, tagged)
+    assert list(translator.tags) == ["de", "fr"]
+    assert translator.sentences(TEXT, "fr") == ["<2fr> abc cab.", "<2fr> Ab ca."]
+    answers = {language: translator.answer(TEXT, language, 2, 0.6, 1) for language in ("de", "fr")}
+    expected = VaswaniTranslationPipeline(model, tagged)(TEXT, split_sentences=True, tgt_lang="fr", num_beams=2)
+    assert answers["fr"].translations == [expected[0]["translation_text"]]
+    assert "".join(text for text, _ in answers["fr"].source) == TEXT
+
+
+@pytest.fixture(scope="module")
+def address(model, tokenizer) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    demo = build_demo(model, tokenizer, "me/model", ["abc", "cab"])
+    yield serve_demo(demo, "127.0.0.1", port, block=False)
+    demo.close()
+
+
+def test_the_page_is_served(address, translator) -> None:
+    client = pytest.importorskip("gradio_client").Client(address, verbose=False)
+    answer = translator.answer(TEXT, None, 4, 0.6, 3)
+    translation, others, source, _, frame = client.predict(TEXT, None, 4, 0.6, 3, api_name="/translate")
+    assert translation == answer.translations[0]
+    assert others == "\n".join(f"{i}. {text}" for i, text in enumerate(answer.translations[1:], start=2))
+    assert "".join(part["token"] for part in source) == TEXT
+    assert frame == ""
+    assert "Transformer explorer" in client.predict(TEXT, None, 4, 0.6, api_name="/explore")
+
+
+def test_what_cannot_be_shown_is_said(address) -> None:
+    client = pytest.importorskip("gradio_client").Client(address, verbose=False)
+    with pytest.raises(Exception, match="a page shows from 1 to 200: shorten it"):
+        client.predict("abc" * 200, None, 4, 0.6, api_name="/explore")
