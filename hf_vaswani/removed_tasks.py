@@ -65,7 +65,7 @@ def transformers_modules() -> list[Any]:
 
 def restore_tasks() -> None:
     """Registers the tasks and names their classes. A version of transformers that has a task or name keeps its own."""
-    if importlib.util.find_spec(MODULE) is None:
+    if MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
         module: Any = ModuleType(MODULE, "The classes of hf_vaswani, by their names in transformers 4.")
         # Found by `importlib` where modules are looked up by name.
         module.__spec__ = importlib.util.spec_from_loader(MODULE, loader=None)

@@ -5,7 +5,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from .inputs import add_target_language, check_counts, load_models
+from ..files import read_json
+from .inputs import add_target_language, check_counts, check_name, load_models
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -42,12 +43,25 @@ def _explore(options: argparse.Namespace) -> None:
     check_counts(options, "num_beams")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output} is a folder, not a file.")
+    if not options.output.resolve().parent.is_dir():
+        raise ValueError(f"There is no folder {str(options.output.parent)!r} for --output.")
+    check_name(options.model)
     text: str = options.text
     settings = {} if options.num_beams is None else {"num_beams": options.num_beams}
     if options.num_beams == 1:
         # They have no effect on greedy search, and transformers would warn about each.
         settings |= {"length_penalty": None, "early_stopping": None}
-    if VaswaniConfig.from_pretrained(model_folder(options.model)).is_encoder_decoder:
+    folder = model_folder(options.model)
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != "vaswani":
+        raise ValueError(
+            f"The explorer needs a Vaswani model, but {options.model} is of the type {kind!r}: hf-vaswani convert "
+            "turns some into one."
+        )
+    config = VaswaniConfig.from_pretrained(folder)
+    if options.num_beams is not None and config.stacks == ("encoder",):
+        raise ValueError(f"--num-beams is for models that write text, but {options.model} does not.")
+    if config.is_encoder_decoder:
         translators = load_models([options.model], options.target_language)
         model, tokenizer = translators.models[0], translators.tokenizer
         (text,) = translators.tagged([text], "The text")

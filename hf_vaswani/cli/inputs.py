@@ -286,7 +286,7 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
     from ..translation.loading import load_translator
 
     for name in names:
-        _check_name(name)
+        check_name(name)
         check_weights(Path(name))
     loaded = [load_translator(name) for name in names]
     models, tokenizer = [model for model, _ in loaded], loaded[0][1]
@@ -327,7 +327,8 @@ def load_recorded(names: Sequence[str], key: str) -> tuple[Translators, list[str
     return loaded, [f"SHA-256 {model_digest(model, loaded.tokenizer)}" for model in loaded.models]
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises a `ValueError` for a name that is neither a model folder nor an id on the Hub."""
     folder = Path(name)
     if (folder / "model" / "config.json").is_file():
         raise ValueError(f"{folder} is a run folder, not a model: give its model, {folder / 'model'}.")

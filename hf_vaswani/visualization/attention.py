@@ -1,24 +1,17 @@
 """Attention weights of all layers and heads for one text (Section 3.2), and what their heads attend to."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from ..model.alignment_vaswani import Alignment, Text, align, aligning_layers, read
-from ..model.modeling_vaswani import eager_attention_forward
 from ..model.sharing_vaswani import evaluation_mode
 
 # A visible space, and how vocabularies write one in front of a word.
 SPACE, SPACES = "␣", ("Ġ", "▁", " ")
-
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,8 @@ def collect_attention(model: Any, tokenizer: Any, source: str, target: str | Seq
     ```
     """
     kind = model_kind(model)
-    with evaluation_mode(model), torch.inference_mode():
+    model = with_eager_attention(model)
+    with torch.inference_mode():
         if kind == "encoder":
             return _of_encoder(model, read(tokenizer, [source])[0])
         if target is None:
@@ -100,89 +94,52 @@ def model_kind(model: Any) -> str:
     return "encoder"
 
 
-# The weights of each attention in the pass that is running.
-RECORDED: ContextVar[dict[torch.nn.Module, torch.Tensor] | None] = ContextVar("recorded", default=None)
-RECORDING = "vaswani_recording"
-
-
-def recording_attention(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes [`eager_attention_forward`], and records its weights."""
-    attended, weights = eager_attention_forward(module, *args, **kwargs)
-    recorded = RECORDED.get()
-    if recorded is not None:
-        recorded[module] = weights
-    return attended, weights
-
-
-# `output_attentions=True` would leave hooks on the model, with which it translates by transformers' slower search.
-AttentionInterface.register(RECORDING, recording_attention)
-AttentionMaskInterface.register(RECORDING, eager_mask)
-
-
-@contextmanager
-def recorded_attention(model: Any) -> Iterator[dict[torch.nn.Module, torch.Tensor]]:
-    """Records the attention weights of a model's pass, of shape `(1, heads, target, source)`, by module."""
-    # One at a time, so that each finds and leaves what the model had.
-    with _LOCK:
-        before = model.config._attn_implementation
-        model.set_attn_implementation(RECORDING)
-        recorded: dict[torch.nn.Module, torch.Tensor] = {}
-        token = RECORDED.set(recorded)
-        try:
-            yield recorded
-        finally:
-            RECORDED.reset(token)
-            model.set_attn_implementation(before)
-
-
-def _weights(model: Any, recorded: dict[torch.nn.Module, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the weights of each kind of attention, of shape `(layers, heads, target, source)`."""
-    stacks = {
-        "encoder": ("encoder", "self_attn"),
-        "decoder": ("decoder", "self_attn"),
-        "cross": ("decoder", "cross_attn"),
-    }
-    found = {}
-    for kind, (stack, attention) in stacks.items():
-        if kind in ("encoder", "decoder") and kind not in model.config.stacks:
-            continue
-        if kind == "cross" and not model.config.is_encoder_decoder:
-            continue
-        layers = _stack(model, stack).layers
-        found[kind] = torch.cat([recorded[getattr(layer, attention)] for layer in layers]).float().cpu()
+def with_eager_attention(model: Any) -> Any:
+    """
+    Returns a copy of a model that shares its weights and returns its attention weights. Switching the model itself, or
+    the hooks that `output_attentions` leaves on it, would disturb others who translate with it.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    with evaluation_mode(model):
+        found = copy.deepcopy(model, shared)
+    found.set_attn_implementation("eager")
     return found
 
 
-def _stack(model: Any, name: str) -> Any:
-    """Returns the encoder or the decoder of a model."""
-    return model.get_encoder() if name == "encoder" else model.get_decoder()
+def _stacked(layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Weights of each layer, of shape `(1, heads, target, source)` -> `(layers, heads, target, source)`."""
+    return torch.cat(list(layers)).float().cpu()
 
 
 def _of_encoder(model: Any, source: Text) -> Attention:
-    with recorded_attention(model) as recorded:
-        model.get_encoder()(input_ids=torch.tensor([source.ids], device=model.device))
-    return Attention(source, None, [], _weights(model, recorded))
+    ids = torch.tensor([source.ids], device=model.device)
+    found = model.get_encoder()(input_ids=ids, output_attentions=True)
+    return Attention(source, None, [], {"encoder": _stacked(found.attentions)})
 
 
 def _of_decoder(model: Any, target: Text) -> Attention:
     # The last token is predicted, but not read.
     inputs = target.ids[:-1] or target.ids
-    with recorded_attention(model) as recorded:
-        logits = model(input_ids=torch.tensor([inputs], device=model.device), use_cache=False).logits[0]
-    log_probs = logits.float().log_softmax(dim=-1).cpu()
+    ids = torch.tensor([inputs], device=model.device)
+    found = model(input_ids=ids, use_cache=False, output_attentions=True)
+    log_probs = found.logits[0].float().log_softmax(dim=-1).cpu()
     later = torch.tensor(target.ids[1:], dtype=torch.long)
     # The first token is given.
     picked = torch.cat([torch.zeros(1), log_probs[: len(later)].gather(1, later[:, None])[:, 0]])
-    return Attention(None, target, inputs, _weights(model, recorded), picked)
+    return Attention(None, target, inputs, {"decoder": _stacked(found.attentions)}, picked)
 
 
 def _of_translation(model: Any, source: Text, target: Text) -> Attention:
     ids, labels = (torch.tensor([text.ids], device=model.device) for text in (source, target))
     inputs = model.prepare_decoder_input_ids_from_labels(labels)
-    with recorded_attention(model) as recorded:
-        logits = model(input_ids=ids, decoder_input_ids=inputs, use_cache=False).logits[0]
-    log_probs = logits.float().log_softmax(dim=-1).gather(1, labels[0][:, None])[:, 0].cpu()
-    return Attention(source, target, inputs[0].tolist(), _weights(model, recorded), log_probs)
+    found = model(input_ids=ids, decoder_input_ids=inputs, use_cache=False, output_attentions=True)
+    log_probs = found.logits[0].float().log_softmax(dim=-1).gather(1, labels[0][:, None])[:, 0].cpu()
+    weights = {
+        "encoder": _stacked(found.encoder_attentions),
+        "decoder": _stacked(found.decoder_attentions),
+        "cross": _stacked(found.cross_attentions),
+    }
+    return Attention(source, target, inputs[0].tolist(), weights, log_probs)
 
 
 def of_ids(tokenizer: Any, ids: Sequence[int]) -> Text:
@@ -220,6 +177,8 @@ def pieces(tokenizer: Any, text: Text) -> list[str]:
 def piece(tokenizer: Any, token: int) -> str:
     """Returns what a token stands for: its characters, with a visible space, or its name in the vocabulary."""
     name = str(tokenizer.convert_ids_to_tokens(token))
+    if name and not name.strip("".join(SPACES)):
+        return SPACE * len(name)
     characters = "" if token in tokenizer.all_special_ids else str(tokenizer.decode([token]))
     # A part of a letter has none.
     if not characters.strip() or "\ufffd" in characters:

@@ -18,8 +18,14 @@ function element(name, attributes = {}, ...children) {
 }
 
 function section(id, title, where, ...children) {
-  document.getElementById("contents").append(element("li", {}, element("a", { href: `#${id}` }, title)));
-  const head = element("header", {}, element("h2", { id: `${id}-title` }, title), element("p", { class: "where" }, where));
+  // In a frame of a notebook, following the link would load the notebook.
+  const go = (event) => {
+    event.preventDefault();
+    document.getElementById(id).scrollIntoView();
+    document.getElementById(`${id}-title`).focus();
+  };
+  document.getElementById("contents").append(element("li", {}, element("a", { href: `#${id}`, onclick: go }, title)));
+  const head = element("header", {}, element("h2", { id: `${id}-title`, tabindex: "-1" }, title), element("p", { class: "where" }, where));
   const made = element("section", { id, "aria-labelledby": `${id}-title` }, head, ...children);
   document.getElementById("main").append(made);
   return made;
@@ -72,6 +78,8 @@ function between(from, to, share) {
 function bytes(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
+
+const MOVES = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 
 // Arrow keys move the focus within a group, which has one stop of the Tab key.
 function rove(group, items, columns) {
@@ -149,6 +157,13 @@ function drawWords() {
 
   function restore() {
     for (const each of [...items.source, ...items.target]) each.classList.remove("linked");
+    for (const side of ["source", "target"]) {
+      const focused = items[side].indexOf(document.activeElement);
+      if (focused >= 0) {
+        show(side, focused);
+        return;
+      }
+    }
     if (pinned) show(...pinned);
     else reading.textContent = "Point at a word, or move to it by Tab and arrow keys.";
   }
@@ -156,7 +171,8 @@ function drawWords() {
   function paragraph(side, label) {
     const line = element("p", { class: "text", role: "group", "aria-label": label, dir: "auto" });
     for (const [text, number] of words[side]) {
-      if (number === undefined) {
+      // An encoder on its own makes no words.
+      if (number === undefined || !words.target) {
         line.append(text);
         continue;
       }
@@ -180,20 +196,21 @@ function drawWords() {
       items[side][number] = word;
       line.append(word);
     }
-    rove(line, items[side], 1);
+    if (words.target) rove(line, items[side], 1);
     return line;
   }
 
   const labels = { translation: ["Source", "Translation"], decoder: ["", "Text"], encoder: ["Text", ""] }[data.kind];
   const parts = [];
-  if (words.source) parts.push(element("p", { class: "label" }, labels[0]), paragraph("source", labels[0]));
+  const isBoth = words.source && words.target;
+  if (words.source) parts.push(isBoth ? element("p", { class: "label" }, labels[0]) : null, paragraph("source", labels[0]));
   if (words.target) {
-    parts.push(element("p", { class: "label" }, labels[1]), paragraph("target", labels[1]), reading,
+    parts.push(isBoth ? element("p", { class: "label" }, labels[1]) : null, paragraph("target", labels[1]), reading,
       element("p", { class: "note" }, "Background: probability of the word, given those before it: 100 % ",
         element("span", { class: "ramp", role: "img", "aria-label": "from no colour to a strong one" }), " 0 %"));
   }
   const where = { translation: "Sections 3.1 and 3.2.3", decoder: "Section 3.1", encoder: "Section 3.1" }[data.kind];
-  section("words", data.kind === "translation" ? "Translation" : "Text", where, ...parts);
+  section("words", data.kind === "translation" ? "Translation" : "Text", where, ...parts.filter((part) => part !== null));
 }
 
 function drawPredictions() {
@@ -221,6 +238,7 @@ function drawBest() {
 
 function drawSearch() {
   const { steps, tokens, hypotheses, settings, stop } = data.search;
+  const stopped = stop.replace(/-(?=\d)/g, "−");
   const beams = settings.num_beams;
   const isBeam = beams > 1;
   const best = new Set();
@@ -238,6 +256,7 @@ function drawSearch() {
   function fate(at, each, index) {
     const [, , , , ends, rank, finished] = each;
     if (finished) return ["done", isBeam ? `finished${scoreOf(at, index) || ", replaced later"}` : "taken: the end"];
+    if (rank !== null && isBeam && at === steps.length - 1) return ["pruned", "left when the search stopped"];
     if (rank !== null) return ["kept", isBeam ? `goes on as hypothesis ${rank + 1}` : "taken"];
     return ["pruned", ends ? "ends, dropped" : "dropped"];
   }
@@ -264,16 +283,18 @@ function drawSearch() {
     const done = finished.map(([where, index], i) => {
       const found = hypotheses.find((each) => each.path[0] === where && each.path[1] === index);
       const total = steps[where].candidates[index][3];
-      return element("tr", {}, element("td", { class: "number" }, String(i + 1)), element("td", {}, found ? found.text : `ended in step ${where + 1}, replaced later`),
+      return element("tr", {}, element("td", { class: "number" }, String(i + 1)), element("td", { dir: "auto" }, found ? found.text : `ended in step ${where + 1}, replaced later`),
         element("td", { class: "number" }, found ? fixed(found.score, 3) : `log-probability ${fixed(total, 3)}`));
     });
     const left = element("div", {},
       table(isBeam ? "Running hypotheses" : "Text so far", [["", true], ["Text"]], before),
       isBeam ? table("Finished hypotheses after this step", [["", true], ["Text"], ["Score", true]], done.length ? done : [element("tr", {}, element("td", { colspan: "3" }, "none yet"))]) : null);
     if (isBeam) {
-      left.append(note(bar === null
-        ? "The search goes on: too few hypotheses have finished."
-        : `The best running hypothesis can be hoped to reach a score of ${fixed(hope, 3)}; to matter, it must exceed ${fixed(bar, 3)}.`));
+      const isLast = at === steps.length - 1;
+      let why = `The best running hypothesis could still reach a score of ${fixed(hope, 3)}, and needs more than ${fixed(bar, 3)}.`;
+      if (hope === null) why = "No hypothesis is running any more.";
+      else if (bar === null) why = "The search goes on: too few hypotheses have finished.";
+      left.append(note(isLast ? `The search stopped here. ${stopped}` : why));
     }
     panel.replaceChildren(
       table(isBeam ? "Candidates: the best continuations of all running hypotheses" : "Most probable next tokens",
@@ -281,23 +302,25 @@ function drawSearch() {
     drawNow(at);
   }
 
-  // All hypotheses as a picture: a column for each step, a row for each running hypothesis, and one for ends.
-  const wide = 96, high = 26, rows = beams + (isBeam ? 1 : 0);
+  // All hypotheses as a picture: a column for each step, a row for each running hypothesis, and below them the ends.
+  const endsOf = ({ candidates }) => candidates.filter((each) => each[6]).length;
+  const wide = 96, high = 26, rows = beams + (isBeam ? Math.max(...steps.map(endsOf)) : 0);
   const picture = element("svg", { width: wide * steps.length + 8, height: high * rows + 24, viewBox: `0 0 ${wide * steps.length + 8} ${high * rows + 24}`, role: "img",
     "aria-label": `The search as a tree with ${steps.length} steps; the table of each step says the same` });
   const now = element("rect", { class: "now", y: 0, width: wide, height: high * rows + 24 });
   picture.append(now);
-  const drawNow = (at) => now.setAttribute("x", at * wide);
-  const place = (at, each) => [at * wide + 6, 20 + high * (each[5] === null ? beams : each[5])];
+  const tree = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The search as a tree" }, picture);
+  const drawNow = (at) => {
+    now.setAttribute("x", at * wide);
+    tree.scrollLeft = (at + 0.5) * wide - tree.clientWidth / 2;
+  };
   const shorten = (text) => (text.length > 10 ? `${text.slice(0, 9)}…` : text);
   steps.forEach(({ candidates }, at) => {
     picture.append(element("text", { x: at * wide + 6, y: 12 }, String(at + 1)));
     const shown = candidates.map((each, i) => [each, i]).filter(([each]) => each[5] !== null || each[6]);
-    // One end of several in a step has a place: the one that is part of the result, or the best.
-    const ends = shown.filter(([each]) => each[5] === null);
-    const chosen = ends.find(([, i]) => best.has(`${at} ${i}`)) || ends[0];
-    for (const [each, i] of shown.filter((item) => item[0][5] !== null || item === chosen)) {
-      const [x, y] = place(at, each);
+    let ends = isBeam ? beams : 0;
+    for (const [each, i] of shown) {
+      const [x, y] = [at * wide + 6, 20 + high * (each[5] === null ? ends++ : each[5])];
       const isBest = best.has(`${at} ${i}`);
       if (at) {
         const fromY = 20 + high * each[0] + 10;
@@ -317,11 +340,12 @@ function drawSearch() {
   section("search", isBeam ? "Beam search, step by step" : settings.do_sample ? "Sampling, step by step" : "Greedy search, step by step", "Section 6.1",
     element("div", { class: "controls" }, element("button", { type: "button", onclick: move(-1), "aria-label": "Previous step" }, "←"), slider,
       element("button", { type: "button", onclick: move(1), "aria-label": "Next step" }, "→"), label),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The search as a tree" }, picture), panel,
+    tree, panel,
     note(isBeam
-      ? `Each of the ${beams} running hypotheses is extended by every token. Of all these, the best are the candidates: those that do not end go on, up to ${beams}; those that end are finished hypotheses, and their scores are compared. Blue: the result.`
+      ? `Each of the ${beams} running hypotheses is extended by every token, and the most probable results are the candidates. Those that do not end go on, up to ${beams}. Those that end are finished hypotheses, ranked by score. Blue: the result.`
       : `Each step takes ${settings.do_sample ? "a token drawn by its probability" : "the most probable token"}.`),
-    element("p", {}, element("strong", {}, `It stopped after ${steps.length} steps. `), stop));
+    note("The probabilities are those that the search used, after settings that change them, such as a temperature."),
+    element("p", {}, element("strong", {}, `It stopped after ${steps.length} step${steps.length > 1 ? "s" : ""}. `), stopped));
   show();
 }
 
@@ -335,7 +359,7 @@ const KINDS = {
 
 function drawAttention() {
   const kinds = Object.keys(KINDS).filter((kind) => kind in data.attention);
-  const state = { kind: kinds[kinds.length - 1], layer: 0, head: 0, row: 0, column: 0 };
+  const state = { kind: kinds[kinds.length - 1], layer: 0, head: 0, row: 0, column: 0, scaled: false };
   state.layer = data.attention[state.kind].shape[0] - 1;
   const weights = {};
   for (const kind of kinds) {
@@ -345,6 +369,12 @@ function drawAttention() {
   const at = (kind, layer, head, row, column) => {
     const [, heads, rows, columns] = data.attention[kind].shape;
     return weights[kind][((layer * heads + head) * rows + row) * columns + column];
+  };
+  // The weight that has the full colour.
+  const most = (kind, layer, head) => {
+    const [, heads, rows, columns] = data.attention[kind].shape;
+    const start = (layer * heads + head) * rows * columns;
+    return state.scaled ? Math.max(1e-6, ...weights[kind].subarray(start, start + rows * columns)) : 1;
   };
   const grid = element("div", { class: "scroll" });
   const caption = element("h3", {});
@@ -364,10 +394,10 @@ function drawAttention() {
     small.height = rows;
     const context = small.getContext("2d");
     const image = context.createImageData(columns, rows);
-    const [low, high] = [colour("surface"), colour("accent")];
+    const [low, high, full] = [colour("surface"), colour("accent"), most(kind, layer, head)];
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
-        image.data.set([...between(low, high, at(kind, layer, head, row, column)), 255], 4 * (row * columns + column));
+        image.data.set([...between(low, high, at(kind, layer, head, row, column) / full), 255], 4 * (row * columns + column));
       }
     }
     context.putImageData(image, 0, 0);
@@ -430,6 +460,7 @@ function drawAttention() {
     context.font = font;
     const css = (numbers) => `rgb(${numbers.join(" ")})`;
     const [low, high, ink, mark] = [colour("surface"), colour("accent"), colour("ink"), colour("warm")];
+    const full = most(kind, layer, head);
     context.fillStyle = css(ink);
     context.textBaseline = "middle";
     context.textAlign = "right";
@@ -444,7 +475,7 @@ function drawAttention() {
     });
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
-        context.fillStyle = css(between(low, high, at(kind, layer, head, row, column)));
+        context.fillStyle = css(between(low, high, at(kind, layer, head, row, column) / full));
         context.fillRect(left + column * cell, top + row * cell, cell - 1, cell - 1);
       }
     }
@@ -470,20 +501,21 @@ function drawAttention() {
     drawLarge();
   });
   canvas.addEventListener("keydown", (event) => {
-    const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
-    if (!(event.key in moves)) return;
+    if (!(event.key in MOVES)) return;
     event.preventDefault();
     const [, , rows, columns] = data.attention[state.kind].shape;
-    state.row = Math.min(rows - 1, Math.max(0, state.row + moves[event.key][0]));
-    state.column = Math.min(columns - 1, Math.max(0, state.column + moves[event.key][1]));
+    state.row = Math.min(rows - 1, Math.max(0, state.row + MOVES[event.key][0]));
+    state.column = Math.min(columns - 1, Math.max(0, state.column + MOVES[event.key][1]));
     drawLarge();
     say(spoken(describe()));
   });
 
   const choices = kinds.map((kind) => element("label", {}, element("input", { type: "radio", name: "kind", value: kind, checked: kind === state.kind ? "" : null,
     onchange: () => { state.kind = kind; state.layer = Math.min(state.layer, data.attention[kind].shape[0] - 1); drawGrid(); drawLarge(); } }), ` ${KINDS[kind][0]}`));
+  const scaled = element("label", {}, element("input", { type: "checkbox", onchange: (event) => { state.scaled = event.target.checked; drawGrid(); drawLarge(); } }),
+    " Full colour for the largest weight of each head, in place of 100 %");
   section("attention", "Attention", "Sections 3.2.1 to 3.2.3",
-    element("fieldset", {}, element("legend", {}, "Which"), ...choices),
+    element("fieldset", {}, element("legend", {}, "Attention of"), ...choices, scaled),
     element("div", { class: "columns" }, grid,
       element("div", {}, caption, roles, element("div", { class: "scroll" }, canvas), reading)),
     note(`Each row adds up to 100 %: softmax(Q Kᵀ / √d_k).${data.kind === "encoder" ? "" : " Rows of the decoder: the token that it reads → the token that it predicts next."} A name in green: half of the head's attention or more goes there, on average over this text.`));
@@ -493,15 +525,33 @@ function drawAttention() {
 // ---- Positions ----------------------------------------------------------------------------------------------------
 
 function drawPositions() {
-  const { shape: [length, width], scale, kind, layout, values } = data.positions;
+  const isLearned = data.positions[0].layout === null;
+  section("positions", "Positions", isLearned ? "Section 3.5, Table 3 (E)" : "Section 3.5", ...data.positions.flatMap(positionPlot));
+}
+
+function positionPlot({ side, shape: [length, width], first, scale, layout, values }) {
   const numbers = new Int8Array(bytes(values).buffer);
-  const canvas = element("canvas", { class: "positions", role: "img", "aria-label": `Encodings of ${length} positions in ${width} dimensions` });
+  const name = side === "text" ? "" : ` of the ${side}`;
+  const canvas = element("canvas", { class: "positions", role: "img", tabindex: "0" });
   const reading = element("p", { class: "reading" }, "");
+  const state = { row: 0, column: 0 };
+  const show = () => {
+    reading.textContent = `Position ${first + state.row}, dimension ${state.column}: ${fixed(numbers[state.row * width + state.column] / 127 * scale, 2)}`;
+    canvas.setAttribute("aria-label", `Encodings of ${length} positions${name} in ${width} dimensions. Arrow keys read them.`);
+  };
   canvas.addEventListener("mousemove", (event) => {
     const box = canvas.getBoundingClientRect();
-    const column = Math.min(width - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * width)));
-    const row = Math.min(length - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * length)));
-    reading.textContent = `Position ${row}, dimension ${column}: ${fixed(numbers[row * width + column] / 127 * scale, 2)}`;
+    state.column = Math.min(width - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * width)));
+    state.row = Math.min(length - 1, Math.max(0, Math.floor((event.clientY - box.top) / box.height * length)));
+    show();
+  });
+  canvas.addEventListener("keydown", (event) => {
+    if (!(event.key in MOVES)) return;
+    event.preventDefault();
+    state.row = Math.min(length - 1, Math.max(0, state.row + MOVES[event.key][0]));
+    state.column = Math.min(width - 1, Math.max(0, state.column + MOVES[event.key][1]));
+    show();
+    say(reading.textContent);
   });
   redraws.push(() => {
     canvas.width = width;
@@ -518,8 +568,9 @@ function drawPositions() {
     concatenated: "Sines in the left half and cosines in the right one, with wavelengths from 2π to 10000 · 2π in each.",
     tensor2tensor: "Sines in the left half and cosines in the right one, with wavelengths from 2π to 10000 · 2π in each, as in the paper's own code.",
   };
-  section("positions", "Positions", kind === "learned" ? "Section 3.5, Table 3 (E)" : "Section 3.5", canvas, reading,
-    note(`Rows: positions 0 to ${length - 1}, from the top. Columns: the ${width} dimensions of d_model. Blue: positive, orange: negative, up to ${fixed(scale, 2)}. ${kind === "learned" ? "These are learned." : layouts[layout]}`));
+  show();
+  return [canvas, reading,
+    note(`Rows: positions ${first} to ${first + length - 1}${name}, from the top. Columns: the ${width} dimensions of d_model. Blue: positive, orange: negative, up to ${fixed(scale, 2)}. ${layout === null ? "These are learned." : layouts[layout]}`)];
 }
 
 // ---- Embeddings ---------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def explore(
     ```
     """
     kind = model_kind(model)
+    if not isinstance(text, str):
+        raise ValueError(f"The text must be a str, but it is a {type(text).__name__}.")
     if not text.strip():
         raise ValueError("There is no text to explore.")
     source = read(tokenizer, [text])[0]
@@ -119,7 +121,7 @@ def explore(
     data["attention"] = _attention(tokenizer, attention, head_roles(attention, links))
     data["positions"] = _positions(model, attention)
     data["embeddings"] = _embeddings(model, tokenizer, attention)
-    data["paper"] = _paper(model, kind, data.get("search"))
+    data["paper"] = _paper(model, kind, data.get("search"), len(source.ids) if kind == "translation" else 0)
     title = f"{text} – {data['name']}"
     return Page(_page(title, data), title)
 
@@ -144,9 +146,9 @@ def _base64(numbers: torch.Tensor) -> str:
     return base64.b64encode(numbers.contiguous().numpy().tobytes()).decode()
 
 
-def _rounded(value: float, digits: int = 4) -> float | None:
-    """Returns a number for JSON, which has no infinity."""
-    return round(value, digits) if math.isfinite(value) else None
+def _rounded(value: float | None, digits: int = 6) -> float | None:
+    """Rounds to significant digits; JSON has no infinity."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 
 # ---- Words -------------------------------------------------------------------------------------------------------
@@ -216,8 +218,8 @@ def _search(tokenizer: Any, search: SearchRecord, prompt: Sequence[int]) -> dict
                     for each in step.candidates
                 ],
                 "finished": step.finished,
-                "hope": None if step.hope is None else _rounded(step.hope),
-                "bar": None if step.bar is None else _rounded(step.bar),
+                "hope": _rounded(step.hope),
+                "bar": _rounded(step.bar),
             }
         )
         kept = sorted((each for each in step.candidates if each.rank is not None), key=lambda each: each.rank or 0)
@@ -270,7 +272,7 @@ def _attention(
             "columns": columns,
             "predicted": predicted,
             "roles": [
-                [[[role.name, _rounded(role.share, 3)] for role in head] for head in layer] for layer in roles[kind]
+                [[[role.name, _rounded(role.share, 4)] for role in head] for head in layer] for layer in roles[kind]
             ],
             # Lower and upper byte.
             "weights": _base64(torch.stack([whole % 256, whole // 256], dim=-1).to(torch.uint8)),
@@ -278,20 +280,35 @@ def _attention(
     return found
 
 
-def _positions(model: Any, attention: Attention) -> dict[str, Any]:
-    """Returns the encodings of the text's positions, in 8 bits."""
-    length = max(weights.shape[2] for weights in attention.weights.values())
-    stack = model.get_encoder() if "encoder" in attention.weights else model.get_decoder()
-    longest = stack.positions.max_position_embeddings if stack.positions.table is not None else length
-    encodings = position_encodings(stack, min(length, longest))
-    scale = float(encodings.abs().max()) or 1.0
-    return {
-        "shape": list(encodings.shape),
-        "scale": _rounded(scale),
-        "kind": model.config.position_encoding,
-        "layout": model.config.sinusoid_layout if model.config.position_encoding == "sinusoidal" else None,
-        "values": _base64((encodings / scale * 127).round().to(torch.int8)),
+def _positions(model: Any, attention: Attention) -> list[dict[str, Any]]:
+    """Returns the encodings of the text's positions, in 8 bits: of both sides, if they are learned."""
+    lengths = {"source": attention.source, "target": attention.target}
+    stacks = {
+        side: (model.get_encoder() if side == "source" else model.get_decoder(), len(text.ids))
+        for side, text in lengths.items()
+        if text is not None
     }
+    if model.config.position_encoding == "sinusoidal":
+        # The same for both.
+        longest = max(length for _, length in stacks.values())
+        stacks = {"text": (next(iter(stacks.values()))[0], longest)}
+    found = []
+    for side, (stack, length) in stacks.items():
+        # The last token of a target is not read, so there may be no position for it.
+        most = length if stack.positions.table is None else stack.positions.max_position_embeddings
+        encodings = position_encodings(stack, min(length, most))
+        scale = float(encodings.abs().max()) or 1.0
+        found.append(
+            {
+                "side": side,
+                "shape": list(encodings.shape),
+                "first": 0 if stack.positions.table is not None else stack.positions.offset,
+                "scale": _rounded(scale),
+                "layout": None if stack.positions.table is not None else model.config.sinusoid_layout,
+                "values": _base64((encodings / scale * 127).round().to(torch.int8)),
+            }
+        )
+    return found
 
 
 def _embeddings(model: Any, tokenizer: Any, attention: Attention) -> dict[str, Any]:
@@ -315,7 +332,7 @@ def _embeddings(model: Any, tokenizer: Any, attention: Attention) -> dict[str, A
         points = []
         for i, token in enumerate(result.tokens):
             neighbours = [
-                [piece(tokenizer, other), _rounded(float(cosine), 3), *(_rounded(x, 4) for x in place)]
+                [piece(tokenizer, other), _rounded(float(cosine), 4), *(_rounded(x, 4) for x in place)]
                 for other, cosine, place in zip(
                     result.neighbours[i], result.cosines[i], result.neighbour_points[i].tolist(), strict=True
                 )
@@ -359,8 +376,11 @@ def _best(logits: torch.Tensor, label: Any) -> list[list[Any]]:
 # ---- The paper ---------------------------------------------------------------------------------------------------
 
 
-def _paper(model: Any, kind: str, search: dict[str, Any] | None) -> list[list[Any]]:
-    """Returns rows of a section of the paper, what it says, the base model's value there, and this model's."""
+def _paper(model: Any, kind: str, search: dict[str, Any] | None, source: int) -> list[list[Any]]:
+    """
+    Returns rows of a section of the paper, what it says, the base model's value there, and this model's. `source` is
+    the number of source tokens.
+    """
     config = model.config
     heads = config.num_heads
     d_k, d_v = (each or config.d_model // heads for each in (config.d_k, config.d_v))
@@ -385,20 +405,25 @@ def _paper(model: Any, kind: str, search: dict[str, Any] | None) -> list[list[An
         ["3.2.2", "width of values d_v", "64", d_v],
         ["3.3", "inner width d_ff", "2048", config.d_ff],
         ["3.1", "width d_model", "512", config.d_model],
-        ["3.4", "vocabulary", "37000", config.vocab_size],
-        ["3.4", "one matrix for embeddings and output", "yes", "yes" if config.tie_word_embeddings else "no"],
+        ["5.1", "vocabulary", "37000", config.vocab_size],
         ["3.5", "positions", "sinusoidal", config.position_encoding],
         ["5.4", "dropout P_drop", "0.1", config.dropout],
         ["Table 3", "parameters", "65,000,000", f"{parameters:,}"],
     ]
+    if model.get_output_embeddings() is not None:
+        rows.insert(
+            -2, ["3.4", "one matrix for embeddings and output", "yes", "yes" if config.tie_word_embeddings else "no"]
+        )
     if search is not None:
         settings = search["settings"]
-        rows.append(["6.1", "beam size", "4", settings["num_beams"]])
+        beams = "sampling" if settings.get("do_sample") else settings["num_beams"]
+        rows.append(["6.1", "beam size", "4", beams])
         if settings["num_beams"] > 1:
             penalty = {"gnmt": "((5 + L) / 6)^α", "power": "L^α"}[settings["length_penalty_type"]]
             rows += [
                 ["6.1", "length penalty", "((5 + L) / 6)^α", penalty],
                 ["6.1", "α", "0.6", settings["length_penalty"]],
             ]
-        rows.append(["6.1", "maximum length", "source + 50", f"{search['maxLength']} tokens"])
+        limit = search["maxLength"]
+        rows.append(["6.1", "maximum length", "source + 50", f"source + {limit - source}" if source else limit])
     return rows

@@ -11,6 +11,7 @@ from ..model.sharing_vaswani import evaluation_mode
 
 # Candidates of a step of greedy search or sampling that are recorded, beside the token that was taken.
 SINGLE_CANDIDATES = 5
+MODES = ("greedy_search", "sample", "beam_search")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class SearchStep:
     Attributes:
         candidates (`list[Candidate]`): the best continuations of all running hypotheses, in descending order.
         finished (`list[tuple[int, int]]`): the finished hypotheses after the step, best first: step and candidate.
-        hope (`float`, *optional*): the best score that a running hypothesis can be hoped to reach.
+        hope (`float`, *optional*): the best score that a running hypothesis can still reach with its present
+            log-probability; `None` if none is running.
         bar (`float`, *optional*): the score that it must exceed for the search to go on; `None` as long as too few
             hypotheses have finished.
     """
@@ -122,8 +124,16 @@ def record_search(model: Any, input_ids: torch.Tensor, **settings: Any) -> Searc
         **settings: settings of `generate()`, by default those of the model.
 
     Raises:
-        ValueError: only transformers' own searches can do what the settings ask for.
+        ValueError: there are several texts; only transformers' own searches can do what the settings ask for; or the
+            model computes NaN.
     """
+    if len(input_ids) != 1:
+        raise ValueError(f"A search is recorded for one text, but input_ids has {len(input_ids)} rows.")
+    for name in ("assistant_model", "ensemble", "shortlist"):
+        if settings.get(name) is not None:
+            raise ValueError(f"A search with {name} cannot be recorded.")
+    if settings.get("num_beams") == 1 and (settings.get("num_return_sequences") or 1) > 1:
+        raise ValueError("One beam has one answer to record: leave num_return_sequences out.")
     recorder: list[_BeamRecorder | _SingleRecorder] = []
 
     def search(
@@ -135,10 +145,13 @@ def record_search(model: Any, input_ids: torch.Tensor, **settings: Any) -> Searc
         **model_kwargs: Any,
     ) -> Any:
         arguments = (input_ids, generation_config, logits_processor, stopping_criteria)
-        inputs = fast_search_inputs(model, *arguments, **model_kwargs)
+        obstacle = find_obstacle((model,), input_ids, generation_config, stopping_criteria, False, model_kwargs)
+        mode = generation_config.get_generation_mode().value
+        if mode not in MODES:
+            obstacle = f"the settings ask for {mode.replace('_', ' ')}"
+        inputs = None if obstacle else fast_search_inputs(model, *arguments, **model_kwargs)
         if inputs is None:
-            obstacle = find_obstacle((model,), input_ids, generation_config, stopping_criteria, False, model_kwargs)
-            raise ValueError(f"Greedy search, sampling and beam search can be shown, but {obstacle}.")
+            raise ValueError(f"Greedy search, sampling and beam search can be recorded, but {obstacle}.")
         if generation_config.num_beams > 1:
             rules = BeamSearchRules.from_config(generation_config, input_ids)
             beams = _BeamRecorder(generation_config, rules)
@@ -173,6 +186,7 @@ class _BeamRecorder:
 
     def observe(self, step: Step, log_probs: torch.Tensor, ends: torch.Tensor, alive: Alive) -> None:
         """Records a step. Arguments as [`BeamObserver`] says."""
+        _check(log_probs)
         length = len(self.steps) + 1
         hope, bar = self.rules.bounds(alive.running_scores, alive.scores, alive.is_finished, length)
         count = step.tokens.shape[1]
@@ -193,10 +207,12 @@ class _BeamRecorder:
                 Candidate(parent, token, total - before, total, is_end, None if is_end else ranks.get(i), is_finished)
             )
         self.running = alive.running_scores[0].tolist()
-        self.all_end = bool(ends.all())
+        self.all_end = all(each.ends for each in candidates)
         self.enough = bool(alive.is_finished.all())
-        least = float(bar)
-        self.steps.append(SearchStep(candidates, finished, float(hope), least if least > MISSING / 10 else None))
+        # Both are missing where no hypothesis is running, or too few have finished.
+        is_running, is_reached = self.running[0] > MISSING / 10, float(bar) > MISSING / 10
+        found = float(hope) if is_running else None, float(bar) if is_reached else None
+        self.steps.append(SearchStep(candidates, finished, *found))
 
     def record(self) -> SearchRecord:
         """Returns what was recorded."""
@@ -211,24 +227,32 @@ class _BeamRecorder:
         return found
 
     def _stop(self, max_length: int) -> str:
-        last, length, wanted = self.steps[-1], len(self.steps), self.rules.num_return_sequences
+        """Returns why the search stopped, in the order in which [`beam_search`] asks."""
+        last, length = self.steps[-1], len(self.steps)
         if self.rules.early_stopping is True and self.enough:
             return f"{self.num_beams} hypotheses have finished, and early_stopping is True."
         if length >= max_length:
-            return f"The maximum length of {max_length} tokens is reached."
-        if self.all_end:
+            return f"The maximum length of {_tokens(max_length)} is reached."
+        if self.all_end or last.hope is None or last.bar is None:
             return "All candidates of the step end."
-        where = "at the maximum length" if self.rules.early_stopping == "never" else "at its present length"
-        if self.rules.alpha <= 0:
-            where = "at its present length"
-        counted = wanted if self.rules.early_stopping == "never" else self.num_beams
-        which = (
-            "the best finished hypothesis has" if counted == 1 else f"the last of {counted} finished hypotheses has"
-        )
+        is_ahead = self.rules.early_stopping == "never" and self.rules.alpha > 0
+        where = f"at the maximum length of {_tokens(max_length)}" if is_ahead else "at its present length"
+        counted = self.rules.num_return_sequences if self.rules.early_stopping == "never" else self.num_beams
+        which = "the best finished hypothesis" if counted == 1 else f"the last of the {counted} best finished ones"
         return (
-            f"The best running hypothesis would have a score of {last.hope:.3f} {where}, if it kept its "
-            f"log-probability, and {which} {last.bar:.3f} already."
+            f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would "
+            f"have a score of {last.hope:.3f} {where}, and {which} has {last.bar:.3f}."
         )
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def _check(scores: torch.Tensor) -> None:
+    """Raises a `ValueError` if scores are NaN."""
+    if scores.isnan().any():
+        raise ValueError("The model computes NaN: its weights are damaged.")
 
 
 class _SingleRecorder:
@@ -244,12 +268,15 @@ class _SingleRecorder:
 
     def observe(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Records a step: logits of shape `(1, entries)`, and the token that was taken, of shape `(1,)`."""
+        _check(logits)
         log_probs = logits[0].float().log_softmax(dim=-1)
         taken = int(tokens[0])
         best = log_probs.topk(min(SINGLE_CANDIDATES, len(log_probs))).indices.tolist()
         candidates = []
         for token in [*best, *([] if taken in best else [taken])]:
             log_prob = float(log_probs[token])
+            if log_prob == -torch.inf and token != taken:
+                continue
             is_end = token in self.eos or len(self.steps) + 1 >= self.max_length
             rank = 0 if token == taken and not is_end else None
             total = self.total + log_prob
@@ -262,7 +289,9 @@ class _SingleRecorder:
         step = len(self.steps) - 1
         candidate, last = next((i, each) for i, each in enumerate(self.steps[step].candidates) if each.finished)
         is_cut = last.token not in self.eos
-        stop = f"The maximum length of {self.max_length} tokens is reached." if is_cut else "The token </s> was taken."
+        stop = (
+            f"The maximum length of {_tokens(self.max_length)} is reached." if is_cut else "The token </s> was taken."
+        )
         found = SearchRecord(self.settings, self.max_length, self.steps, [], stop)
         found.hypotheses.append(
             Hypothesis(found.ids(step, candidate), last.total, 1.0, last.total, is_cut, step, candidate)

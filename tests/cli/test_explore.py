@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import BertConfig, BertModel
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM
 from hf_vaswani.cli import main
@@ -45,10 +46,11 @@ def test_stacks_on_their_own(kind, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "nowhere", "one"], "'nowhere' cannot be loaded"),
+        (["--model", "nowhere", "one"], "There is no model folder 'nowhere'"),
         (["--num-beams", "0", "one"], "--num-beams must be from 1 to 1000, but it is 0."),
         (["--output", ".", "one"], "--output . is a folder, not a file."),
-        (["--output", "no/folder/page.html", "one"], "no/folder"),
+        (["--output", "no/folder/page.html", "one"], "There is no folder 'no/folder' for --output."),
+        (["--model", "/no/folder", "one"], "/no/folder"),
         ([" "], "There is no text to explore."),
         (["one " * 300], "tokens, but a page shows from 1 to 200: shorten it."),
         (["--target-language", "fr", "one"], "--target-language is 'fr'"),
@@ -62,6 +64,20 @@ def test_bad_input_is_one_sentence(teacher, tmp_path, monkeypatch, capfd, argume
     assert message in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_options_and_models_that_do_not_fit_are_named(tmp_path, capfd) -> None:
+    VaswaniForMaskedLM(tiny_config()).save_pretrained(tmp_path / "encoder")
+    assert main(["explore", "--model", str(tmp_path / "encoder"), "ab", "--num-beams", "2"]) == 2
+    assert "--num-beams is for models that write text" in capfd.readouterr().err
+    BertModel(BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1)).save_pretrained(
+        tmp_path / "bert"
+    )
+    assert main(["explore", "--model", str(tmp_path / "bert"), "ab"]) == 2
+    error = capfd.readouterr().err
+    assert "needs a Vaswani model, but" in error
+    assert "is of the type 'bert'" in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_damaged_stack_is_named(tmp_path, capfd) -> None:

@@ -1,5 +1,6 @@
 """Attention weights and roles, against the layers' own computation and weights made by hand."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hf_vaswani.visualization.attention import (
     of_ids,
     piece,
     pieces,
+    with_eager_attention,
 )
 
 from ..networks import tiny_config, tiny_model
@@ -80,6 +82,37 @@ def test_a_model_keeps_its_mode_and_its_attention(tokenizer) -> None:
     assert is_unmodified(model.eval())
 
 
+def test_other_threads_are_not_disturbed(tokenizer) -> None:
+    model = tiny_model()
+    ids = torch.tensor([tokenizer("abc ab").input_ids])
+    with torch.no_grad():
+        expected = model(input_ids=ids, decoder_input_ids=ids).logits
+    stop, wrong = threading.Event(), []
+
+    def translate() -> None:
+        while not stop.is_set():
+            with torch.no_grad():
+                logits = model(input_ids=ids, decoder_input_ids=ids).logits
+            wrong.append(not torch.allclose(logits, expected, atol=1e-5) or not is_unmodified(model))
+
+    thread = threading.Thread(target=translate)
+    thread.start()
+    for _ in range(40):
+        collect_attention(model, tokenizer, "abc ab", "cab ab")
+    stop.set()
+    thread.join()
+    assert wrong
+    assert not any(wrong)
+
+
+def test_a_copy_shares_the_weights() -> None:
+    model = tiny_model()
+    copied = with_eager_attention(model)
+    for (name, weight), (other, same) in zip(model.named_parameters(), copied.named_parameters(), strict=True):
+        assert name == other
+        assert weight is same
+
+
 def test_stacks_on_their_own(tokenizer) -> None:
     encoder = VaswaniEncoderModel(tiny_config()).eval()
     found = collect_attention(encoder, tokenizer, "abc ab")
@@ -118,6 +151,7 @@ def test_pieces_have_the_characters_of_the_text(kind) -> None:
 
 def test_a_piece_alone_shows_the_space_in_front_of_a_word() -> None:
     tokenizer = train_tokenizer(["red red book book book"] * 5, 290)
+    assert piece(tokenizer, tokenizer.convert_tokens_to_ids("Ġ")) == "␣"
     ids = tokenizer("red book").input_ids
     assert [piece(tokenizer, token) for token in ids][-2:] == ["␣book", "</s>"]
 

@@ -1,5 +1,6 @@
 """The explorer's page in a real browser, used by pointer and keyboard: `make test-browser`."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,16 +143,21 @@ def test_the_slider_shows_each_step(open_page) -> None:
         ]
         kinds = [rows.nth(i).get_attribute("class") for i in range(rows.count())]
         assert kinds == [
-            "done" if each[6] else "kept" if each[5] is not None else "pruned" for each in step["candidates"]
+            "done" if each[6] else "kept" if each[5] is not None and number < len(search["steps"]) else "pruned"
+            for each in step["candidates"]
         ]
         page.keyboard.press("ArrowRight")
+    # The column of the step is in sight.
+    now = "[...document.querySelectorAll('#search .now')].map(each => each.getBoundingClientRect())[0]"
+    assert page.evaluate(f"{now}.right <= innerWidth && {now}.left >= 0")
     page.keyboard.press("Home")
     assert page.locator("#search output").inner_text().startswith("Step 1 of")
     page.get_by_role("button", name="Next step").click()
     assert page.locator("#search output").inner_text().startswith("Step 2 of")
     page.locator("#search svg .node").last.click()
     assert page.locator("#search output").inner_text() == f"Step {len(search['steps'])} of {len(search['steps'])}"
-    assert search["stop"] in page.locator("#search").inner_text()
+    # With minus signs in place of hyphens.
+    assert re.sub(r"-(?=\d)", "−", search["stop"]) in page.locator("#search").inner_text()
 
 
 def test_attention_is_read_by_keyboard(open_page) -> None:
@@ -244,12 +250,19 @@ def test_everything_has_a_name_for_a_screen_reader(open_page, name) -> None:
     assert page.locator("h1").count() == 1
 
 
-def test_a_notebook_shows_the_page_in_a_frame(browser, translator) -> None:
-    page = browser.new_page()
-    page.set_content(explore(*translator, SENTENCE)._repr_html_())
+def test_a_notebook_shows_the_page_in_a_frame(browser, translator, tmp_path) -> None:
+    page = browser.new_page(reduced_motion="reduce")
+    (tmp_path / "notebook.html").write_text(explore(*translator, SENTENCE)._repr_html_(), encoding="utf-8")
+    page.goto((tmp_path / "notebook.html").as_uri())
     frame = page.frame_locator("iframe")
     frame.locator("#attention canvas.large").wait_for()
     assert frame.locator("h1").inner_text() == "Transformer explorer"
+    # The links move within the page.
+    frame.get_by_role("link", name="Embeddings").click()
+    place = frame.locator("#embeddings").evaluate("section => section.getBoundingClientRect().top")
+    assert 0 <= place < 400
+    assert frame.locator("h1").count() == 1
+    assert frame.locator("h2#embeddings-title").evaluate("title => title === document.activeElement")
     page.close()
 
 

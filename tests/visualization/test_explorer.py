@@ -5,6 +5,7 @@ import html
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
@@ -60,7 +61,7 @@ def test_the_page_says_what_the_model_does(tokenizer) -> None:
     words = attention.target.words()
     for word, probability in zip(words, data["words"]["probabilities"], strict=True):
         assert probability == pytest.approx(math.exp(sum(attention.log_probs[i] for i in word.tokens)), abs=1e-3)
-    positions = data["positions"]
+    (positions,) = data["positions"]
     assert positions["shape"] == [max(weights.shape[2] for weights in attention.weights.values()), 24]
     points = data["embeddings"]["plots"][0]["points"]
     assert len(points) == len({*attention.source.ids, *attention.target.ids})
@@ -109,6 +110,26 @@ def test_separate_embeddings_have_a_plot_each(tokenizer) -> None:
     embeddings = data_of(explore(model, tokenizer, "abc ab"))["embeddings"]
     assert [{point[1] for point in plot["points"]} for plot in embeddings["plots"]] == [{"source"}, {"target"}]
     assert not embeddings["shared"]
+
+
+def test_learned_positions_of_both_sides(tokenizer) -> None:
+    model = random_model(0, position_encoding="learned", max_position_embeddings=40)
+    data = data_of(explore(model, tokenizer, "abc ab"))
+    for plot, stack, side in zip(
+        data["positions"], (model.get_encoder(), model.get_decoder()), ("source", "target"), strict=True
+    ):
+        assert plot["side"] == side
+        values = numpy.frombuffer(base64.b64decode(plot["values"]), numpy.int8).reshape(plot["shape"])
+        table = stack.positions.table.weight[: plot["shape"][0]].numpy()
+        assert numpy.abs(values / 127 * plot["scale"] - table).max() <= plot["scale"] / 127
+
+
+def test_threads_make_the_same_pages(tokenizer) -> None:
+    model = random_model(0)
+    expected = explore(model, tokenizer, "abc ab", settings={"num_beams": 3}).html
+    with ThreadPoolExecutor(4) as threads:
+        pages = threads.map(lambda _: explore(model, tokenizer, "abc ab", settings={"num_beams": 3}).html, range(12))
+        assert set(pages) == {expected}
 
 
 def test_a_decoder_on_its_own(tokenizer) -> None:
@@ -163,5 +184,7 @@ def test_bad_input(tokenizer) -> None:
         explore(random_model(0), tokenizer, "  ")
     with pytest.raises(ValueError, match="has 601 tokens, but a page shows from 1 to 200: shorten it"):
         explore(random_model(0), tokenizer, "abc" * 200)
+    with pytest.raises(ValueError, match="The text must be a str, but it is a list"):
+        explore(random_model(0), tokenizer, ["abc"])
     with pytest.raises(ValueError, match="needs a Vaswani model, but it is a Linear"):
         explore(torch.nn.Linear(1, 1), tokenizer, "abc")

@@ -101,14 +101,15 @@ def test_it_stops_when_the_best_hope_is_not_above_the_bar() -> None:
     assert last.hope is not None
     assert last.bar is not None
     assert found.stop == (
-        f"The best running hypothesis would have a score of {last.hope:.3f} at the maximum length, if it kept its "
-        f"log-probability, and the best finished hypothesis has {last.bar:.3f} already."
+        f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would have "
+        f"a score of {last.hope:.3f} at the maximum length of 56 tokens, and the best finished hypothesis has "
+        f"{last.bar:.3f}."
     )
     assert last.hope <= last.bar == pytest.approx(found.hypotheses[0].score, abs=1e-5)
     assert before.bar is None or before.hope > before.bar
     found = stopped_by_scores(early_stopping=False)
     assert "at its present length" in found.stop
-    assert "the last of 3 finished hypotheses has" in found.stop
+    assert "the last of the 3 best finished ones has" in found.stop
     assert found.steps[-1].bar == pytest.approx(found.hypotheses[2].score, abs=1e-5)
 
 
@@ -120,8 +121,7 @@ def test_other_reasons_to_stop() -> None:
     stop = record_search(model, SOURCE, num_beams=3, max_new_tokens=2).stop
     assert stop == "The maximum length of 2 tokens is reached."
     assert (
-        record_search(model, SOURCE, num_beams=1, max_new_tokens=1).stop
-        == "The maximum length of 1 tokens is reached."
+        record_search(model, SOURCE, num_beams=1, max_new_tokens=1).stop == "The maximum length of 1 token is reached."
     )
     assert record_search(tiny_model(eos=torch.inf), SOURCE, num_beams=1).stop == "The token </s> was taken."
 
@@ -154,6 +154,48 @@ def test_a_decoder_on_its_own() -> None:
         assert found.max_length == 5
 
 
-def test_what_only_transformers_can_do_is_named() -> None:
-    with pytest.raises(ValueError, match="can be shown, but use_cache=False was given"):
-        record_search(random_model(0), SOURCE, num_beams=2, use_cache=False)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_beams": 2, "use_cache": False}, "can be recorded, but use_cache=False was given"),
+        ({"num_beams": 2, "do_sample": True}, "but the settings ask for beam sample"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "but the settings ask for contrastive search"),
+        ({"prompt_lookup_num_tokens": 3}, "but the settings ask for assisted generation"),
+        ({"assistant_model": object()}, "A search with assistant_model cannot be recorded"),
+        ({"num_beams": 1, "do_sample": True, "num_return_sequences": 2}, "One beam has one answer"),
+    ],
+)
+def test_other_searches_are_named(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        record_search(random_model(0), SOURCE, **settings)
+
+
+def test_one_text_at_a_time() -> None:
+    with pytest.raises(ValueError, match="for one text, but input_ids has 2 rows"):
+        record_search(random_model(0), SOURCE.repeat(2, 1), num_beams=2)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_damaged_weights_are_named(num_beams) -> None:
+    model = random_model(0)
+    model.lm_head.weight[:] = torch.nan
+    with pytest.raises(ValueError, match="computes NaN"):
+        record_search(model, SOURCE, num_beams=num_beams)
+
+
+def test_what_is_missing_has_no_number() -> None:
+    found = record_search(random_model(0), SOURCE, num_beams=3, max_new_tokens=1)
+    # No hypothesis runs on at the maximum length.
+    assert found.steps[-1].hope is None
+    allowed = [5, 7, 2]
+    suppressed = [token for token in range(51) if token not in allowed]
+    for num_beams in (1, 4):
+        found = record_search(
+            random_model(0), SOURCE, num_beams=num_beams, suppress_tokens=suppressed, max_new_tokens=3
+        )
+        for step in found.steps:
+            assert {each.token for each in step.candidates} <= set(allowed)
+            assert all(each.log_prob > -1e6 for each in step.candidates)
+    only_end = [token for token in range(51) if token != 2]
+    found = record_search(random_model(0), SOURCE, num_beams=2, suppress_tokens=only_end)
+    assert found.stop == "All candidates of the step end."
