@@ -1,6 +1,6 @@
 """A small Hub on loopback, for the real huggingface_hub client: commits, branches, LFS, tokens, and faults on demand.
 
-It implements the endpoints that the client uses for model repositories, and answers all others with 404, recorded in
+It implements the endpoints that the client uses for models and Spaces, and answers all others with 404, recorded in
 `HubServer.unknown`. Everything is kept in memory.
 """
 
@@ -195,6 +195,11 @@ def upload_mode(path: str, size: int) -> Literal["lfs", "regular"]:
     return "lfs" if size > REGULAR_BYTES or (size and path.endswith(LFS_SUFFIXES)) else "regular"
 
 
+def owner_of(name: str) -> str:
+    """Returns the owner of a repository. The names of Spaces begin with `spaces/`."""
+    return name.removeprefix("spaces/").split("/")[0]
+
+
 def read_card(content: bytes) -> dict[str, Any]:
     """Returns the metadata at the top of a README; raises `ValueError` if they are not a YAML mapping."""
     match = re.match(r"---\n(.*?)\n---\s", content.decode() + "\n", re.DOTALL)
@@ -316,6 +321,8 @@ class HubServer:
             # A pull request would become a commit to the branch without notice.
             if match and "create_pr" not in request.query:
                 parts = {name: unquote(text) for name, text in match.groupdict(default="").items()}
+                if request.path.startswith("/api/spaces/"):
+                    parts["name"] = f"spaces/{parts['name']}"
                 if action is HubServer.apply_commit and self.on_commit is not None:
                     self.on_commit(parts["name"])
                 with self.lock:
@@ -341,7 +348,7 @@ class HubServer:
     def readable(self, request: Request, name: str) -> Repository:
         """Returns the repository, if the request's token may read it."""
         access, repository = self.access(request), self.repositories.get(name)
-        if repository is None or (repository.private and (access is None or access.user != name.split("/")[0])):
+        if repository is None or (repository.private and (access is None or access.user != owner_of(name))):
             raise Refusal(404, "Repository not found", "RepoNotFound")
         return repository
 
@@ -350,7 +357,7 @@ class HubServer:
         repository = self.readable(request, name)
         # Over https the client turns this 401 into a RepositoryNotFoundError anyway, over http only with the code.
         message = f"You don't have the rights to write to {name}"
-        self.require_write(request, name.split("/")[0], message, code="RepoNotFound")
+        self.require_write(request, owner_of(name), message, code="RepoNotFound")
         return repository
 
     def list_agents(self, request: Request) -> Reply:
@@ -379,10 +386,14 @@ class HubServer:
         self.require_write(request, owner, message)
         name = f"{owner}/{wanted['name']}"
         reply = {"url": f"{self.url}/{name}", "name": name}
-        if wanted.get("type", "model") != "model":
-            raise Refusal(400, "This server has models only")
+        kind = wanted.get("type", "model")
+        if kind not in ("model", "space") or (kind == "space" and wanted.get("sdk") != "gradio"):
+            raise Refusal(400, "This server has models, and Spaces of Gradio, only")
+        # On the Hub, a model and a Space may have one name.
+        name = f"spaces/{name}" if kind == "space" else name
+        reply["url"] = f"{self.url}/{name}"
         if name in self.repositories:
-            return Reply(reply | {"error": "You already created this model repo"}, 409)
+            return Reply(reply | {"error": "You already created this repo"}, 409)
         private = wanted.get("private", False) or wanted.get("visibility") == "private"
         self.repositories[name] = Repository(private)
         return Reply(reply)
@@ -498,14 +509,14 @@ ROUTES: dict[str, Callable[..., Reply]] = {
     "POST /api/validate-yaml": HubServer.validate_yaml,
     "POST /api/repos/create": HubServer.create_repository,
     f"POST /api/models/{MODEL}/branch/{REVISION}": HubServer.create_branch,
-    f"POST /api/models/{MODEL}/preupload/{REVISION}": HubServer.say_upload_modes,
+    f"POST /api/(?:models|spaces)/{MODEL}/preupload/{REVISION}": HubServer.say_upload_modes,
     rf"POST /{MODEL}\.git/info/lfs/objects/batch": HubServer.announce_objects,
     f"PUT /_lfs/{MODEL}/(?P<oid>[0-9a-f]{{64}})": HubServer.put_object,
-    f"POST /api/models/{MODEL}/commit/{REVISION}": HubServer.apply_commit,
+    f"POST /api/(?:models|spaces)/{MODEL}/commit/{REVISION}": HubServer.apply_commit,
     f"GET /api/models/{MODEL}/refs": HubServer.list_references,
     f"GET /api/models/{MODEL}/tree/{REVISION}(?:/{FILE})?": HubServer.list_tree,
     f"POST /api/models/{MODEL}/paths-info/{REVISION}": HubServer.describe_paths,
-    f"GET /api/models/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,
+    f"GET /api/(?:models|spaces)/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,
     f"(?:GET|HEAD) /{MODEL}/resolve/{REVISION}/{FILE}": HubServer.send_file,
 }
 

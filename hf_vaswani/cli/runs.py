@@ -60,6 +60,9 @@ def add_verbs(verbs: Any) -> None:
         help="model that must not be significantly better on a test set: start, last_push, a folder or a Hub id",
     )
     push.add_argument("--private", action="store_true", default=None, help="create a private repository")
+    push.add_argument(
+        "--space", metavar="USER/NAME", help="also publish the demo of the model, as this Space, e.g. me/my-demo"
+    )
     push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
     push.set_defaults(run=_push)
 
@@ -213,6 +216,8 @@ def _push(options: argparse.Namespace) -> None:
             "There is no repository to publish to: give --repo-id USER/NAME, or hub.repo_id in the recipe."
         )
     check_repo_id(hub.repo_id, "--repo-id")
+    if options.space is not None:
+        check_repo_id(options.space, "--space")
     check_branch(hub.revision, "--revision")
     check_baseline(recipe, "--not-worse-than")
     if not 0 <= hub.min_bleu <= 100:
@@ -221,9 +226,16 @@ def _push(options: argparse.Namespace) -> None:
         raise ValueError(f"--min-score must be from 0 to 1, but it is {hub.min_score}.")
     check_minima(recipe, "--min-bleu", "--min-score")
     from ..hub.publishing import push_checkpoint
+    from ..hub.space import check_space, push_space
     from ..training.comparison import judge
 
     step = options.checkpoint
     folder = options.run_dir / MODEL if step is None else checkpoint_folder(options.run_dir, step)
+    if options.space is not None:
+        # Before anything is published.
+        check_space(folder)
     address = push_checkpoint(options.run_dir, folder, hub, judge(options.run_dir, folder, hub))
     sys.stdout.write(f"Published {address}\n")
+    if options.space is not None:
+        demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1])
+        sys.stdout.write(f"Published {demo}\n")

@@ -184,7 +184,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     # It was written after the model was scored, and is that of the checkpoints as well.
     if (run_dir / MODEL / SHORTLIST).is_file():
         files[SHORTLIST] = str(run_dir / MODEL / SHORTLIST)
-    with _publishing_errors(folder, repo_id, revision):
+    with publishing_errors(folder, repo_id, revision):
         api = HfApi()
         head = _prepare_branch(api, folder, hub)
         # Shards of weights, code files and a shortlist that this model does not have.
@@ -219,7 +219,7 @@ def last_push(folder: Path, hub: HubRecipe) -> Path | None:
         PublishingError: the Hub refused, or could not be reached.
     """
     repo_id, revision = str(hub.repo_id), hub.revision
-    with _publishing_errors(folder, repo_id, revision):
+    with publishing_errors(folder, repo_id, revision):
         try:
             head = HfApi().model_info(repo_id, revision=revision)
         except (RepositoryNotFoundError, RevisionNotFoundError):
@@ -265,7 +265,7 @@ def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes
 
 
 @contextlib.contextmanager
-def _publishing_errors(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
+def publishing_errors(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
     """Turns every error of the Hub's client into a [`PublishingError`] that says what to do."""
     client = get_session()
     before, client.timeout = client.timeout, ANSWER_SECONDS

@@ -1,0 +1,130 @@
+"""A Space on the loopback Hub: everything that it needs, and its app runs."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import yaml
+
+from hf_vaswani.cli import main
+from hf_vaswani.hub.space import space_files
+
+from ..hub_server import Access, HubServer
+
+WRITE = "hf_the_writing_token"
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer(tokens={WRITE: Access("alice", "write")}) as server:
+        yield server
+        assert server.unknown == []
+
+
+@pytest.fixture
+def push(hub, tiny_run, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+    def call(*options: str, run: Path = tiny_run) -> tuple[int, str]:
+        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
+        for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        monkeypatch.setenv("HF_TOKEN", WRITE)
+        code = main(["push", str(run), "--repo-id", "alice/m", *options])
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err
+
+    return call
+
+
+def test_the_demo_is_published_beside_the_model(hub, push, tiny_run) -> None:
+    code, said = push("--space", "alice/demo")
+    assert code == 0
+    assert said.splitlines()[-1] == f"Published {hub.url}/spaces/alice/demo"
+    files = hub.files("spaces/alice/demo")
+    header = yaml.safe_load(files["README.md"].decode().split("---")[1])
+    assert (header["sdk"], header["app_file"], header["models"]) == ("gradio", "app.py", ["alice/m"])
+    needed = dict(line.split("==") for line in files["requirements.txt"].decode().split())
+    assert needed["transformers"] == importlib.metadata.version("transformers")
+    assert needed["torch"] == importlib.metadata.version("torch").split("+")[0]
+    # The model is that of the same command.
+    assert hub.commits("alice/m")[0].sha in files["app.py"].decode()
+    assert {"hf_vaswani/__init__.py", "hf_vaswani/serving/demo.py", "hf_vaswani/visualization/explorer.js"} <= set(
+        files
+    )
+    # Again: files that are no longer needed go.
+    hub.commit("spaces/alice/demo", {"hf_vaswani/old.py": b"", "notes.txt": b"mine"})
+    assert push("--space", "alice/demo")[0] == 0
+    assert set(hub.files("spaces/alice/demo")) == set(files) | {"notes.txt"}
+
+
+def test_its_app_translates_with_what_is_in_the_space(hub, push, tmp_path) -> None:
+    pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+    assert push("--space", "alice/demo")[0] == 0
+    for name, content in hub.files("spaces/alice/demo").items():
+        path = tmp_path / "space" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    program = (
+        "import app, hf_vaswani, json, pathlib\n"
+        "assert pathlib.Path(hf_vaswani.__file__).is_relative_to(pathlib.Path.cwd())\n"
+        "from hf_vaswani.serving.demo import DemoTranslator\n"
+        "answer = DemoTranslator(app.model, app.tokenizer).answer('one two', None, 2, 0.6, 2)\n"
+        "print(json.dumps([type(app.demo).__name__, app.EXAMPLES, len(answer.translations)]))"
+    )
+    environment = os.environ | hub.environment(tmp_path / "home", WRITE) | {"PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path / "space", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    kind, examples, count = json.loads(done.stdout.splitlines()[-1])
+    assert (kind, count) == ("Blocks", 2)
+    assert examples
+
+
+def test_the_space_of_a_private_model_is_private(hub, push) -> None:
+    assert push("--space", "alice/demo", "--private")[0] == 0
+    assert hub.is_private("spaces/alice/demo")
+
+
+@pytest.mark.parametrize("name", ["alice", "alice/de mo"])
+def test_a_wrong_name_publishes_nothing(hub, push, name) -> None:
+    code, said = push("--space", name)
+    assert code == 2
+    assert "--space must have the form user/name" in said
+    assert hub.log == []
+
+
+def test_the_space_of_somebody_else_is_refused(hub, push) -> None:
+    code, said = push("--space", "bob/demo")
+    assert code == 2
+    assert "the token may not write to bob/demo" in said
+    assert said.count("\n") == 1
+
+
+def test_models_that_do_not_translate_have_no_demo(hub, push, tiny_run, tmp_path, monkeypatch) -> None:
+    from hf_vaswani.hub import space
+
+    monkeypatch.setattr(space, "read_json", lambda path: {"is_encoder_decoder": False})
+    code, said = push("--space", "alice/demo")
+    assert code == 2
+    assert "--space is the demo of a model that translates" in said
+    assert hub.log == []
+
+
+def test_examples_are_without_language_tags(tiny_run, tmp_path, monkeypatch) -> None:
+    from hf_vaswani.hub import space
+
+    class Result:
+        samples: Any = [{"source": "<2de> one two"}, {"source": "three"}]
+
+    monkeypatch.setattr(space, "read_result", lambda run: Result())
+    app = space_files(tiny_run, tiny_run / "model", "alice/m", "abc")["app.py"].decode()
+    assert '"one two"' in app
+    assert "<2de>" not in app
