@@ -55,6 +55,8 @@ NOT_RUN = {
     "python benchmarks/language_model.py python_docs runs/gpt --training.cpu_threads 1 "
     "--training.mixed_precision bf16": "takes 40 minutes",
     "python benchmarks/text_to_text.py python_docs multi30k runs/tasks --training.cpu_threads 1": "takes two hours",
+    "python benchmarks/few_pairs.py python_docs runs/few --training.cpu_threads 1 "
+    "--training.mixed_precision bf16": "takes half a day",
     "python benchmarks/language_model_speed.py --rounds 3 --new_tokens 32": "takes minutes",
 }
 # Lines whose launcher's options and recipe are read, but which need GPUs.
