@@ -127,6 +127,25 @@ def test_convert_alone_converts(environment) -> None:
         assert said.count("vier neun") == 2, said
 
 
+@alone("demo")
+def test_demo_makes_a_page(environment) -> None:
+    program = (
+        "import hf_vaswani\n"
+        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+        "from hf_vaswani.serving.demo import DemoTranslator, build_demo\n"
+        "model = AutoModelForSeq2SeqLM.from_pretrained('run/model')\n"
+        "tokenizer = AutoTokenizer.from_pretrained('run/model')\n"
+        "print(type(build_demo(model, tokenizer, 'run')).__name__)\n"
+        "print(DemoTranslator(model, tokenizer).answer('one two', None, 2, 0.6, 1).translations)"
+    )
+    said = environment.run("python", "-c", program)
+    assert "Blocks" in said
+    assert "eins zwei" in said
+    assert "There is no file" in environment.run(
+        "hf-vaswani", "demo", "--model", "run/model", "--examples", "x", code=2
+    )
+
+
 @alone("docs")
 def test_docs_alone_builds_the_manual(environment) -> None:
     environment.run("mkdocs", "build", "--strict", "--site-dir", str(environment.folder / "site"), cwd=ROOT)
