@@ -127,6 +127,23 @@ def test_convert_alone_converts(environment) -> None:
         assert said.count("vier neun") == 2, said
 
 
+@alone("adapt")
+def test_adapt_attaches_adapters(environment) -> None:
+    program = (
+        "from pathlib import Path\n"
+        "import hf_vaswani\n"
+        "from hf_vaswani.recipe import AdapterRecipe\n"
+        "from hf_vaswani.training.adapters import attach_adapters, save_adapters\n"
+        "model = hf_vaswani.VaswaniForConditionalGeneration.from_pretrained('run/model')\n"
+        "adapters = attach_adapters(model, AdapterRecipe(rank=2), Path('run/model'))\n"
+        "Path('adapters').mkdir()\n"
+        "save_adapters(adapters, Path('adapters'))\n"
+        "print(all('lora' in name for name, weight in model.named_parameters() if weight.requires_grad))"
+    )
+    assert environment.run("python", "-c", program).splitlines()[-1] == "True"
+    assert (environment.folder / "adapters" / "adapter_model.safetensors").is_file()
+
+
 @alone("demo")
 def test_demo_makes_a_page(environment) -> None:
     program = (
