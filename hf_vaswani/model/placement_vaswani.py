@@ -9,6 +9,7 @@ words that mostly attend to the words between them in the source.
 import html
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,7 +74,7 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
             f"{len(targets):,}: split it."
         )
     attention = _attention(blocks, source.spans, [unit.span for unit in targets])
-    owners, added = _owners(targets, attention, source.texts)
+    owners, added = _owners(targets, attention, source)
     atoms = _target_atoms(source, translation, targets, attention, owners, added, as_html)
     written = _Writer(atoms, source.spans).write(segment.nodes, (0, len(atoms)), (0, len(source.spans)))
     return segment.front + "".join(written) + segment.back
@@ -196,7 +197,7 @@ FREE, DROPPED = -1, -2
 
 
 def _owners(
-    targets: Sequence[Unit], attention: torch.Tensor, texts: dict[int, str]
+    targets: Sequence[Unit], attention: torch.Tensor, source: _Source
 ) -> tuple[list[int], dict[int, list[int]]]:
     """
     Chooses the place of each protected text: a copy of it, a placeholder that the source lacks, or the words that were
@@ -208,8 +209,11 @@ def _owners(
         `dict[int, list[int]]`: the other texts, by the unit that they stand in front of. They stand behind the
         translation of what is in front of them in the source.
     """
+    texts = source.texts
     owners = [FREE] * len(targets)
     left = set(texts)
+    unprotected = Counter({unit.text: source.text.count(unit.text) for unit in targets if unit.kind != "word"})
+    unprotected.subtract(texts.values())
     scores = attention.tolist()
 
     def take(pairs: list[tuple[float, int, int]]) -> None:
@@ -224,7 +228,11 @@ def _owners(
     for j, unit in enumerate(targets):
         # A word may be there for another reason.
         if owners[j] == FREE and unit.kind != "word" and re.search(r"\W", unit.text):
-            owners[j] = DROPPED
+            # As the second half of "5%s", which is not protected.
+            if unprotected[unit.text] > 0:
+                unprotected[unit.text] -= 1
+            else:
+                owners[j] = DROPPED
     for k in sorted(left):
         free = torch.tensor([owner == FREE for owner in owners], dtype=torch.bool)
         if (run := _best_run(attention[:, k], free)) is not None:

@@ -59,6 +59,7 @@ def placed(markup: str, translation: str, links: str, kind: str = "html") -> str
         # Placeholders: copied, changed, twice, lost, invented.
         ("one {n} two", "a {n} b", "0-0 1-1 2-2", "a {n} b"),
         ("100 %ss", "%ss 100", "0-1", "%ss 100"),
+        ("1%a%a", "1%a%a", "0-0", "1%a%a"),
         ("one {name} two", "a {nombre} b", "0-0 1-1 2-2", "a {name} b"),
         ("one {name} two", "a nombre b", "0-0 1-1 2-2", "a {name} b"),
         ("one {n} two", "a {n} b {n}", "0-0 1-1 2-2 1-3", "a {n} b"),
