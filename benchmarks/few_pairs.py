@@ -1,4 +1,4 @@
-"""What does text in one language bring where pairs are few? BLEU with pre-training and with back-translation.
+"""How much does monolingual text help when there are few pairs? BLEU with pre-training and back-translation.
 
     python benchmarks/few_pairs.py PYTHON_DOCS_FOLDER RUNS_FOLDER [--section.key value ...]
 

@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from ..files import read_json
 from ..recipe import HubRecipe
 from ..run_folder import RESULT, read_result
-from .publishing import publishing_errors
+from .publishing import PublishingError, publishing_errors
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The demo page and what it imports; the package is not on the index that Spaces install from.
@@ -41,7 +41,7 @@ def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revis
     Args:
         run_dir (`Path`): the run folder.
         folder (`Path`): the model, which is published.
-        hub ([`HubRecipe`]): repository of the model; the Space is private if the recipe says so of the model.
+        hub ([`HubRecipe`]): repository of the model; the Space of a private model is private.
         space_id (`str`): the Space, as user/name.
         revision (`str`): commit of the model.
 
@@ -49,13 +49,22 @@ def push_space(run_dir: Path, folder: Path, hub: HubRecipe, space_id: str, revis
         `str`: URL of the Space.
 
     Raises:
-        PublishingError: the Hub refused, or could not be reached.
+        PublishingError: the Hub refused, or could not be reached; or the model is private, and the Space is not.
     """
     files = space_files(run_dir, folder, str(hub.repo_id), revision)
     with publishing_errors(folder, space_id, "main"):
         api = HfApi()
-        api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=hub.private, exist_ok=True)
+        # The account may make repositories private by default, and so the model, although the recipe says nothing.
+        is_private = hub.private or api.model_info(str(hub.repo_id)).private
+        api.create_repo(
+            space_id, repo_type="space", space_sdk="gradio", private=is_private or hub.private, exist_ok=True
+        )
         head = api.space_info(space_id)
+        if is_private and not head.private:
+            raise PublishingError(
+                f"The demo of {folder} is not published: {hub.repo_id} is private, and the Space {space_id} public: "
+                "make it private on the Hub, or use another --space."
+            )
         names = {each.rfilename for each in head.siblings or []}
         # Files of an earlier version of the package.
         old = [name for name in names - set(files) if name.startswith("hf_vaswani/")]

@@ -229,7 +229,7 @@ class _Tokens:
         self.unclosed: set[str] = set()
 
     def after(self, place: int) -> tuple[int, int, re.Match[str] | None] | None:
-        """Returns where the next one begins and ends, and the match of a tag; `None` if there is none."""
+        """Returns start and end of the next tag, comment or declaration, and the match of a tag; `None` at the end."""
         while (place := self.text.find("<", place)) >= 0:
             if (match := TAG.match(self.text, place)) is not None:
                 return place, match.end(), match

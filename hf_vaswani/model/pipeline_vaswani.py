@@ -68,7 +68,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     ```
     """
 
-    # Of the keys of an answer.
+    # Prefix of the keys of an answer, as in `generated_text`.
     return_name: ClassVar[str] = "generated"
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.alignment_vaswani import Alignment, alignments
+from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.sentences_vaswani import join_sentences, language_tags, sentence_spans
 from ..visualization.explorer import explore
@@ -82,7 +83,13 @@ class DemoTranslator:
             language (`str`, *optional*): target language, for models with several.
             num_beams (`float`), length_penalty (`float`): settings of the search.
             count (`float`): number of translations; at most `num_beams`.
+
+        Raises:
+            ValueError: the text is too long.
         """
+        # The browser's limit does not hold for programs.
+        if len(text) > LONGEST:
+            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
         if not text.strip():
             return Answer([], [], [])
         spans = sentence_spans(text)
@@ -182,7 +189,7 @@ def build_demo(
     translator = DemoTranslator(model, tokenizer)
     config = model.generation_config
     beams = min(config.num_beams or 4, MOST_BEAMS)
-    penalty = 0.6 if config.length_penalty is None else config.length_penalty
+    penalty = ALPHAS[config.length_penalty_type] if config.length_penalty is None else config.length_penalty
 
     def translate(text: str, language: str | None, num_beams: float, alpha: float, count: float) -> tuple[Any, ...]:
         try:
@@ -212,7 +219,7 @@ def build_demo(
                 others = gradio.Textbox(label="Alternatives", lines=2, interactive=False)
         with gradio.Accordion("Search", open=False), gradio.Row():
             num_beams = gradio.Slider(1, MOST_BEAMS, value=beams, step=1, label="Beams")
-            alpha = gradio.Slider(0, 2, value=penalty, step=0.1, label="Length penalty α")
+            alpha = gradio.Slider(0, max(2, penalty), value=penalty, step=0.1, label="Length penalty α")
             count = gradio.Slider(1, MOST_TRANSLATIONS, value=min(3, beams), step=1, label="Translations")
         colours = {str(number): colour for number, colour in enumerate(COLOURS)}
         with gradio.Row():

@@ -1,1 +1,1 @@
-"""What a model does, to look at: the explorer's page, and attention as figures."""
+"""Visualization of a model: the explorer page, and figures of attention."""

@@ -374,7 +374,8 @@ function drawAttention() {
   const most = (kind, layer, head) => {
     const [, heads, rows, columns] = data.attention[kind].shape;
     const start = (layer * heads + head) * rows * columns;
-    return state.scaled ? Math.max(1e-6, ...weights[kind].subarray(start, start + rows * columns)) : 1;
+    if (!state.scaled) return 1;
+    return weights[kind].subarray(start, start + rows * columns).reduce((most, weight) => Math.max(most, weight), 1e-6);
   };
   const grid = element("div", { class: "scroll" });
   const caption = element("h3", {});

@@ -93,6 +93,20 @@ def test_the_space_of_a_private_model_is_private(hub, push) -> None:
     assert hub.is_private("spaces/alice/demo")
 
 
+def test_nothing_of_a_private_model_becomes_public(hub, push) -> None:
+    # The repository was made private on the Hub; neither recipe nor options say so.
+    assert push()[0] == 0
+    hub.repositories["alice/m"].private = True
+    assert push("--space", "alice/demo")[0] == 0
+    assert hub.is_private("spaces/alice/demo")
+    hub.repositories["spaces/alice/demo"].private = False
+    before = hub.commits("spaces/alice/demo")[0].sha
+    code, said = push("--space", "alice/demo")
+    assert code == 2
+    assert "alice/m is private, and the Space alice/demo public" in said
+    assert hub.commits("spaces/alice/demo")[0].sha == before
+
+
 @pytest.mark.parametrize("name", ["alice", "alice/de mo"])
 def test_a_wrong_name_publishes_nothing(hub, push, name) -> None:
     code, said = push("--space", name)

@@ -134,6 +134,30 @@ def test_the_page_is_served(address, translator) -> None:
     assert "Transformer explorer" in client.predict(TEXT, None, 4, 0.6, api_name="/explore")
 
 
+def test_the_search_at_first_is_that_of_the_model(model, tokenizer) -> None:
+    def value(label: str) -> float:
+        blocks = build_demo(model, tokenizer, "me/model").blocks.values()
+        return next(block.value for block in blocks if getattr(block, "label", None) == label)
+
+    assert (value("Beams"), value("Length penalty α")) == (4, 0.6)
+    before = model.generation_config.length_penalty_type
+    try:
+        model.generation_config.length_penalty_type = "power"
+        assert value("Length penalty α") == 1.0
+        model.generation_config.update(length_penalty=3.0, num_beams=2)
+        assert (value("Beams"), value("Length penalty α")) == (2, 3.0)
+    finally:
+        model.generation_config.update(length_penalty_type=before, length_penalty=None, num_beams=None)
+
+
+def test_programs_cannot_ask_for_more_than_the_page(address) -> None:
+    client = pytest.importorskip("gradio_client").Client(address, verbose=False)
+    with pytest.raises(Exception, match="at most 5,000 are translated"):
+        client.predict("abc " * 2000, None, 4, 0.6, 3, api_name="/translate")
+    with pytest.raises(Exception, match="10"):
+        client.predict("abc", None, 5000, 0.6, 3, api_name="/translate")
+
+
 def test_what_cannot_be_shown_is_said(address) -> None:
     client = pytest.importorskip("gradio_client").Client(address, verbose=False)
     with pytest.raises(Exception, match="a page shows from 1 to 200: shorten it"):

@@ -210,6 +210,25 @@ def test_the_picture_of_a_head_has_its_weights(open_page) -> None:
     assert wrong == 0
 
 
+def test_the_largest_weight_may_have_the_full_colour(open_page) -> None:
+    page = open_page("translation")
+    # Of each small picture, the pixel that is nearest to the full colour.
+    nearest = """() => [...document.querySelectorAll("#attention .grid canvas")].map((small) => {
+        const image = small.getContext("2d").getImageData(0, 0, small.width, small.height).data;
+        const full = colour("accent");
+        let least = 999;
+        for (let i = 0; i < image.length; i += 4) {
+            least = Math.min(least, full.reduce((sum, value, part) => sum + Math.abs(value - image[i + part]), 0));
+        }
+        return least;
+    })"""
+    assert max(page.evaluate(nearest)) > 3
+    page.get_by_label("Full colour for the largest weight").check()
+    assert max(page.evaluate(nearest)) <= 3
+    page.get_by_label("Full colour for the largest weight").uncheck()
+    assert max(page.evaluate(nearest)) > 3
+
+
 def test_embeddings_name_their_neighbours(open_page) -> None:
     page = open_page("translation")
     points = page.evaluate("data.embeddings.plots[0].points")
