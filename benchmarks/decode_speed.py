@@ -2,6 +2,7 @@
 
     python benchmarks/decode_speed.py MODEL_FOLDER SOURCE.txt [--threads 1] [--rounds 3]
     python benchmarks/decode_speed.py {tiny,256,base} [--threads 1] [--rounds 3]
+    python benchmarks/decode_speed.py {tiny,256,base} --device cuda [--rounds 3]
 
 Each engine runs in its own processes. With `--threads 2`, CTranslate2 has two single-threaded workers, and each of the
 others is two single-threaded processes that share the sentences. In each round the engines take turns on the same
@@ -12,7 +13,8 @@ of translations that equal ours.
 
 `tiny`, `256` and `base` (the paper's base model, vocabulary of 37 000) are untrained models that read random ids and
 never generate an end: they generate 20 tokens per sentence. CTranslate2 (`pip install ctranslate2`) is skipped if it
-is not installed.
+is not installed. On a GPU, ours and Marian are compared, each with float32 and bfloat16: of Marian the weights, as its
+users would load it, and of ours the products.
 """
 
 import argparse
@@ -63,6 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {
 RULES = {"length_penalty": 1.0, "early_stopping": True}
 OUR_RULES = {"length_penalty_type": "power", "finish_candidates": "top"}
 ENGINES = ("ours", "ours bfloat16", "ours int8", "Marian", "CTranslate2 float32", "CTranslate2 int8")
+GPU_ENGINES = ("ours", "ours bfloat16", "Marian", "Marian bfloat16")
 
 
 # ---- The same weights for all engines ----------------------------------------------------------------------------
@@ -100,7 +103,8 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
     for name in ("ours", "ours bfloat16", "ours int8"):
         model.save_pretrained(folder / name)
-    to_marian(model).save_pretrained(folder / "Marian")
+    for name in ("Marian", "Marian bfloat16"):
+        to_marian(model).save_pretrained(folder / name)
     if importlib.util.find_spec("ctranslate2"):
         for quantization in ("float32", "int8"):
             save_for_ctranslate2(model, folder / f"CTranslate2 {quantization}", quantization)
@@ -113,13 +117,16 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
 class InTransformers:
     """`generate()` of ours or of Marian."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         torch.set_num_threads(1)
-        kind = VaswaniForConditionalGeneration if folder.name.startswith("ours") else MarianMTModel
-        self.rules = RULES | (OUR_RULES if folder.name.startswith("ours") else {})
-        self.model = kind.from_pretrained(folder).eval()
-        # Products alone are in bfloat16.
-        self.dtype = torch.bfloat16 if folder.name.endswith("bfloat16") else None
+        is_ours, is_bfloat16 = folder.name.startswith("ours"), folder.name.endswith("bfloat16")
+        kind = VaswaniForConditionalGeneration if is_ours else MarianMTModel
+        self.rules = RULES | (OUR_RULES if is_ours else {})
+        self.model = kind.from_pretrained(folder).eval().to(device)
+        # Of ours, products alone are in bfloat16.
+        self.dtype = torch.bfloat16 if is_bfloat16 and is_ours else None
+        if is_bfloat16 and not is_ours:
+            self.model = self.model.bfloat16()
         if folder.name.endswith("int8"):
             self.model = to_int8(self.model)
 
@@ -130,7 +137,7 @@ class InTransformers:
         for start in range(0, len(sentences), batch):
             part = sentences[start : start + batch]
             width = max(map(len, part))
-            ids = torch.tensor([row + [pad] * (width - len(row)) for row in part])
+            ids = torch.tensor([row + [pad] * (width - len(row)) for row in part]).to(self.model.device)
             rules = self.rules if beams > 1 else {}
             with torch.inference_mode(), autocast_to(self.dtype, self.model.device):
                 rows = self.model.generate(
@@ -163,9 +170,10 @@ class InCTranslate2:
         return [[int(token) for token in result.hypotheses[0]] for result in results]
 
 
-def serve(folder: Path, threads: int) -> None:
+def serve(folder: Path, threads: int, device: str) -> None:
     """Reads one task per line, and answers each with one line."""
-    engine = InCTranslate2(folder, threads) if folder.name.startswith("CTranslate2") else InTransformers(folder)
+    is_ctranslate2 = folder.name.startswith("CTranslate2")
+    engine = InCTranslate2(folder, threads) if is_ctranslate2 else InTransformers(folder, device)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         task = json.loads(line)
@@ -184,10 +192,10 @@ def serve(folder: Path, threads: int) -> None:
 class Engine:
     """One or several serving processes; several share the sentences."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: str) -> None:
         self.processes = [
             subprocess.Popen(
-                [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads)],
+                [sys.executable, __file__, "--serve", str(folder), "--threads", str(threads), "--device", device],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -242,7 +250,7 @@ def row_of(rounds: list[dict[str, dict[str, Any]]]) -> list[str]:
 
 def compare(folder: Path, names: list[str], sentences: list[list[int]], arguments: argparse.Namespace) -> None:
     """Prints the table, with a row for each batch size and beam size."""
-    engines = {name: Engine(folder / name, arguments.threads) for name in names}
+    engines = {name: Engine(folder / name, arguments.threads, arguments.device) for name in names}
     titles = ["batch", "beam", *names, *(f"vs. {name}" for name in names[1:]), "equal translations"]
     print(f"\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     longest = 20 if arguments.model in SIZES else LONGEST
@@ -257,11 +265,11 @@ def compare(folder: Path, names: list[str], sentences: list[list[int]], argument
             print(f"| {' | '.join([str(batch), str(beams), *row_of(rounds)])} |", flush=True)
     for engine in engines.values():
         engine.stop()
-    if arguments.memory:
+    if arguments.memory and arguments.device == "cpu":
         some = sorted(sentences[:128], key=len)
         print("\nMemory growth of a process for one batch of 128 with beam size 4 (MB):\n")
         for name in names:
-            engine = Engine(folder / name, 1)
+            engine = Engine(folder / name, 1, arguments.device)
             engine.ask(some[:1], batch=1, beams=1, longest=2)
             grown = engine.ask(some, batch=128, beams=4, longest=longest)["grown"]
             print(f"- {name}: {grown / 2**20:,.0f}", flush=True)
@@ -279,7 +287,10 @@ def main() -> None:
         "--batches", type=int, nargs="+", default=[1, 32, 128], choices=list(SENTENCES), help="batch sizes"
     )
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="beam sizes; default: 1 4")
-    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES, help="engines to compare")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where they compute; default: cpu")
+    parser.add_argument(
+        "--engines", nargs="+", choices=[*ENGINES, "Marian bfloat16"], help="engines to compare; default: all"
+    )
     parser.add_argument(
         "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure memory growth"
     )
@@ -287,13 +298,17 @@ def main() -> None:
     arguments = parser.parse_args()
     disable_progress_bar()
     if arguments.serve:
-        serve(arguments.serve, arguments.threads)
+        serve(arguments.serve, arguments.threads, arguments.device)
         return
+    on_gpu = arguments.device == "cuda"
+    engines = arguments.engines or (GPU_ENGINES if on_gpu else ENGINES)
     with tempfile.TemporaryDirectory() as folder:
         sentences = prepare(arguments.model, arguments.source, Path(folder))
-        names = [name for name in ENGINES if name in arguments.engines and (Path(folder) / name).is_dir()]
+        names = [name for name in engines if (Path(folder) / name).is_dir()]
         versions = f"torch {torch.__version__}, transformers {importlib.metadata.version('transformers')}"
         print(f"{versions}, {arguments.model}, {arguments.threads} threads")
+        if on_gpu:
+            print(torch.cuda.get_device_name())
         compare(Path(folder), names, sentences, arguments)
 
 

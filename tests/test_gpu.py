@@ -1,0 +1,258 @@
+"""On a GPU, the models compute what they compute on the CPU. Skipped where there is none."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vaswani import VaswaniForCausalLM, VaswaniForMaskedLM, alignments
+from hf_vaswani.cli import main
+from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.precision_vaswani import has_bfloat16
+from hf_vaswani.translation.batches import log_probabilities, translate_n_best
+from hf_vaswani.visualization.search_record import record_search
+
+from .conftest import ROOT, tiny_recipe
+from .networks import batch, gradients, random_batch, random_model, tiny_model, with_labels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda")
+
+
+def on_gpu(value: Any) -> Any:
+    """Copies a model, or tensors by name."""
+    return {k: v.to(GPU) for k, v in value.items()} if isinstance(value, dict) else copy.deepcopy(value).to(GPU)
+
+
+def sentences(count: int, padded: bool = True) -> dict[str, torch.Tensor]:
+    """Returns random sources of 9 tokens, with padding on both sides."""
+    ids, mask, _ = random_batch(range(3, 51), range(3, 51), (count, 9, 8))
+    return {"input_ids": ids, "attention_mask": mask} if padded else {"input_ids": ids.clamp(min=3)}
+
+
+# ---- Passes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("fields", [{}, {"norm_position": "pre", "position_encoding": "learned"}], ids=str)
+def test_logits(attention, fields) -> None:
+    model, inputs = tiny_model(**fields), batch()
+    inputs["attention_mask"][0, 4:] = 0
+    model.set_attn_implementation(attention)
+    expected = model(**inputs).logits
+    found = on_gpu(model)(**on_gpu(inputs)).logits
+    assert found.device.type == "cuda"
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, {"norm_position": "pre"}, {"tie_word_embeddings": False}], ids=str)
+def test_loss_and_gradients(fields) -> None:
+    model, inputs = tiny_model(dropout=0.0, **fields).train(), with_labels()
+    theirs = on_gpu(model)
+    losses = [each(**data).loss for each, data in ((model, inputs), (theirs, on_gpu(inputs)))]
+    for loss in losses:
+        loss.backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-4)
+    expected, found = gradients(model), gradients(theirs)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name].cpu(), gradient, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_dropout_has_its_rate() -> None:
+    from hf_vaswani.model.modeling_vaswani import VaswaniDropout
+
+    output = VaswaniDropout(0.3).train()(torch.ones(1_000_000, device=GPU))
+    assert float((output == 0).float().mean()) == pytest.approx(0.3, abs=0.005)
+    assert float(output.mean()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", [VaswaniForCausalLM, VaswaniForMaskedLM])
+def test_single_stacks(kind) -> None:
+    model = tiny_model(kind=kind)
+    ids = batch()["input_ids"]
+    torch.testing.assert_close(
+        on_gpu(model)(input_ids=ids.to(GPU)).logits.cpu(), model(input_ids=ids).logits, atol=1e-4, rtol=1e-4
+    )
+
+
+# ---- Search ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 1},
+        {"num_beams": 4},
+        {"num_beams": 4, "num_return_sequences": 3, "length_penalty_type": "power", "finish_candidates": "top"},
+        {"num_beams": 3, "early_stopping": False, "max_new_tokens": 9, "min_new_tokens": 4},
+        {"num_beams": 2, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "bad_words_ids": [[5], [7, 8]]},
+        {"num_beams": 2, "forced_bos_token_id": 9, "suppress_tokens": [11, 12]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_translations(settings, padded) -> None:
+    model, inputs = random_model(), sentences(9, padded)
+    expected = model.generate(**inputs, **settings)
+    found = on_gpu(model).generate(**on_gpu(inputs), **settings).cpu()
+    # Hypotheses of almost equal scores may change places.
+    assert found.shape == expected.shape
+    assert (found == expected).all(dim=1).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_ensembles(beams) -> None:
+    models, inputs = [random_model(seed) for seed in range(2)], sentences(5, True)
+    expected = models[0].generate(**inputs, num_beams=beams, ensemble=models[1:])
+    theirs = [on_gpu(model) for model in models]
+    found = theirs[0].generate(**on_gpu(inputs), num_beams=beams, ensemble=theirs[1:]).cpu()
+    assert found.shape == expected.shape and (found == expected).float().mean() > 0.9
+
+
+def test_sampling() -> None:
+    model, inputs = on_gpu(random_model()), on_gpu(sentences(5, True))
+    found = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        found.append(model.generate(**inputs, do_sample=True, max_new_tokens=8))
+    assert found[0].device.type == "cuda" and torch.equal(*found)
+
+
+def test_a_text_goes_on() -> None:
+    model = tiny_model(kind=VaswaniForCausalLM)
+    prompt = sentences(5, False)["input_ids"].clamp(max=39)
+    for beams in (1, 3):
+        settings = {"num_beams": beams, "max_new_tokens": 8}
+        found = on_gpu(model).generate(prompt.to(GPU), **settings).cpu()
+        assert (found == model.generate(prompt, **settings)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_step_of_the_search_waits_for_the_gpu_once(beams) -> None:
+    """How many translations are unfinished decides about the next step; nothing else is read back."""
+    model, inputs = on_gpu(random_model()), on_gpu(sentences(8, True))
+    waits = []
+    for length in (10, 30):
+        settings = {"num_beams": beams, "max_new_tokens": length, "min_new_tokens": length}
+        model.generate(**inputs, **settings)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with pytest.warns(UserWarning) as found:
+                model.generate(**inputs, **settings)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("synchroniz" in str(each.message) for each in found))
+    assert (waits[1] - waits[0]) / 20 <= 1, waits
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_bfloat16_is_near(beams) -> None:
+    model, inputs = on_gpu(random_model()), on_gpu(sentences(9, True))
+    assert has_bfloat16(GPU)
+    logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+    expected = model.generate(**inputs, num_beams=beams, max_new_tokens=8)
+    with torch.autocast("cuda", torch.bfloat16):
+        rounded = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+        found = model.generate(**inputs, num_beams=beams, max_new_tokens=8)
+    assert (logits - rounded.float()).norm() < 0.03 * logits.norm()
+    assert (found[:, 1] == expected[:, 1]).float().mean() > 0.6
+
+
+# ---- Around the models -------------------------------------------------------------------------------------------
+
+
+def test_scores_alignments_and_records() -> None:
+    tokenizer = train_tokenizer(["ab abc bca cab"], 20, kind="characters")
+    model = tiny_model(vocab_size=40, decoder_layers=3, eos=1.0)
+    theirs, sources, targets = on_gpu(model), ["abc cab", "ab", "bca ab abc"], ["cab abc", "ab ab ab", "abc"]
+    for found, expected in zip(
+        log_probabilities(theirs, tokenizer, sources, targets),
+        log_probabilities(model, tokenizer, sources, targets),
+        strict=True,
+    ):
+        assert found == (pytest.approx(expected[0], abs=1e-3), expected[1])
+    for one, other in zip(
+        alignments(theirs, tokenizer, sources, targets), alignments(model, tokenizer, sources, targets), strict=True
+    ):
+        torch.testing.assert_close(one.probabilities.cpu(), other.probabilities, atol=1e-4, rtol=0)
+    for model_ in (model, theirs):
+        model_.generation_config.num_beams = 3
+    expected_lists = translate_n_best(model, tokenizer, sources, 2)
+    for one, other in zip(translate_n_best(theirs, tokenizer, sources, 2), expected_lists, strict=True):
+        assert [score for score, *_ in one] == pytest.approx([score for score, *_ in other], abs=1e-3)
+    ids = torch.tensor([[5, 9, 17, 30, 12, 2]])
+    found_record, record = (
+        record_search(each, ids.to(each.device), num_beams=3) for each in (on_gpu(random_model()), random_model())
+    )
+    assert [each.score for each in found_record.hypotheses] == pytest.approx(
+        [each.score for each in record.hypotheses], abs=1e-3
+    )
+
+
+# ---- Commands ----------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str, **variables: str) -> str:
+    """Runs a command of the package in a process of its own, and returns what it prints."""
+    process = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+        cwd=ROOT,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16", "auto"])
+def test_a_run_is_trained_and_resumed(tmp_path, precision) -> None:
+    arguments = tiny_recipe(tmp_path, mixed_precision=precision)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run("hf_vaswani.cli", "train", *arguments, "--run_dir", str(whole))
+    run("hf_vaswani.cli", "train", *arguments, "--run_dir", str(parts), "--training.max_steps=8")
+    run("hf_vaswani.cli", "train", *arguments, "--run_dir", str(parts))
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / "validations.jsonl").read_text().splitlines()[-1:]]
+        for folder in (whole, parts)
+    ]
+    assert losses[0] and losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert json.loads((whole / "environment.json").read_text())["device"].startswith("cuda")
+
+
+def test_translate_uses_the_gpu(tiny_run, tmp_path, monkeypatch, capsys) -> None:
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("one two\n\nnine\n", encoding="utf-8")
+    model = str(tiny_run / "model")
+    assert main(["translate", "--model", model, str(source), "--output", str(output), "--alignment"]) == 0
+    hidden = run("hf_vaswani.cli", "translate", "--model", model, str(source), CUDA_VISIBLE_DEVICES="")
+    found = output.read_text(encoding="utf-8").splitlines()
+    assert [line.split(" ||| ")[0] for line in found] == hidden.splitlines()
+
+
+def test_fully_sharded_training(tmp_path) -> None:
+    arguments = tiny_recipe(tmp_path)
+    folder = tmp_path / "sharded"
+    launch = ["accelerate.commands.launch", "--config_file", str(ROOT / "configs" / "accelerate" / "fsdp2.yaml")]
+    run(*launch, "--num_processes", "1", str(ROOT / "train.py"), *arguments, "--run_dir", str(folder))
+    assert (folder / "model" / "model.safetensors").is_file()
+
+
+def test_a_page_of_a_model_on_the_gpu(tiny_run, tmp_path) -> None:
+    from transformers import AutoTokenizer, pipeline
+
+    from hf_vaswani.visualization.explorer import explore
+
+    translate = pipeline("translation", model=str(tiny_run / "model"), device="cuda")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run / "model")
+    page = tmp_path / "page.html"
+    explore(translate.model, tokenizer, "one two").save(page)
+    assert page.stat().st_size > 10_000
