@@ -347,8 +347,8 @@ def _update(
     # more than one of a large batch.
     # The same holds for the texts of a second objective.
     names = ("labels", "next_sentence_label")
-    counts = torch.stack([_count_labels([batch[name] for batch in batches if name in batch]) for name in names])
-    tokens, texts = accelerator.reduce(counts.to(accelerator.device), "sum")
+    counts = [_count_labels([batch[name] for batch in batches if name in batch], accelerator.device) for name in names]
+    tokens, texts = accelerator.reduce(torch.stack(counts), "sum")
     epsilon = training.label_smoothing
     if training.label_smoothing_over == "all":
         config = accelerator.unwrap_model(model).config
@@ -378,11 +378,10 @@ def _update(
     return _Update(loss, int(tokens), norm, finite, stop > 0)
 
 
-def _count_labels(labels: list[torch.Tensor]) -> torch.Tensor:
-    """Counts the labels of several batches."""
-    return (
-        torch.stack([(each != -100).sum() for each in labels]).sum() if labels else torch.zeros((), dtype=torch.long)
-    )
+def _count_labels(labels: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Counts the labels of several batches on a device."""
+    counts = [(each != -100).sum() for each in labels]
+    return torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.long, device=device)
 
 
 def _epsilon_without_target(epsilon: float, vocab_size: int) -> float:
