@@ -22,6 +22,7 @@ from . import (
     evaluate,
     explore,
     runs,
+    serve,
     shortlist,
     translate,
 )
@@ -150,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         align,
         explore,
         demo,
+        serve,
         backtranslate,
         distill,
         diversify,

@@ -1,0 +1,253 @@
+"""The verb that serves models to other programs: serve."""
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .inputs import check_counts, check_name, require_file, text_lines
+
+logger = logging.getLogger("hf_vaswani")
+
+DIRECTION = re.compile(r"([A-Za-z_]{2,}(?:-[A-Za-z]{4,})?)-([A-Za-z_]{2,}(?:-[A-Za-z]{4,})?)")
+# In seconds, that running requests have after SIGTERM.
+GRACE = 60
+# Connections and requests of a worker at a time.
+MOST_CONNECTIONS = 2000
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """
+    What a worker serves, and how.
+
+    Attributes:
+        models (`tuple[str, ...]`): model folders or Hub ids.
+        directions (`tuple[tuple[str, str], ...]`): languages of a model whose config names none.
+        num_beams (`int`, *optional*): beam size.
+        settings (`dict[str, Any]`): how the pipelines compute.
+        characters (`int`), texts (`int`), waiting (`int`): as in [`Limits`].
+        api_keys (`tuple[str, ...]`), origins (`tuple[str, ...]`): as in [`build_server`].
+        threads (`int`, *optional*): threads of torch; by default all cores.
+    """
+
+    models: tuple[str, ...]
+    directions: tuple[tuple[str, str], ...]
+    num_beams: int | None
+    settings: dict[str, Any]
+    characters: int
+    texts: int
+    waiting: int
+    api_keys: tuple[str, ...]
+    origins: tuple[str, ...]
+    threads: int | None
+
+
+def add_verbs(verbs: Any) -> None:
+    """Adds the verb to the command line, with its function under `run`."""
+    serve = verbs.add_parser(
+        "serve",
+        help="serve models to other programs, with LibreTranslate's interface",
+        description="Serve translation models to other programs: LibreTranslate's interface, metrics for Prometheus, "
+        "and a page to translate in a browser. Needs the extra `serve`.",
+        epilog="example: hf-vaswani serve --model runs/my/model --port 5000",
+    )
+    serve.add_argument(
+        "--model",
+        required=True,
+        action="append",
+        help="model folder or Hub id; repeat the option to serve several; the first with a pair of languages has it",
+    )
+    serve.add_argument(
+        "--direction",
+        action="append",
+        default=[],
+        metavar="SOURCE-TARGET",
+        help="languages of a model whose config names none, e.g. en-de; repeat the option for several",
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s, this machine")
+    serve.add_argument("--port", type=int, default=5000, metavar="N", help="port to listen at; default: %(default)s")
+    serve.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
+    serve.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
+    serve.add_argument(
+        "--engine",
+        choices=("auto", "torch", "ctranslate2", "onnx"),
+        default="torch",
+        help="what computes, as for translate; default: %(default)s",
+    )
+    serve.add_argument(
+        "--compute-type",
+        choices=("float32", "int8", "int8_float32", "bfloat16", "auto"),
+        help="number format in which CTranslate2 computes; default: float32",
+    )
+    serve.add_argument(
+        "--approximate",
+        action="store_true",
+        help="let CTranslate2 search by the settings that come closest to the model's",
+    )
+    serve.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="float32",
+        help="number format of the matrix products of torch; auto: bfloat16 where this machine is faster with it; "
+        "default: %(default)s",
+    )
+    serve.add_argument(
+        "--shortlist", action="store_true", help="search among the likely entries of the vocabulary alone"
+    )
+    serve.add_argument(
+        "--char-limit", type=int, default=5000, metavar="N", help="most characters of a request; default: %(default)s"
+    )
+    serve.add_argument(
+        "--batch-limit", type=int, default=100, metavar="N", help="most texts of a request; default: %(default)s"
+    )
+    serve.add_argument(
+        "--queue-limit",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="most texts that wait in a worker; then requests are answered by 429; default: %(default)s",
+    )
+    serve.add_argument(
+        "--api-keys", type=Path, metavar="FILE", help="file with an API key in each line; default: none is needed"
+    )
+    serve.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="let pages of this origin use the server from a browser, e.g. https://example.org, or * for all",
+    )
+    serve.set_defaults(run=_serve)
+
+
+def make_app(options: ServeOptions) -> Any:
+    """Loads the models of a worker, and returns its application."""
+    import torch
+
+    from ..serving.server import Limits, build_server
+
+    # A process of its own starts with Python's settings.
+    logging.basicConfig(format="%(message)s")
+    logger.setLevel(logging.INFO)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return build_server(
+        {name: _load(name, options) for name in options.models},
+        directions=options.directions,
+        limits=Limits(options.characters, options.texts, options.waiting),
+        api_keys=options.api_keys,
+        origins=options.origins,
+    )
+
+
+def _load(name: str, options: ServeOptions) -> Any:
+    """Loads a model and its tokenizer, onto the accelerator if there is one."""
+    import torch
+
+    from ..files import check_weights
+    from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+    from ..translation.loading import load_translator
+
+    check_name(name)
+    check_weights(Path(name))
+    model, tokenizer = load_translator(name)
+    settings = model.generation_config
+    if options.num_beams is not None:
+        settings.num_beams = options.num_beams
+    if (settings.num_beams or 1) == 1:
+        # They have no effect on greedy search, and transformers would warn about each.
+        settings.length_penalty = settings.early_stopping = None
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+    return VaswaniTranslationPipeline(model.to(device), tokenizer, device=device, **options.settings)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError("The server needs uvicorn: pip install 'hf_vaswani[serve]'") from error
+    from uvicorn.supervisors import Multiprocess
+
+    from ..interruption import Interrupted, stopped_by_sigterm
+
+    chosen = _checked(options)
+    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((options.host, options.port))
+        except OSError as error:
+            raise OSError(f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}.") from error
+        listening.listen(MOST_CONNECTIONS)
+        # Before anything is served, in words: a worker could only die of it.
+        app = make_app(chosen)
+        settings: dict[str, Any] = {
+            "log_config": None,
+            "access_log": False,
+            "log_level": "warning",
+            "http": "h11",
+            "ws": "none",
+            "server_header": False,
+            "limit_concurrency": MOST_CONNECTIONS,
+            "timeout_graceful_shutdown": GRACE,
+        }
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        logger.info(f"http://{host}:{listening.getsockname()[1]} (Ctrl-C stops it)")
+        if options.workers == 1:
+            server = uvicorn.Server(uvicorn.Config(app, **settings))
+            # uvicorn raises the signal once more when all requests are finished.
+            with suppress(KeyboardInterrupt, Interrupted), stopped_by_sigterm():
+                asyncio.run(server.serve([listening]))
+            return
+        del app
+        with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+            config = uvicorn.Config(
+                partial(make_app, chosen), factory=True, workers=options.workers, **settings  # type: ignore[arg-type]
+            )
+            listening.set_inheritable(True)
+            Multiprocess(config, sockets=[listening]).run()
+
+
+def _checked(options: argparse.Namespace) -> ServeOptions:
+    """Returns what the workers need, after checking the options."""
+    check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
+    directions = []
+    for text in options.direction:
+        match = DIRECTION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"--direction must be a source and a target language, as en-de, but it is {text!r}.")
+        directions.append((match[1], match[2]))
+    keys: Sequence[str] = ()
+    if options.api_keys is not None:
+        require_file(options.api_keys)
+        keys = [line.strip() for line in text_lines(options.api_keys) if line.strip()]
+        if not keys:
+            raise ValueError(f"{options.api_keys} has no API key: write one in each line.")
+    if options.dtype != "float32" and options.engine not in ("torch", "auto"):
+        raise ValueError(f"--dtype is for torch, but --engine is {options.engine}: use --compute-type.")
+    settings: dict[str, Any] = {"autocast": None if options.dtype == "float32" else options.dtype}
+    settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
+    return ServeOptions(
+        models=tuple(options.model),
+        directions=tuple(directions),
+        num_beams=options.num_beams,
+        settings=settings,
+        characters=options.char_limit,
+        texts=options.batch_limit,
+        waiting=options.queue_limit,
+        api_keys=tuple(keys),
+        origins=tuple(options.allow_origin),
+        threads=max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else None,
+    )

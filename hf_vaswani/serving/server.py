@@ -1,0 +1,480 @@
+"""A server with LibreTranslate's interface, made with FastAPI: many clients, one batch."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+import traceback
+from collections.abc import AsyncIterator, Collection, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+from .batcher import MOST_TEXTS, Batcher, QueueFullError
+from .directions import AUTO, Directions, LanguageError, language_name
+
+try:
+    import prometheus_client
+    from fastapi import FastAPI, Request
+    from fastapi.middleware.cors import CORSMiddleware
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess
+    from pydantic import BaseModel, Field, ValidationError
+    from starlette.exceptions import HTTPException
+except ImportError as error:
+    raise ImportError(f"The server needs {error.name}: pip install 'hf_vaswani[serve]'") from error
+
+logger = logging.getLogger(__name__)
+
+PAGE = Path(__file__).with_name("server.html")
+MOST_ALTERNATIVES = 10
+# In bytes: what a request may have beside its text, and of each character, which JSON can write as "\ud83d\ude00".
+REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
+# In seconds, to send the body of a request.
+BODY_TIMEOUT = 30.0
+# Of a failure, the innermost, for the log.
+FRAMES = 4
+# nginx's status for a client that is gone; nobody sees it but the log.
+CLIENT_IS_GONE = 499
+
+Scope = Message = MutableMapping[str, Any]
+T = TypeVar("T", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    What a server accepts.
+
+    Attributes:
+        characters (`int`): of the texts of a request.
+        texts (`int`): in a request.
+        waiting (`int`): texts that wait for their translation; beyond them, requests are answered by 429.
+    """
+
+    characters: int = 5000
+    texts: int = 100
+    waiting: int = 1000
+
+
+class TranslateRequest(BaseModel):
+    """Body of `/translate`, as JSON or as a form."""
+
+    q: str | list[str] = Field(description="a text, or a list of texts")
+    source: str = Field(description="code of the source language, or auto")
+    target: str = Field(description="code of the target language")
+    format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
+    alternatives: int = Field(0, ge=0, le=MOST_ALTERNATIVES, description="a number of further translations, from 0 to 10")
+    api_key: str | None = Field(None, description="API key, where the server asks for one")
+
+
+class DetectRequest(BaseModel):
+    """Body of `/detect`, as JSON or as a form."""
+
+    q: str = Field(description="a text")
+    api_key: str | None = Field(None, description="API key, where the server asks for one")
+
+
+class Metrics:
+    """What Prometheus reads at `/metrics`. Several workers count together in the folder PROMETHEUS_MULTIPROC_DIR."""
+
+    def __init__(self) -> None:
+        # Each worker has a file of its own; an app of a program has a registry of its own.
+        shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self.registry = registry = CollectorRegistry()
+        prefix = "hf_vaswani"
+        self.requests = Counter(f"{prefix}_requests", "Requests", ["path", "status"], registry=registry)
+        self.characters = Counter(f"{prefix}_characters", "Translated characters", registry=registry)
+        self.texts = Counter(f"{prefix}_texts", "Translated texts", registry=registry)
+        self.seconds = Histogram(f"{prefix}_request_seconds", "Seconds of a request", ["path"], registry=registry)
+        self.batches = Histogram(
+            f"{prefix}_batch_texts", "Texts of a batch", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
+        )
+        self.waiting = Gauge(
+            f"{prefix}_waiting_texts", "Texts that wait", multiprocess_mode="livesum", registry=registry
+        )
+        if shared:
+            self.registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
+
+
+class RequestLog:
+    """
+    Counts and logs requests, without their text, and answers those that fail.
+
+    Args:
+        app (ASGI application): the app.
+        metrics ([`Metrics`]): where they are counted.
+    """
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_on)
+        except Exception as error:
+            log_failure(error)
+            if status == 0:
+                await refusal(500, "The server failed.")(scope, receive, send_on)
+        path, seconds = getattr(scope.get("route"), "path", "other"), time.perf_counter() - start
+        status = status or CLIENT_IS_GONE
+        self.metrics.requests.labels(path, str(status)).inc()
+        self.metrics.seconds.labels(path).observe(seconds)
+        size = scope.get("state", {}).get("size", "")
+        logger.info(f"{scope['method']} {path} {status} {1000 * seconds:.0f} ms{size}")
+
+
+def log_failure(error: Exception) -> None:
+    """Logs where an error was raised. Its message may have the text of a request in it."""
+    places = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES))
+    logger.error(f"{type(error).__name__}, whose message may have text in it and is left out:\n{places}")
+
+
+class BodyLimit:
+    """
+    Reads the whole body of each request before the app does: at most so many bytes, in limited time.
+
+    Args:
+        app (ASGI application): the app.
+        most_bytes (`int`): of a body.
+    """
+
+    def __init__(self, app: Any, most_bytes: int) -> None:
+        self.app, self.most_bytes = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Passes a request on with its body, or answers it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body = b""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self.most_bytes:
+                        answer = refusal(413, f"The request is larger than {self.most_bytes:,} bytes.")
+                        await answer(scope, receive, send)
+                        return
+        except TimeoutError:
+            await refusal(408, f"The request did not arrive within {BODY_TIMEOUT:.0f} s.")(scope, receive, send)
+            return
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self.app(scope, replay, send)
+
+
+def refusal(status: int, why: str, **headers: str) -> JSONResponse:
+    """Returns an error as LibreTranslate's clients expect it."""
+    return JSONResponse({"error": why}, status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+class RefusedError(Exception):
+    """A request is answered by an error."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Translator:
+    """
+    Translates texts of one kind in a thread of the [`Batcher`].
+
+    Args:
+        pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
+    """
+
+    def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
+        self.pipelines = pipelines
+
+    def __call__(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
+        """
+        Translates texts.
+
+        Args:
+            kind (`tuple`): name of the model, source and target language, `"text"` or `"html"`, and the number of
+                translations.
+            texts (`list[str]`): the texts.
+
+        Returns:
+            `list[list[str]]`: the translations of each text, best first.
+        """
+        name, source, target, text_format, count = kind
+        pipeline = self.pipelines[name]
+        settings: dict[str, Any] = {}
+        if count > 1:
+            # The model's own search may be narrower.
+            beams = pipeline.model.generation_config.num_beams or 1
+            settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
+        found = pipeline(
+            texts,
+            src_lang=source,
+            tgt_lang=target,
+            split_sentences=True,
+            markup="html" if text_format == "html" else None,
+            batch_size=MOST_TEXTS,
+            **settings,
+        )
+        return [
+            [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
+            for candidates in found
+        ]
+
+
+def build_server(
+    pipelines: Mapping[str, VaswaniTranslationPipeline],
+    *,
+    directions: Collection[tuple[str, str]] = (),
+    limits: Limits | None = None,
+    api_keys: Collection[str] = (),
+    origins: Collection[str] = (),
+) -> FastAPI:
+    """
+    Builds the server.
+
+    Args:
+        pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
+        directions (`Collection[tuple[str, str]]`): source and target languages of a model whose config names none.
+        limits ([`Limits`], *optional*): what is accepted.
+        api_keys (`Collection[str]`): keys, one of which is needed to translate; by default, none is needed.
+        origins (`Collection[str]`): web pages of these origins may use the server from a browser; `"*"` for all.
+
+    Returns:
+        `FastAPI`: an ASGI application.
+
+    Raises:
+        ValueError: it is unknown which languages a model translates.
+    """
+    limits = limits or Limits()
+    known = Directions(pipelines, list(directions))
+    metrics = Metrics()
+    batcher = Batcher(Translator(pipelines), limits.waiting, metrics.batches.observe)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        batcher.close()
+
+    # FastAPI's pages of documentation load their scripts from another host.
+    app = FastAPI(
+        title="hf_vaswani",
+        description="Translation with LibreTranslate's interface.",
+        version="1",
+        openapi_url="/spec",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.batcher, app.state.metrics = batcher, metrics
+    most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
+
+    app.add_middleware(BodyLimit, most_bytes=most_bytes)
+    app.add_middleware(RequestLog, metrics=metrics)
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+
+    @app.exception_handler(RefusedError)
+    async def refuse(_: Request, error: RefusedError) -> Response:
+        return refusal(error.status, str(error))
+
+    @app.exception_handler(QueueFullError)
+    async def retry(_: Request, error: QueueFullError) -> Response:
+        return refusal(429, str(error), Retry_After=str(error.retry_after))
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, error: HTTPException) -> Response:
+        known_paths = "/translate, /languages, /detect, /health, /spec, /metrics"
+        why = {404: f"There is nothing here, but at {known_paths}.", 405: f"{request.method} is not for this path."}
+        return refusal(error.status_code, why.get(error.status_code, str(error.detail)), **(error.headers or {}))
+
+    def check_key(request: Request, given: str | None) -> None:
+        """Raises a `RefusedError` without one of the keys."""
+        if not api_keys:
+            return
+        bearer = request.headers.get("authorization", "")
+        given = given or request.headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
+        if not given:
+            raise RefusedError(403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer.")
+        # Of each key, so that the time says nothing about them.
+        if not sum(secrets.compare_digest(given.encode("utf-8", "replace"), key.encode()) for key in api_keys):
+            raise RefusedError(403, "The API key is wrong.")
+
+    def check_texts(texts: list[str]) -> None:
+        """Raises a `RefusedError` for texts that are too long, too many or no Unicode."""
+        if len(texts) > limits.texts:
+            raise RefusedError(400, f"There are {len(texts)} texts, but at most {limits.texts} are accepted.")
+        characters = sum(map(len, texts))
+        if characters > limits.characters:
+            raise RefusedError(
+                400, f"The text has {characters:,} characters, but at most {limits.characters:,} are accepted."
+            )
+        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+            raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.")
+
+    body_of = {"content": {}}
+    for media in ("application/json", "application/x-www-form-urlencoded", "multipart/form-data"):
+        body_of["content"][media] = {"schema": TranslateRequest.model_json_schema()}
+    detect_body = {
+        "content": {media: {"schema": DetectRequest.model_json_schema()} for media in body_of["content"]},
+        "required": True,
+    }
+
+    @app.post("/translate", openapi_extra={"requestBody": body_of | {"required": True}})
+    async def translate(request: Request) -> Response:
+        """Translates a text, or each text of a list."""
+        asked = await _read(request, TranslateRequest)
+        check_key(request, asked.api_key)
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        check_texts(texts)
+        request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
+        guess = None
+        try:
+            if asked.source.lower() == AUTO:
+                guess = known.source_of(texts, asked.target)
+            name, source, target = known.find(guess.language if guess else asked.source, asked.target)
+        except LanguageError as error:
+            raise RefusedError(400, str(error)) from error
+        kind = (name, source, target, asked.format, asked.alternatives + 1)
+        work = asyncio.ensure_future(batcher.submit(kind, texts))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                return Response(status_code=CLIENT_IS_GONE)
+            found = work.result()
+        except ValueError as error:
+            # Such as a text that is too long for the positions of the model.
+            log_failure(error)
+            raise RefusedError(400, "The model cannot translate this text.") from error
+        finally:
+            for task in (work, gone):
+                task.cancel()
+        metrics.texts.inc(len(texts))
+        metrics.characters.inc(sum(map(len, texts)))
+        return JSONResponse(_answer(asked, found, guess))
+
+    @app.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """Returns the source languages, each with its target languages."""
+        return known.languages()
+
+    @app.post("/detect", openapi_extra={"requestBody": detect_body})
+    async def detect(request: Request) -> list[dict[str, Any]]:
+        """Recognises the language of a text."""
+        asked = await _read(request, DetectRequest)
+        check_key(request, asked.api_key)
+        check_texts([asked.q])
+        guess = known.detect(asked.q)
+        return [] if guess is None else [{"language": guess.language, "confidence": guess.confidence}]
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Says that the server works."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=Response)
+    async def read_metrics() -> Response:
+        """Returns what Prometheus collects."""
+        metrics.waiting.set(batcher.waiting)
+        return Response(
+            prometheus_client.generate_latest(metrics.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
+        )
+
+    @app.get("/frontend/settings", include_in_schema=False)
+    async def settings() -> dict[str, Any]:
+        """Returns what LibreTranslate's own clients ask for."""
+        (source, target), *_ = known.pairs
+        return {
+            "apiKeys": bool(api_keys),
+            "keyRequired": bool(api_keys),
+            "charLimit": limits.characters,
+            "frontendTimeout": 500,
+            "language": {
+                "source": {"code": source, "name": language_name(source)},
+                "target": {"code": target, "name": language_name(target)},
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+    @app.api_route("/", methods=["GET", "HEAD"], response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> HTMLResponse:
+        """Returns a page to translate in a browser."""
+        targets = {code: language_name(code) for code in known.targets}
+        facts = {"languages": known.languages(), "targets": targets, "needsKey": bool(api_keys)}
+        facts |= {"mostCharacters": limits.characters}
+        text = PAGE.read_text(encoding="utf-8").replace("{{facts}}", json.dumps(facts).replace("<", "\\u003c"))
+        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+        return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+    return app
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read(request: Request, kind: type[T]) -> T:
+    """Reads the body of a request, JSON or a form."""
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    values: Any
+    if media in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        try:
+            values = dict(await request.form(max_files=0, max_fields=20))
+        except HTTPException as error:
+            raise RefusedError(400, "The form cannot be read.") from error
+    else:
+        try:
+            values = json.loads(await request.body())
+        except (ValueError, RecursionError) as error:
+            raise RefusedError(400, "The body is neither JSON nor a form.") from error
+    if not isinstance(values, dict):
+        raise RefusedError(400, "The body must be an object, as in {\"q\": \"Hello\", \"source\": \"en\", ...}.")
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        meaning = kind.model_fields[name].description
+        missing = error.errors()[0]["type"] == "missing"
+        raise RefusedError(400, f"{name} {'is missing: it is' if missing else 'must be'} {meaning}.") from error
+
+
+def _answer(asked: TranslateRequest, found: list[list[str]], guess: Any) -> dict[str, Any]:
+    """Formats translations as LibreTranslate does."""
+    best, others = [each[0] for each in found], [each[1:] for each in found]
+    detected = None if guess is None else {"language": guess.language, "confidence": guess.confidence}
+    is_single = isinstance(asked.q, str)
+    answer: dict[str, Any] = {"translatedText": best[0] if is_single else best}
+    if asked.alternatives:
+        answer["alternatives"] = others[0] if is_single else others
+    if detected is not None:
+        answer["detectedLanguage"] = detected if is_single else [detected] * len(best)
+    return answer
