@@ -23,6 +23,8 @@ DIRECTION = re.compile(r"([A-Za-z_]{2,}(?:-[A-Za-z]{4,})?)-([A-Za-z_]{2,}(?:-[A-
 GRACE = 60
 # Connections and requests of a worker at a time.
 MOST_CONNECTIONS = 2000
+# In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
+WORKER_TIMEOUT = 120
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ def _serve(options: argparse.Namespace) -> None:
             "server_header": False,
             "limit_concurrency": MOST_CONNECTIONS,
             "timeout_graceful_shutdown": GRACE,
+            "timeout_worker_healthcheck": WORKER_TIMEOUT,
         }
         host = f"[{options.host}]" if ":" in options.host else options.host
         logger.info(f"http://{host}:{listening.getsockname()[1]} (Ctrl-C stops it)")

@@ -446,7 +446,9 @@ async def _read(request: Request, kind: type[T]) -> T:
     """Reads the body of a request, JSON or a form."""
     media = request.headers.get("content-type", "").split(";")[0].strip().lower()
     values: Any
-    if media in ("application/x-www-form-urlencoded", "multipart/form-data"):
+    # curl -d sends JSON as a form, too.
+    is_object = (await request.body()).lstrip().startswith(b"{")
+    if media in ("application/x-www-form-urlencoded", "multipart/form-data") and not is_object:
         try:
             values = dict(await request.form(max_files=0, max_fields=20))
         except HTTPException as error:

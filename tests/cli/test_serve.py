@@ -1,0 +1,163 @@
+"""The verb serve, in processes of its own."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
+
+from transformers import pipeline
+
+from hf_vaswani.cli import main
+
+SENTENCES = ["one two three", "nine", "four five six", "seven eight one two"]
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, process: "subprocess.Popen[str]", port: int, log: Path) -> None:
+        self.process, self.port, self.log = process, port, log
+
+    def translate(self, text: Any) -> Any:
+        body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+        return json.loads(self.post(body))["translatedText"]
+
+    def post(self, body: bytes) -> bytes:
+        address = f"http://127.0.0.1:{self.port}/translate"
+        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+        return bytes(urllib.request.urlopen(request, timeout=120).read())
+
+    def get(self, path: str) -> str:
+        return str(urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120).read().decode())
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=120)
+
+
+@contextmanager
+def serve(model: Path, log: Path, *arguments: str) -> Iterator[Served]:
+    command = [sys.executable, "-m", "hf_vaswani.cli", "serve", "--model", str(model), "--port", "0", *arguments]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stderr=file, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, start_new_session=True
+        )
+    try:
+        for _ in range(600):
+            if match := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.2)
+        assert match
+        served = Served(process, int(match[1]), log)
+        assert json.loads(served.get("/health")) == {"status": "ok"}
+        yield served
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def expected(teacher) -> list[str]:
+    found = pipeline("translation", model=str(teacher))(SENTENCES)
+    return [each["translation_text"] for each in found]
+
+
+def test_running_requests_finish_before_the_end(teacher, expected, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log") as served, ThreadPoolExecutor(8) as threads:
+        assert served.translate(SENTENCES) == expected
+        answers = [threads.submit(served.translate, SENTENCES * 20) for _ in range(8)]
+        while "hf_vaswani_waiting_texts 0.0" in served.get("/metrics"):
+            assert not all(answer.done() for answer in answers)
+        assert served.stop() == 0
+        assert [answer.result() for answer in answers] == [expected * 20] * 8
+    log = served.log.read_text()
+    assert log.count("POST /translate 200") == 9 and "Traceback" not in log
+    with pytest.raises(OSError, match="refused"):
+        served.get("/health")
+
+
+def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log", "--workers", "2") as served, ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(served.translate, SENTENCES * 10))
+        assert found == expected * 10
+        assert "hf_vaswani_texts_total 40.0" in served.get("/metrics")
+        assert served.stop(signal.SIGINT) == 0
+        assert len(re.findall("POST /translate 200", served.log.read_text())) == 40
+
+
+def test_broken_clients_change_nothing_for_others(teacher, expected, tmp_path) -> None:
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    body = json.dumps({"q": SENTENCES * 20, "source": "en", "target": "de"}).encode()
+    whole = head.replace(b"1000", str(len(body)).encode()) + body
+    pieces = [b"", b"nonsense\r\n\r\n", head[:30], head + b'{"q"', b"GET / HTTP/9.9\r\n\r\n", b"X" * 200_000, whole]
+    with serve(teacher, tmp_path / "log") as served:
+        for piece in pieces:
+            with socket.create_connection(("127.0.0.1", served.port)) as client:
+                client.sendall(piece)
+            assert served.translate(SENTENCES) == expected
+        # One that keeps its connection, and says nothing more.
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(head)
+            assert served.translate(SENTENCES) == expected
+        assert "Traceback" not in served.log.read_text()
+        assert served.stop() == 0
+
+
+def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("\nsesame\n", encoding="utf-8")
+    with serve(teacher, tmp_path / "log", "--api-keys", str(keys)) as served:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            served.translate("one")
+        body = json.dumps({"q": "nine", "source": "en", "target": "de", "api_key": "sesame"}).encode()
+        assert b"translatedText" in served.post(body)
+        assert "sesame" not in served.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "70000"], "--port must be from 0 to 65535, but it is 70000."),
+        (["--workers", "0"], "--workers must be at least 1, but it is 0."),
+        (["--char-limit", "0"], "--char-limit must be at least 1, but it is 0."),
+        (["--direction", "english"], "--direction must be a source and a target language, as en-de, but it is"),
+        (["--direction", "en-de"], "--direction is for a model whose config names no languages"),
+        (["--api-keys", "nowhere.txt"], "There is no file 'nowhere.txt'."),
+        (["--engine", "onnx", "--dtype", "auto"], "--dtype is for torch, but --engine is onnx"),
+        (["--compute-type", "int8"], "compute_type needs engine='ctranslate2'"),
+        (["--model", "nowhere"], "There is no model folder 'nowhere'"),
+    ],
+)
+def test_bad_options_are_one_sentence(teacher, capsys, arguments, message) -> None:
+    assert main(["serve", "--model", str(teacher), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_taken_port_is_one_sentence(teacher, capsys, tmp_path) -> None:
+    (tmp_path / "empty.txt").write_text("\n", encoding="utf-8")
+    assert main(["serve", "--model", str(teacher), "--api-keys", str(tmp_path / "empty.txt")]) == 2
+    assert "has no API key" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model", str(teacher), "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port} cannot be listened at: Address already in use." in capsys.readouterr().err

@@ -1,0 +1,306 @@
+"""The server's interface, which is LibreTranslate's."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
+
+import transformers
+from fastapi.testclient import TestClient
+
+from hf_vaswani import VaswaniTranslationPipeline
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.serving import server as serving
+from hf_vaswani.serving.server import Limits, build_server
+
+from ..networks import tiny_model
+
+def make_pipeline(*pairs: tuple[str, str]) -> Any:
+    """A model of several languages, with a tag for each target."""
+    tokenizer = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
+    add_language_tags(tokenizer, list(dict.fromkeys(target for _, target in pairs)))
+    model = tiny_model(vocab_size=len(tokenizer), eos=-1e4)
+    model.config.language_pairs = [list(pair) for pair in pairs]
+    model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
+    return VaswaniTranslationPipeline(model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def pipeline(teacher) -> Any:
+    return transformers.pipeline("translation", model=str(teacher))
+
+
+@pytest.fixture
+def client(pipeline) -> Any:
+    with TestClient(build_server({"one": pipeline})) as found:
+        yield found
+
+
+def ask(client: Any, path: str = "/translate", **body: Any) -> Any:
+    return client.post(path, json={"q": "ab", "source": "en", "target": "de"} | body)
+
+
+def texts_of(found: Any) -> list[str]:
+    return [each["translation_text"] for each in found]
+
+
+# ---- Translations ------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_translated_sentence_by_sentence(client, pipeline) -> None:
+    text = "One two three. Nine six.\n\n  seven"
+    (expected,) = texts_of(pipeline(text, split_sentences=True))
+    answer = ask(client, q=text)
+    assert (answer.status_code, answer.json()) == (200, {"translatedText": expected})
+    assert expected.count("\n\n") == 1
+    assert ask(client, q="").json() == {"translatedText": ""}
+
+
+def test_a_list_keeps_its_order(client, pipeline) -> None:
+    texts = ["one two", "", "One two three. Nine six.", "four"]
+    expected = texts_of(pipeline(texts, split_sentences=True))
+    assert len(set(expected)) == 4
+    assert ask(client, q=texts).json() == {"translatedText": expected}
+    assert ask(client, q=[]).json() == {"translatedText": []}
+
+
+def test_tags_are_kept(client, pipeline) -> None:
+    text = "<p>One <b>two</b>. Nine six.</p>"
+    (expected,) = texts_of(pipeline(text, split_sentences=True, markup="html"))
+    assert ask(client, q=text, format="html").json() == {"translatedText": expected}
+    assert expected.startswith("<p>") and expected.count("<b>") == 1
+
+
+@pytest.mark.parametrize("text_format", ["text", "html"])
+def test_alternatives(client, pipeline, text_format) -> None:
+    markup = "html" if text_format == "html" else None
+    found = pipeline("one two", num_return_sequences=4, num_beams=4, split_sentences=True, markup=markup)
+    first, *others = texts_of(found)
+    expected = {"translatedText": first, "alternatives": others}
+    assert ask(client, q="one two", alternatives=3, format=text_format).json() == expected
+    several = ask(client, q=["one two", "six"], alternatives=3, format=text_format).json()
+    assert several["translatedText"][0] == first and several["alternatives"][0] == others
+    assert [len(each) for each in several["alternatives"]] == [3, 3]
+
+
+def test_forms(client) -> None:
+    expected = ask(client, q="abc").json()
+    fields = {"q": "abc", "source": "en", "target": "de", "alternatives": "0"}
+    assert client.post("/translate", data=fields).json() == expected
+    parts = {name: (None, value) for name, value in fields.items()}
+    assert client.post("/translate", files=parts).json() == expected
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    as_curl = client.post("/translate", content=json.dumps(fields), headers=form)
+    assert as_curl.json() == expected
+    refused = client.post("/translate", files=parts | {"q": ("q.txt", b"abc")})
+    assert (refused.status_code, refused.json()) == (400, {"error": "The form cannot be read."})
+
+
+def record_kinds(client: Any, monkeypatch: Any) -> list[Any]:
+    """Returns the kinds that are translated from now on."""
+    kinds: list[Any] = []
+    translate = client.app.state.batcher.translate
+
+    def spy(kind: Any, texts: list[str]) -> Any:
+        kinds.append(kind)
+        return translate(kind, texts)
+
+    monkeypatch.setattr(client.app.state.batcher, "translate", spy)
+    return kinds
+
+
+def test_the_language_is_recognised(monkeypatch) -> None:
+    pipeline = make_pipeline(("en", "de"), ("fr", "de"), ("de", "en"))
+    with TestClient(build_server({"one": pipeline})) as client:
+        kinds = record_kinds(client, monkeypatch)
+        french = "Il fait beau aujourd'hui."
+        answer = ask(client, q=french, source="auto").json()
+        assert answer["detectedLanguage"]["language"] == "fr"
+        several = ask(client, q=[french, french], source="auto").json()
+        assert [each["language"] for each in several["detectedLanguage"]] == ["fr", "fr"]
+        ask(client, q=french, source="DE", target="en")
+        assert [kind[:3] for kind in kinds] == [("one", "fr", "de")] * 2 + [("one", "de", "en")]
+        (found,) = client.post("/detect", json={"q": french}).json()
+        assert found["language"] == "fr" and 50 < found["confidence"] <= 100
+        assert client.post("/detect", data={"q": "12"}).json() == []
+
+
+def test_each_pair_of_languages_has_its_model(pipeline, monkeypatch) -> None:
+    with TestClient(build_server({"one": pipeline, "two": make_pipeline(("de", "en"))})) as client:
+        kinds = record_kinds(client, monkeypatch)
+        assert ask(client).status_code == ask(client, source="de", target="en").status_code == 200
+        assert [kind[:3] for kind in kinds] == [("one", "en", "de"), ("two", "de", "en")]
+        assert [each["code"] for each in client.get("/languages").json()] == ["en", "de"]
+
+
+# ---- What is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"source": "fr"}, "fr-de is not translated here, only en-de."),
+        ({"source": "auto", "target": "fr"}, "fr is no target language here; de are."),
+        ({"q": 5}, "q must be a text, or a list of texts."),
+        ({"q": ["a", None]}, "q must be a text, or a list of texts."),
+        ({"format": "pdf"}, "format must be text, or html whose tags are kept."),
+        ({"alternatives": 11}, "alternatives must be a number of further translations, from 0 to 10."),
+        ({"alternatives": "many"}, "alternatives must be a number of further translations, from 0 to 10."),
+        ({"target": None}, "target must be code of the target language."),
+        ({"q": "x" * 51}, "The text has 51 characters, but at most 50 are accepted."),
+        ({"q": ["x" * 26] * 2}, "The text has 52 characters, but at most 50 are accepted."),
+        ({"q": ["x"] * 6}, "There are 6 texts, but at most 5 are accepted."),
+        ({"q": "x\ud800"}, "The text is no Unicode: it has an unpaired surrogate."),
+    ],
+    ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
+)
+def test_bad_requests_are_one_sentence(pipeline, body, message) -> None:
+    content = json.dumps({"q": "ab", "source": "en", "target": "de"} | body)
+    with TestClient(build_server({"one": pipeline}, limits=Limits(50, 5))) as client:
+        answer = client.post("/translate", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()) == (400, {"error": message})
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff", b"[" * 100_000, b'"text"', b"[1]"])
+def test_bodies_that_are_no_requests(client, content) -> None:
+    answer = client.post("/translate", content=content)
+    assert answer.status_code in (400, 413)
+    assert set(answer.json()) == {"error"}
+
+
+def test_a_missing_field_is_named(client) -> None:
+    answer = client.post("/translate", json={"source": "en", "target": "de"})
+    assert (answer.status_code, answer.json()["error"]) == (400, "q is missing: it is a text, or a list of texts.")
+
+
+def test_large_and_slow_bodies(pipeline, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_OVERHEAD", 1000)
+    with TestClient(build_server({"one": pipeline}, limits=Limits(100))) as client:
+        answer = client.post("/translate", content=b"x" * 3000)
+        assert (answer.status_code, answer.json()) == (413, {"error": "The request is larger than 2,200 bytes."})
+        # A text of so many characters is accepted however JSON writes them.
+        text = json.dumps({"q": "😀" * 100, "source": "en", "target": "de"})
+        assert len(text) > 1200 and client.post("/translate", content=text).status_code == 200
+
+
+def test_a_body_that_does_not_arrive(pipeline, monkeypatch) -> None:
+    monkeypatch.setattr(serving, "BODY_TIMEOUT", 0.05)
+    app, sent = build_server({"one": pipeline}), []
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 408 and json.loads(sent[1]["body"]).keys() == {"error"}
+
+
+def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) -> None:
+    app, sent = build_server({"one": pipeline}), []
+    body = json.dumps({"q": "one", "source": "en", "target": "de"}).encode()
+    messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+
+    async def forever(kind: Any, texts: list[str]) -> Any:
+        await asyncio.Future()
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    monkeypatch.setattr(app.state.batcher, "submit", forever)
+    scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+    with caplog.at_level(logging.INFO):
+        asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    assert "POST /translate 499" in caplog.text
+
+
+def test_paths_and_methods(client) -> None:
+    assert client.get("/nowhere").status_code == 404
+    answer = client.get("/translate")
+    assert (answer.status_code, answer.json()) == (405, {"error": "GET is not for this path."})
+    assert client.get("/health").json() == {"status": "ok"}
+    spec = client.get("/spec").json()
+    assert {"/translate", "/languages", "/detect", "/health"} <= set(spec["paths"])
+    body = spec["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["required"]) == {"q", "source", "target"}
+    settings = client.get("/frontend/settings").json()
+    assert settings["charLimit"] == 5000 and settings["language"]["target"] == {"code": "de", "name": "German"}
+
+
+def test_keys(pipeline) -> None:
+    with TestClient(build_server({"one": pipeline}, api_keys=["sesame", "öffne"])) as client:
+        for path in ("/translate", "/detect"):
+            assert ask(client, path).status_code == 403
+            assert ask(client, path, api_key="wrong").json() == {"error": "The API key is wrong."}
+            assert ask(client, path, api_key="öffne").status_code == 200
+            body = {"q": "ab", "source": "en", "target": "de"}
+            for headers in ({"Authorization": "Bearer sesame"}, {"X-API-Key": "sesame"}):
+                assert client.post(path, json=body, headers=headers).status_code == 200
+            assert client.post(path, data=body | {"api_key": "sesame"}).status_code == 200
+        assert client.get("/languages").status_code == client.get("/health").status_code == 200
+        assert client.get("/frontend/settings").json()["keyRequired"]
+
+
+def test_a_full_queue_says_when_to_come_back(pipeline, monkeypatch) -> None:
+    with TestClient(build_server({"one": pipeline}, limits=Limits(waiting=1))) as client:
+        monkeypatch.setattr(client.app.state.batcher, "waiting", 1)
+        answer = ask(client)
+        assert answer.status_code == 429
+        assert answer.json() == {"error": f"The server is busy: try again in {answer.headers['retry-after']} s."}
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_other_origins_are_let_in_by_name(pipeline) -> None:
+    for origins, expected in (((), None), (("https://example.org",), "https://example.org")):
+        with TestClient(build_server({"one": pipeline}, origins=origins)) as client:
+            answer = client.get("/languages", headers={"Origin": "https://example.org"})
+            assert answer.headers.get("access-control-allow-origin") == expected
+
+
+# ---- What is written down ----------------------------------------------------------------------------------------
+
+
+def test_text_is_never_logged(pipeline, caplog, monkeypatch) -> None:
+    secret = "abc cab"
+    with TestClient(build_server({"one": pipeline})) as client, caplog.at_level(logging.DEBUG):
+        assert ask(client, q=secret).status_code == 200
+        assert client.post("/translate?q=" + secret, json={}).status_code == 400
+
+        def fail(kind: Any, texts: list[str]) -> Any:
+            raise KeyError(*texts)
+
+        monkeypatch.setattr(client.app.state.batcher, "translate", fail)
+        answer = ask(client, q=secret)
+        assert (answer.status_code, answer.json()) == (500, {"error": "The server failed."})
+    assert "POST /translate 200" in caplog.text and "1 texts, 7 characters" in caplog.text
+    assert "KeyError" in caplog.text and "in fail" in caplog.text
+    ours = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("hf_vaswani"))
+    assert secret not in ours and "abc" not in ours
+
+
+def test_metrics(client) -> None:
+    ask(client, q=["abc", "ab"])
+    ask(client, source="xx")
+    lines = client.get("/metrics").text.splitlines()
+    assert 'hf_vaswani_requests_total{path="/translate",status="200"} 1.0' in lines
+    assert 'hf_vaswani_requests_total{path="/translate",status="400"} 1.0' in lines
+    assert "hf_vaswani_texts_total 2.0" in lines and "hf_vaswani_characters_total 5.0" in lines
+    assert "hf_vaswani_waiting_texts 0.0" in lines
+    assert any(line.startswith('hf_vaswani_request_seconds_bucket{le="0.1",path="/translate"}') for line in lines)
+
+
+def test_the_page_needs_nothing_else(client) -> None:
+    answer = client.get("/")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "{{" not in answer.text and "http" not in answer.text.split("<script id=")[1].lower().replace("https", "http")
+    assert client.head("/").status_code == 200
