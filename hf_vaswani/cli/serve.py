@@ -188,7 +188,9 @@ def _serve(options: argparse.Namespace) -> None:
         try:
             listening.bind((options.host, options.port))
         except OSError as error:
-            raise OSError(f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}.") from error
+            raise OSError(
+                f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}."
+            ) from error
         listening.listen(MOST_CONNECTIONS)
         # Before anything is served, in words: a worker could only die of it.
         app = make_app(chosen)
@@ -215,7 +217,10 @@ def _serve(options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
             config = uvicorn.Config(
-                partial(make_app, chosen), factory=True, workers=options.workers, **settings  # type: ignore[arg-type]
+                partial(make_app, chosen),
+                factory=True,
+                workers=options.workers,
+                **settings,
             )
             listening.set_inheritable(True)
             Multiprocess(config, sockets=[listening]).run()

@@ -17,6 +17,7 @@ The tokenizer appends `</s>` to a source, so CTranslate2 is configured not to.
 import copy
 import logging
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -351,6 +352,7 @@ class Ctranslate2Translator:
         self.generation_config = generation_config
         self.config = config
         self.shortlist = shortlist
+        self.threads = threads
         self.positions = number_of_positions(config)
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
@@ -461,12 +463,14 @@ class Ctranslate2Translator:
         for i, limit in enumerate(limits):
             # Greedy search can be cut afterwards.
             groups[max(limits) if beams == 1 else limit].append(i)
+        # No thread shall be without work.
+        share = -(-sum(map(len, sources)) // self.threads)
         pending: list[tuple[int, Any]] = []
         for limit, members in sorted(groups.items(), reverse=True):
             results = self.translator.translate_batch(
                 [self.tokens_of(sources[i]) for i in members],
                 asynchronous=True,
-                max_batch_size=TOKENS_PER_BATCH,
+                max_batch_size=max(1, min(TOKENS_PER_BATCH, share)),
                 batch_type="tokens",
                 num_hypotheses=n_best or 1,
                 return_scores=n_best is not None,
@@ -480,6 +484,17 @@ class Ctranslate2Translator:
             rows = [[self.ids[token] for token in tokens[: limits[i]]] for tokens in result.hypotheses]
             found[i] = list(zip(result.scores if n_best else [0.0], rows, strict=True))
         return found
+
+    def seconds_of_a_sentence(self) -> float:
+        """Measures the translation of a made-up sentence, with some tokens of output."""
+        sentence = [self.tokens[id_ % len(self.tokens)] for id_ in range(10, 26)]
+        settings = {"beam_size": 4, "min_decoding_length": 8, "max_decoding_length": 8, "use_vmap": self.shortlist}
+        seconds = []
+        for _ in range(4):
+            start = time.perf_counter()
+            self.translator.translate_batch([sentence], **settings)
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def search_settings(self, settings: GenerationConfig, shortlist: bool) -> dict[str, Any]:
         """Returns the arguments of `translate_batch` for a generation config, with or without the shortlist."""

@@ -103,6 +103,9 @@ class UnsupportedError(ValueError):
 
 Engine = Callable[[Sequence[str]], list[Candidates]]
 
+# The least speedup of a sentence for which threads share a batch: batches are slower then.
+WORTHWHILE = 1.3
+
 
 def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any, folder: Path) -> Engine | None:
     """
@@ -126,8 +129,7 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         return None
     try:
         check_search(options, models, models[0].generation_config, options.n_best)
-        # Each thread translates a batch of its own.
-        found = _prepared(options, Loaded(models[0], tokenizer, folder), threads_per_batch=1)
+        found = _prepared(options, Loaded(models[0], tokenizer, folder))
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
@@ -220,8 +222,11 @@ def _has_device(device: str) -> bool:
     return device in ("cpu", "cuda")
 
 
-def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) -> Any:
-    """Returns the translator of an engine, with the converted model."""
+def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False) -> Any:
+    """
+    Returns the translator of an engine, with the converted model. By default, each thread translates a batch of its
+    own; for single sentences, they share one where that is much faster.
+    """
     if options.kind == "onnx":
         from . import onnx
 
@@ -247,12 +252,28 @@ def _prepared(options: EngineOptions, loaded: Loaded, threads_per_batch: int) ->
         raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
     threads = torch.get_num_threads() if device == "cpu" else 1
     settings, config = loaded.model.generation_config, loaded.model.config
-    batches = threads // threads_per_batch
-    found = ctranslate2.Ctranslate2Translator(
-        place, loaded.tokenizer, settings, config, compute_type, batches, device, threads_per_batch, options.shortlist
-    )
+
+    def translator(threads_per_batch: int) -> Any:
+        return ctranslate2.Ctranslate2Translator(
+            place,
+            loaded.tokenizer,
+            settings,
+            config,
+            compute_type,
+            threads // threads_per_batch,
+            device,
+            threads_per_batch,
+            options.shortlist,
+        )
+
+    found, how = translator(1), ""
+    if single_sentences and threads > 1:
+        shared = translator(threads)
+        speedup = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
+        if speedup >= WORTHWHILE:
+            found, how = shared, f" that share each batch, which is {speedup:.1f} times as fast for a sentence"
     kind = found.translator.compute_type
-    logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads")
+    logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads{how}")
     return found
 
 
@@ -309,8 +330,7 @@ def pipeline_engine(
             raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {reasons[0]}", advice)
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
-        threads = torch.get_num_threads() if model.device.type == "cpu" else 1
-        found = _prepared(options, Loaded(model, tokenizer, folder), threads)
+        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True)
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None

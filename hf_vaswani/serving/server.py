@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from .batcher import MOST_TEXTS, Batcher, QueueFullError
@@ -41,7 +41,10 @@ FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
 CLIENT_IS_GONE = 499
 
-Scope = Message = MutableMapping[str, Any]
+JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -68,7 +71,9 @@ class TranslateRequest(BaseModel):
     source: str = Field(description="code of the source language, or auto")
     target: str = Field(description="code of the target language")
     format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
-    alternatives: int = Field(0, ge=0, le=MOST_ALTERNATIVES, description="a number of further translations, from 0 to 10")
+    alternatives: int = Field(
+        0, ge=0, le=MOST_ALTERNATIVES, description="a number of further translations, from 0 to 10"
+    )
     api_key: str | None = Field(None, description="API key, where the server asks for one")
 
 
@@ -99,7 +104,7 @@ class Metrics:
         )
         if shared:
             self.registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
+            multiprocess.MultiProcessCollector(self.registry)
 
 
 class RequestLog:
@@ -320,7 +325,9 @@ def build_server(
         bearer = request.headers.get("authorization", "")
         given = given or request.headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
         if not given:
-            raise RefusedError(403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer.")
+            raise RefusedError(
+                403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer."
+            )
         # Of each key, so that the time says nothing about them.
         if not sum(secrets.compare_digest(given.encode("utf-8", "replace"), key.encode()) for key in api_keys):
             raise RefusedError(403, "The API key is wrong.")
@@ -337,15 +344,7 @@ def build_server(
         if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
             raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.")
 
-    body_of = {"content": {}}
-    for media in ("application/json", "application/x-www-form-urlencoded", "multipart/form-data"):
-        body_of["content"][media] = {"schema": TranslateRequest.model_json_schema()}
-    detect_body = {
-        "content": {media: {"schema": DetectRequest.model_json_schema()} for media in body_of["content"]},
-        "required": True,
-    }
-
-    @app.post("/translate", openapi_extra={"requestBody": body_of | {"required": True}})
+    @app.post("/translate", openapi_extra=_body_of(TranslateRequest))
     async def translate(request: Request) -> Response:
         """Translates a text, or each text of a list."""
         asked = await _read(request, TranslateRequest)
@@ -384,7 +383,7 @@ def build_server(
         """Returns the source languages, each with its target languages."""
         return known.languages()
 
-    @app.post("/detect", openapi_extra={"requestBody": detect_body})
+    @app.post("/detect", openapi_extra=_body_of(DetectRequest))
     async def detect(request: Request) -> list[dict[str, Any]]:
         """Recognises the language of a text."""
         asked = await _read(request, DetectRequest)
@@ -436,6 +435,12 @@ def build_server(
     return app
 
 
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describes the body of a request for `/spec`."""
+    schema = {"schema": kind.model_json_schema()}
+    return {"requestBody": {"required": True, "content": dict.fromkeys((JSON, *FORMS), schema)}}
+
+
 async def _disconnected(request: Request) -> None:
     """Returns when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -448,7 +453,7 @@ async def _read(request: Request, kind: type[T]) -> T:
     values: Any
     # curl -d sends JSON as a form, too.
     is_object = (await request.body()).lstrip().startswith(b"{")
-    if media in ("application/x-www-form-urlencoded", "multipart/form-data") and not is_object:
+    if media in FORMS and not is_object:
         try:
             values = dict(await request.form(max_files=0, max_fields=20))
         except HTTPException as error:
@@ -459,7 +464,7 @@ async def _read(request: Request, kind: type[T]) -> T:
         except (ValueError, RecursionError) as error:
             raise RefusedError(400, "The body is neither JSON nor a form.") from error
     if not isinstance(values, dict):
-        raise RefusedError(400, "The body must be an object, as in {\"q\": \"Hello\", \"source\": \"en\", ...}.")
+        raise RefusedError(400, 'The body must be an object, as in {"q": "Hello", "source": "en", ...}.')
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -23,6 +23,8 @@ from hf_vaswani.translation.loading import load_translator
 pytest.importorskip("ctranslate2")
 pytest.importorskip("onnxruntime")
 
+from hf_vaswani.conversion.ctranslate2 import Ctranslate2Translator
+
 from .test_ctranslate2 import MODELS, random_sentences, save_random
 
 # The rules that CTranslate2 has, too.
@@ -528,3 +530,29 @@ def test_translate_and_evaluate_take_the_engine(tmp_path, capsys) -> None:
         scores = json.loads(capsys.readouterr().out)
         assert scores["lines"] == 20
     assert sum(one == two for one, two in zip(*outputs, strict=True)) >= 19
+
+
+@pytest.mark.parametrize(("shared", "batches", "threads_of_a_batch"), [(0.6, 1, 4), (0.9, 4, 1), (20.0, 4, 1)])
+def test_threads_share_a_batch_where_a_sentence_is_faster(
+    tmp_path, monkeypatch, caplog, shared, batches, threads_of_a_batch
+) -> None:
+    """On some machines they wait for each other for longer than they work: a sentence takes 30 times as long."""
+    folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(
+        Ctranslate2Translator, "seconds_of_a_sentence", lambda self: 1.0 if self.threads == 4 else shared
+    )
+    caplog.set_level(logging.INFO)
+    found = pipeline("translation", model=str(folder), engine="ctranslate2")
+    assert found.engine.translator.threads == found.engine.translator.translator.num_translators == batches
+    assert ("that share each batch" in caplog.text) == (threads_of_a_batch == 4)
+    sentences = random_sentences()
+    expected = pipeline("translation", model=str(folder))(sentences, batch_size=16)
+    texts = [each["translation_text"] for each in found(sentences, batch_size=16)]
+    assert texts == [each["translation_text"] for each in expected]
+
+
+def test_the_time_of_a_sentence_is_measured(tmp_path) -> None:
+    folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
+    translator = pipeline("translation", model=str(folder), engine="ctranslate2").engine.translator
+    assert 0 < translator.seconds_of_a_sentence() < 10

@@ -12,7 +12,9 @@ from hf_vaswani.serving.directions import Directions, LanguageError, language_na
 
 
 def model_of(*pairs: tuple[str, str]) -> Any:
-    return SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(language_pairs=[list(pair) for pair in pairs])))
+    return SimpleNamespace(
+        model=SimpleNamespace(config=SimpleNamespace(language_pairs=[list(pair) for pair in pairs]))
+    )
 
 
 def test_the_first_model_with_a_pair_has_it() -> None:
@@ -54,6 +56,9 @@ def test_languages_of_a_model_that_names_none() -> None:
         Directions({"new": model_of(("en", "de"))}, [("en", "de")])
 
 
-@pytest.mark.parametrize(("code", "name"), [("pt-BR", "Portuguese (Brazil)"), ("zh_Hant", "Chinese (Traditional)"), ("a b", "a b"), ("xx", "xx")])
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("pt-BR", "Portuguese (Brazil)"), ("zh_Hant", "Chinese (Traditional)"), ("a b", "a b"), ("xx", "xx")],
+)
 def test_names(code, name) -> None:
     assert language_name(code) == name

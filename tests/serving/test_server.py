@@ -20,6 +20,7 @@ from hf_vaswani.serving.server import Limits, build_server
 
 from ..networks import tiny_model
 
+
 def make_pipeline(*pairs: tuple[str, str]) -> Any:
     """A model of several languages, with a tag for each target."""
     tokenizer = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
@@ -302,5 +303,7 @@ def test_metrics(client) -> None:
 def test_the_page_needs_nothing_else(client) -> None:
     answer = client.get("/")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "{{" not in answer.text and "http" not in answer.text.split("<script id=")[1].lower().replace("https", "http")
+    assert "{{" not in answer.text and "http" not in answer.text.split("<script id=")[1].lower().replace(
+        "https", "http"
+    )
     assert client.head("/").status_code == 200
