@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
+.PHONY: quickstart test test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
@@ -11,6 +11,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test: .venv/installed  ## run the tests
 	$(PYTEST)
+
+test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
+	$(BIN)/pytest tests/test_gpu.py
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py tests/serving/test_browser.py

