@@ -42,8 +42,8 @@ NOT_RUN = {
     "--direction fr-en": "serves until it is stopped",
     "pip install '.[serve]'": "installs",
     "docker compose up --build": "needs Docker",
-    "docker build -t hf-vaswani . && docker run -p 5000:5000 -v ./runs/my/model:/model hf-vaswani --model /model "
-    "--workers 2": "needs Docker",
+    "docker build -t hf-vaswani .": "needs Docker",
+    "docker run -p 5000:5000 -v ./runs/my/model:/model hf-vaswani --model /model --workers 2": "needs Docker",
     "make lint": "installs, and checks everything",
     "make format": "changes files",
     "make campaign": "takes 15 minutes",
