@@ -5,8 +5,11 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -132,15 +135,32 @@ def add_verbs(verbs: Any) -> None:
     serve.set_defaults(run=_serve)
 
 
+def make_worker(options: ServeOptions) -> Any:
+    """Returns the application of a worker, which ends when its parent is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return make_app(options)
+
+
 def make_app(options: ServeOptions) -> Any:
-    """Loads the models of a worker, and returns its application."""
+    """Loads the models, and returns the application."""
     import torch
+    import transformers
 
     from ..serving.server import Limits, build_server
 
     # A process of its own starts with Python's settings.
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
+    # They warn about texts, and one quotes them.
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     return build_server(
@@ -156,6 +176,7 @@ def _load(name: str, options: ServeOptions) -> Any:
     """Loads a model and its tokenizer, onto the accelerator if there is one."""
     import torch
 
+    from ..conversion.engines import EngineOptions, check_search
     from ..files import check_weights
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
     from ..translation.loading import load_translator
@@ -169,8 +190,13 @@ def _load(name: str, options: ServeOptions) -> Any:
     if (settings.num_beams or 1) == 1:
         # They have no effect on greedy search, and transformers would warn about each.
         settings.length_penalty = settings.early_stopping = None
+    chosen = options.settings
+    if chosen["engine"] not in ("torch", "auto"):
+        # With an engine that was named, each request would fail.
+        engine = EngineOptions(chosen["engine"], chosen["compute_type"], chosen["approximate"])
+        check_search(engine, [model], settings, None)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return VaswaniTranslationPipeline(model.to(device), tokenizer, device=device, **options.settings)
+    return VaswaniTranslationPipeline(model.to(device), tokenizer, device=device, **chosen)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -192,8 +218,7 @@ def _serve(options: argparse.Namespace) -> None:
                 f"{options.host}:{options.port} cannot be listened at: {error.strerror or error}."
             ) from error
         listening.listen(MOST_CONNECTIONS)
-        # Before anything is served, in words: a worker could only die of it.
-        app = make_app(chosen)
+        listening.set_inheritable(True)
         settings: dict[str, Any] = {
             "log_config": None,
             "access_log": False,
@@ -206,28 +231,32 @@ def _serve(options: argparse.Namespace) -> None:
             "timeout_worker_healthcheck": WORKER_TIMEOUT,
         }
         host = f"[{options.host}]" if ":" in options.host else options.host
-        logger.info(f"http://{host}:{listening.getsockname()[1]} (Ctrl-C stops it)")
+        address = f"http://{host}:{listening.getsockname()[1]} (Ctrl-C stops it)"
         if options.workers == 1:
-            server = uvicorn.Server(uvicorn.Config(app, **settings))
             # uvicorn raises the signal once more when all requests are finished.
             with suppress(KeyboardInterrupt, Interrupted), stopped_by_sigterm():
+                server = uvicorn.Server(uvicorn.Config(make_app(chosen), **settings))
+                logger.info(address)
                 asyncio.run(server.serve([listening]))
             return
-        del app
+        # Errors of the models are said here, in words: a worker could only die of them.
+        make_app(chosen)
+        logger.info(address)
         with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
             config = uvicorn.Config(
-                partial(make_app, chosen),
+                partial(make_worker, chosen),
                 factory=True,
                 workers=options.workers,
                 **settings,
             )
-            listening.set_inheritable(True)
             Multiprocess(config, sockets=[listening]).run()
 
 
 def _checked(options: argparse.Namespace) -> ServeOptions:
     """Returns what the workers need, after checking the options."""
+    from ..conversion.engines import EngineOptions
+
     check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
@@ -245,6 +274,7 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
             raise ValueError(f"{options.api_keys} has no API key: write one in each line.")
     if options.dtype != "float32" and options.engine not in ("torch", "auto"):
         raise ValueError(f"--dtype is for torch, but --engine is {options.engine}: use --compute-type.")
+    EngineOptions(options.engine, options.compute_type, options.approximate, shortlist=options.shortlist).check()
     settings: dict[str, Any] = {"autocast": None if options.dtype == "float32" else options.dtype}
     settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     return ServeOptions(

@@ -57,15 +57,21 @@ class Batcher:
             in one thread.
         most_waiting (`int`): texts that may wait at a time.
         observe (`Callable`, *optional*): called with the number of texts of each batch.
+        observe_waiting (`Callable`, *optional*): called with the number of texts that wait, when it changes.
 
     Attributes:
         waiting (`int`): number of texts that wait.
     """
 
     def __init__(
-        self, translate: Translate, most_waiting: int, observe: Callable[[int], object] | None = None
+        self,
+        translate: Translate,
+        most_waiting: int,
+        observe: Callable[[int], object] | None = None,
+        observe_waiting: Callable[[int], object] | None = None,
     ) -> None:
-        self.translate, self.most_waiting, self.observe = translate, most_waiting, observe
+        self.translate, self.most_waiting = translate, most_waiting
+        self.observe, self.observe_waiting = observe, observe_waiting
         self.waiting = 0
         self._jobs: deque[_Job] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="translate")
@@ -95,19 +101,24 @@ class Batcher:
             raise QueueFullError(self._retry_after())
         job = _Job(kind, texts, asyncio.get_running_loop().create_future(), [None] * len(texts))
         self._jobs.append(job)
-        self.waiting += len(texts)
+        self._count(len(texts))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
             return await job.result
         finally:
-            if job in self._jobs:
-                self._jobs.remove(job)
-                self.waiting -= len(texts) - job.taken
+            self._drop(job)
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def _count(self, more: int) -> None:
+        self.waiting += more
+        if self.observe_waiting is not None:
+            self.observe_waiting(self.waiting)
+
+    def _drop(self, job: _Job) -> None:
+        """Drops what waits of a job."""
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self._count(job.taken - len(job.texts))
 
     def _retry_after(self) -> int:
         least, most = RETRY
@@ -135,7 +146,7 @@ class Batcher:
             job.taken += 1
             if job.taken < len(job.texts):
                 turns.append(job)
-        self.waiting -= len(parts)
+        self._count(-len(parts))
         # What is left goes to the end, behind the jobs of other kinds.
         taken_from = {id(job) for job, _ in parts}
         left = [job for job in self._jobs if id(job) in taken_from and job.taken < len(job.texts)]
@@ -167,12 +178,6 @@ class Batcher:
             job.found[number] = translations
             if all(each is not None for each in job.found) and not job.result.done():
                 job.result.set_result([each for each in job.found if each is not None])
-
-    def _drop(self, job: _Job) -> None:
-        """Drops what waits of a failed job."""
-        if job in self._jobs:
-            self._jobs.remove(job)
-            self.waiting -= len(job.texts) - job.taken
 
     async def _run(self, kind: Hashable, texts: list[str]) -> list[list[str]]:
         """Translates texts in the thread, those of similar length beside each other."""

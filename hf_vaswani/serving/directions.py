@@ -123,7 +123,7 @@ class Directions:
         found_target = _served(target, self.targets)
         sources = [source for source, other in self.pairs if other == found_target]
         if not sources:
-            raise LanguageError(f"{target[:20]} is no target language here; {', '.join(self.targets)} are.")
+            raise LanguageError(f"Nothing is translated into {target[:20]} here, only into {', '.join(self.targets)}.")
         ranks = dict(self._identifier.rank("\n".join(texts)))
         # Their variants, such as pt-BR, are not told apart.
         best = max(sources, key=lambda source: ranks.get(_primary(source), 0.0))

@@ -7,11 +7,11 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import AsyncIterator, Collection, Mapping, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from .batcher import MOST_TEXTS, Batcher, QueueFullError
@@ -41,6 +41,9 @@ FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
 CLIENT_IS_GONE = 499
 
+PATHS = ("/", "/translate", "/languages", "/detect", "/health", "/spec", "/metrics", "/frontend/settings")
+# Of a form.
+MOST_FIELDS = 20
 JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -68,8 +71,8 @@ class TranslateRequest(BaseModel):
     """Body of `/translate`, as JSON or as a form."""
 
     q: str | list[str] = Field(description="a text, or a list of texts")
-    source: str = Field(description="code of the source language, or auto")
-    target: str = Field(description="code of the target language")
+    source: str = Field(description="the code of the source language, or auto")
+    target: str = Field(description="the code of the target language")
     format: Literal["text", "html"] = Field("text", description="text, or html whose tags are kept")
     alternatives: int = Field(
         0, ge=0, le=MOST_ALTERNATIVES, description="a number of further translations, from 0 to 10"
@@ -114,10 +117,11 @@ class RequestLog:
     Args:
         app (ASGI application): the app.
         metrics ([`Metrics`]): where they are counted.
+        paths (`Collection[str]`): the paths that are named; all others are `other`.
     """
 
-    def __init__(self, app: Any, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: Any, metrics: Metrics, paths: Collection[str]) -> None:
+        self.app, self.metrics, self.paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Passes a request on."""
@@ -138,7 +142,7 @@ class RequestLog:
             log_failure(error)
             if status == 0:
                 await refusal(500, "The server failed.")(scope, receive, send_on)
-        path, seconds = getattr(scope.get("route"), "path", "other"), time.perf_counter() - start
+        path, seconds = scope["path"] if scope["path"] in self.paths else "other", time.perf_counter() - start
         status = status or CLIENT_IS_GONE
         self.metrics.requests.labels(path, str(status)).inc()
         self.metrics.seconds.labels(path).observe(seconds)
@@ -196,6 +200,8 @@ class BodyLimit:
 
 def refusal(status: int, why: str, **headers: str) -> JSONResponse:
     """Returns an error as LibreTranslate's clients expect it."""
+    # It may quote a language code that is no Unicode.
+    why = why.encode("utf-8", "replace").decode()
     return JSONResponse({"error": why}, status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
@@ -217,6 +223,13 @@ class Translator:
 
     def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
         self.pipelines = pipelines
+        # Engines search by other rules, or greedily.
+        self.for_alternatives = {
+            name: pipeline
+            if pipeline.engine is None
+            else VaswaniTranslationPipeline(pipeline.model, pipeline.tokenizer, device=pipeline.device)
+            for name, pipeline in pipelines.items()
+        }
 
     def __call__(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
         """
@@ -231,7 +244,7 @@ class Translator:
             `list[list[str]]`: the translations of each text, best first.
         """
         name, source, target, text_format, count = kind
-        pipeline = self.pipelines[name]
+        pipeline = (self.pipelines if count == 1 else self.for_alternatives)[name]
         settings: dict[str, Any] = {}
         if count > 1:
             # The model's own search may be narrower.
@@ -279,12 +292,8 @@ def build_server(
     limits = limits or Limits()
     known = Directions(pipelines, list(directions))
     metrics = Metrics()
-    batcher = Batcher(Translator(pipelines), limits.waiting, metrics.batches.observe)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        batcher.close()
+    batcher = Batcher(Translator(pipelines), limits.waiting, metrics.batches.observe, metrics.waiting.set)
+    keys = [key.encode() for key in api_keys]
 
     # FastAPI's pages of documentation load their scripts from another host.
     app = FastAPI(
@@ -294,13 +303,13 @@ def build_server(
         openapi_url="/spec",
         docs_url=None,
         redoc_url=None,
-        lifespan=lifespan,
+        redirect_slashes=False,
     )
     app.state.batcher, app.state.metrics = batcher, metrics
     most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
 
     app.add_middleware(BodyLimit, most_bytes=most_bytes)
-    app.add_middleware(RequestLog, metrics=metrics)
+    app.add_middleware(RequestLog, metrics=metrics, paths=PATHS)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
 
@@ -314,22 +323,26 @@ def build_server(
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> Response:
-        known_paths = "/translate, /languages, /detect, /health, /spec, /metrics"
-        why = {404: f"There is nothing here, but at {known_paths}.", 405: f"{request.method} is not for this path."}
+        why = {
+            404: f"There is nothing here, but at {', '.join(PATHS)}.",
+            405: f"{request.method} is not for this path.",
+        }
         return refusal(error.status_code, why.get(error.status_code, str(error.detail)), **(error.headers or {}))
 
     def check_key(request: Request, given: str | None) -> None:
         """Raises a `RefusedError` without one of the keys."""
-        if not api_keys:
+        if not keys:
             return
-        bearer = request.headers.get("authorization", "")
-        given = given or request.headers.get("x-api-key") or bearer.removeprefix("Bearer ").strip()
-        if not given:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        # Headers are decoded byte by byte.
+        headers = [request.headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        sent = [(given or "").encode("utf-8", "replace"), *(header.encode("latin-1") for header in headers)]
+        if not any(sent):
             raise RefusedError(
                 403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer."
             )
-        # Of each key, so that the time says nothing about them.
-        if not sum(secrets.compare_digest(given.encode("utf-8", "replace"), key.encode()) for key in api_keys):
+        # All are compared, so that the time says nothing about them.
+        if not sum(secrets.compare_digest(one, key) for one in sent for key in keys):
             raise RefusedError(403, "The API key is wrong.")
 
     def check_texts(texts: list[str]) -> None:
@@ -392,6 +405,7 @@ def build_server(
         guess = known.detect(asked.q)
         return [] if guess is None else [{"language": guess.language, "confidence": guess.confidence}]
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Says that the server works."""
@@ -400,7 +414,7 @@ def build_server(
     @app.get("/metrics", response_class=Response)
     async def read_metrics() -> Response:
         """Returns what Prometheus collects."""
-        metrics.waiting.set(batcher.waiting)
+        forget_dead_workers()
         return Response(
             prometheus_client.generate_latest(metrics.registry), media_type=prometheus_client.CONTENT_TYPE_LATEST
         )
@@ -441,6 +455,17 @@ def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": dict.fromkeys((JSON, *FORMS), schema)}}
 
 
+def forget_dead_workers() -> None:
+    """Takes the texts that wait in dead workers out of the metrics."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    for file in Path(folder).glob("gauge_livesum_*.db") if folder else ():
+        process = int(file.stem.rpartition("_")[2])
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            multiprocess.mark_process_dead(process)
+
+
 async def _disconnected(request: Request) -> None:
     """Returns when the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -451,16 +476,27 @@ async def _read(request: Request, kind: type[T]) -> T:
     """Reads the body of a request, JSON or a form."""
     media = request.headers.get("content-type", "").split(";")[0].strip().lower()
     values: Any
+    body = await request.body()
     # curl -d sends JSON as a form, too.
-    is_object = (await request.body()).lstrip().startswith(b"{")
-    if media in FORMS and not is_object:
+    if media in FORMS and not body.lstrip().startswith(b"{"):
         try:
-            values = dict(await request.form(max_files=0, max_fields=20))
-        except HTTPException as error:
-            raise RefusedError(400, "The form cannot be read.") from error
+            if media == FORMS[0]:
+                # The standard has everything in percent signs, and curl -d sends it as it is.
+                fields: list[Any] = parse_qsl(
+                    body.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS
+                )
+            else:
+                fields = (await request.form(max_files=0, max_fields=MOST_FIELDS)).multi_items()
+        except (ValueError, HTTPException) as error:
+            raise RefusedError(400, "The form cannot be read: it must be UTF-8, without files.") from error
+        values = dict(fields)
+        if len(values) < len(fields):
+            raise RefusedError(400, "A field of the form is given twice: a list of texts needs JSON.")
+        # An empty field is one that is left out, but a text may be empty.
+        values = {name: value for name, value in values.items() if value or name == "q"}
     else:
         try:
-            values = json.loads(await request.body())
+            values = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise RefusedError(400, "The body is neither JSON nor a form.") from error
     if not isinstance(values, dict):

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,20 @@ def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) 
         assert len(re.findall("POST /translate 200", served.log.read_text())) == 40
 
 
+def test_workers_end_with_their_parent(teacher, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log", "--workers", "2") as served:
+        served.process.kill()
+        for _ in range(300):
+            with socket.socket() as free:
+                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                with suppress(OSError):
+                    free.bind(("127.0.0.1", served.port))
+                    break
+            time.sleep(0.1)
+        else:
+            raise AssertionError("The port is still taken.")
+
+
 def test_broken_clients_change_nothing_for_others(teacher, expected, tmp_path) -> None:
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     body = json.dumps({"q": SENTENCES * 20, "source": "en", "target": "de"}).encode()
@@ -142,7 +156,9 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         (["--direction", "en-de"], "--direction is for a model whose config names no languages"),
         (["--api-keys", "nowhere.txt"], "There is no file 'nowhere.txt'."),
         (["--engine", "onnx", "--dtype", "auto"], "--dtype is for torch, but --engine is onnx"),
-        (["--compute-type", "int8"], "compute_type needs engine='ctranslate2'"),
+        (["--compute-type", "int8"], "--compute-type needs --engine ctranslate2, but --engine is torch."),
+        (["--engine", "ctranslate2"], "--approximate"),
+        (["--engine", "onnx"], "ONNX Runtime cannot translate with"),
         (["--model", "nowhere"], "There is no model folder 'nowhere'"),
     ],
 )

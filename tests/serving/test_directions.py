@@ -42,7 +42,7 @@ def test_text_is_recognised_among_the_sources() -> None:
     guess = found.detect(french)
     assert guess is not None and guess.language == "fr" and 50 < guess.confidence <= 100
     assert found.detect(" 12 !") is None
-    with pytest.raises(LanguageError, match="xx is no target language here; de, en are"):
+    with pytest.raises(LanguageError, match="Nothing is translated into xx here, only into de, en"):
         found.source_of([english], "xx")
 
 

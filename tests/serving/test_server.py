@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import os
+import subprocess
 from typing import Any
 
 import pytest
@@ -99,7 +101,34 @@ def test_forms(client) -> None:
     as_curl = client.post("/translate", content=json.dumps(fields), headers=form)
     assert as_curl.json() == expected
     refused = client.post("/translate", files=parts | {"q": ("q.txt", b"abc")})
-    assert (refused.status_code, refused.json()) == (400, {"error": "The form cannot be read."})
+    assert (refused.status_code, refused.json()) == (
+        400,
+        {"error": "The form cannot be read: it must be UTF-8, without files."},
+    )
+
+
+def test_forms_are_utf_8(client) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    expected = ask(client, q="Mädchen").json()
+    for text in ("Mädchen", "M%C3%A4dchen"):
+        answer = client.post("/translate", content=f"q={text}&source=en&target=de".encode(), headers=form)
+        assert answer.json() == expected
+    for text in (b"M\xe4dchen", b"M%E4dchen"):
+        answer = client.post("/translate", content=b"q=" + text + b"&source=en&target=de", headers=form)
+        assert answer.json() == {"error": "The form cannot be read: it must be UTF-8, without files."}
+    answer = client.post("/translate", content=b"q=a&q=b&source=en&target=de", headers=form)
+    assert answer.json() == {"error": "A field of the form is given twice: a list of texts needs JSON."}
+    empty = client.post("/translate", content=b"q=&source=en&target=de&alternatives=&api_key=", headers=form)
+    assert empty.json() == {"translatedText": ""}
+
+
+def test_alternatives_beside_an_engine(pipeline, teacher) -> None:
+    pytest.importorskip("ctranslate2")
+    greedy = transformers.pipeline("translation", model=str(teacher), engine="ctranslate2", approximate=True)
+    with TestClient(build_server({"one": greedy})) as client, TestClient(build_server({"one": pipeline})) as other:
+        answers = [ask(each, q="one two", alternatives=3).json() for each in (client, other)]
+        assert answers[0] == answers[1] and len(answers[0]["alternatives"]) == 3
+        assert client.app.state.batcher.translate.pipelines["one"].engine is not None
 
 
 def record_kinds(client: Any, monkeypatch: Any) -> list[Any]:
@@ -146,13 +175,14 @@ def test_each_pair_of_languages_has_its_model(pipeline, monkeypatch) -> None:
     ("body", "message"),
     [
         ({"source": "fr"}, "fr-de is not translated here, only en-de."),
-        ({"source": "auto", "target": "fr"}, "fr is no target language here; de are."),
+        ({"source": "auto", "target": "fr"}, "Nothing is translated into fr here, only into de."),
+        ({"source": "\ud800"}, "?-de is not translated here, only en-de."),
         ({"q": 5}, "q must be a text, or a list of texts."),
         ({"q": ["a", None]}, "q must be a text, or a list of texts."),
         ({"format": "pdf"}, "format must be text, or html whose tags are kept."),
         ({"alternatives": 11}, "alternatives must be a number of further translations, from 0 to 10."),
         ({"alternatives": "many"}, "alternatives must be a number of further translations, from 0 to 10."),
-        ({"target": None}, "target must be code of the target language."),
+        ({"target": None}, "target must be the code of the target language."),
         ({"q": "x" * 51}, "The text has 51 characters, but at most 50 are accepted."),
         ({"q": ["x" * 26] * 2}, "The text has 52 characters, but at most 50 are accepted."),
         ({"q": ["x"] * 6}, "There are 6 texts, but at most 5 are accepted."),
@@ -184,6 +214,7 @@ def test_large_and_slow_bodies(pipeline, monkeypatch) -> None:
     with TestClient(build_server({"one": pipeline}, limits=Limits(100))) as client:
         answer = client.post("/translate", content=b"x" * 3000)
         assert (answer.status_code, answer.json()) == (413, {"error": "The request is larger than 2,200 bytes."})
+        assert 'hf_vaswani_requests_total{path="/translate",status="413"} 1.0' in client.get("/metrics").text
         # A text of so many characters is accepted however JSON writes them.
         text = json.dumps({"q": "😀" * 100, "source": "en", "target": "de"})
         assert len(text) > 1200 and client.post("/translate", content=text).status_code == 200
@@ -226,7 +257,8 @@ def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) 
 
 
 def test_paths_and_methods(client) -> None:
-    assert client.get("/nowhere").status_code == 404
+    assert client.get("/nowhere").status_code == client.post("/translate/").status_code == 404
+    assert client.head("/health").status_code == 200
     answer = client.get("/translate")
     assert (answer.status_code, answer.json()) == (405, {"error": "GET is not for this path."})
     assert client.get("/health").json() == {"status": "ok"}
@@ -245,7 +277,12 @@ def test_keys(pipeline) -> None:
             assert ask(client, path, api_key="wrong").json() == {"error": "The API key is wrong."}
             assert ask(client, path, api_key="öffne").status_code == 200
             body = {"q": "ab", "source": "en", "target": "de"}
-            for headers in ({"Authorization": "Bearer sesame"}, {"X-API-Key": "sesame"}):
+            word = "öffne".encode()
+            for headers in (
+                {"Authorization": "Bearer sesame"},
+                {"Authorization": b"bearer " + word},
+                {"X-API-Key": word},
+            ):
                 assert client.post(path, json=body, headers=headers).status_code == 200
             assert client.post(path, data=body | {"api_key": "sesame"}).status_code == 200
         assert client.get("/languages").status_code == client.get("/health").status_code == 200
@@ -287,6 +324,24 @@ def test_text_is_never_logged(pipeline, caplog, monkeypatch) -> None:
     assert "KeyError" in caplog.text and "in fail" in caplog.text
     ours = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith("hf_vaswani"))
     assert secret not in ours and "abc" not in ours
+
+
+def test_an_app_can_be_started_again(pipeline) -> None:
+    app = build_server({"one": pipeline})
+    for _ in range(2):
+        with TestClient(app) as client:
+            assert ask(client).status_code == 200
+
+
+def test_dead_workers_do_not_wait(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    process = subprocess.Popen(["true"])
+    process.wait()
+    files = [tmp_path / f"gauge_livesum_{number}.db" for number in (process.pid, os.getpid())]
+    for file in files:
+        file.touch()
+    serving.forget_dead_workers()
+    assert [file.exists() for file in files] == [False, True]
 
 
 def test_metrics(client) -> None:
