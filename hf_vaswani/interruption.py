@@ -28,12 +28,21 @@ class Interrupted(KeyboardInterrupt):
 def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
     """
     Makes SIGTERM raise [`Interrupted`] within the block, as Ctrl-C raises `KeyboardInterrupt`: unfinished files are
-    removed on the way out.
+    removed on the way out. Neither is lost in a destructor, whose errors Python drops.
 
     Args:
         text (`str`): the text of the error.
     """
     process = os.getpid()
+
+    def again_later(number: int) -> None:
+        threading.Timer(0.05, os.kill, (process, number)).start()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process and _in_a_destructor(frame):
+            again_later(number)
+        else:
+            signal.default_int_handler(number, frame)
 
     def stop(number: int, frame: FrameType | None) -> None:
         if os.getpid() != process:
@@ -42,8 +51,7 @@ def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
             os.kill(os.getpid(), number)
             return
         if _in_a_destructor(frame):
-            # Python drops errors raised in `__del__`, and the signal would be lost: send it again a moment later.
-            threading.Timer(0.05, os.kill, (process, number)).start()
+            again_later(number)
             return
         # Launchers send it more than once; a second one must not interrupt the removal of unfinished files.
         signal.signal(number, signal.SIG_IGN)
@@ -54,10 +62,15 @@ def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _in_a_destructor(frame: FrameType | None) -> bool:

@@ -37,6 +37,9 @@ NOT_RUN = {
     "make quickstart": "installs, and trains for three minutes",
     "make test": "installs, and runs all tests",
     "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",
+    "hf-vaswani serve --model runs/quickstart/model": "serves until it is stopped",
+    "curl -s localhost:5000/translate -H 'Content-Type: application/json' "
+    """-d '{"q": "The cat sleeps.", "source": "en", "target": "de"}'""": "needs the server",
     "hf-vaswani serve --model runs/quickstart/model --port 5000": "serves until it is stopped",
     "hf-vaswani serve --model runs/en-de/model --model runs/de-en/model --model me/opus-fr-en "
     "--direction fr-en": "serves until it is stopped",
