@@ -29,10 +29,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="model folder or Hub id, e.g. runs/my/model; repeat the option to translate with an ensemble",
     )
     add_target_language(parser)
-    parser.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
+    add_search(parser)
     parser.add_argument(
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
     )
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose the beam size, the engine and its arithmetic."""
+    parser.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
     parser.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
@@ -222,12 +227,7 @@ def load_translators(options: argparse.Namespace) -> Translators:
     translators = load_models(options.model, options.target_language)
     if options.shortlist:
         translators = replace(translators, shortlist=_load_shortlist(options.model[0], translators))
-    settings = translators.models[0].generation_config
-    if options.num_beams is not None:
-        settings.num_beams = options.num_beams
-    if (settings.num_beams or 1) == 1:
-        # They have no effect on greedy search, and transformers would warn about each.
-        settings.length_penalty = settings.early_stopping = None
+    set_beams(translators.models[0], options.num_beams)
     if options.int8:
         from ..translation.quantization import to_int8
 
@@ -236,6 +236,16 @@ def load_translators(options: argparse.Namespace) -> Translators:
         return _with_dtype(translators, options.dtype)
     folder = model_folder(options.model[0])
     return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
+
+
+def set_beams(model: Any, num_beams: int | None) -> None:
+    """Sets the beam size of a model, if one is given."""
+    settings = model.generation_config
+    if num_beams is not None:
+        settings.num_beams = num_beams
+    if (settings.num_beams or 1) == 1:
+        # They have no effect on greedy search, and transformers would warn about each.
+        settings.length_penalty = settings.early_stopping = None
 
 
 def _load_shortlist(name: str, translators: Translators) -> Any:

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .inputs import check_counts, check_name, require_file, text_lines
+from .inputs import add_search, check_counts, load_models, require_file, set_beams, text_lines
 
 logger = logging.getLogger("hf_vaswani")
 
-DIRECTION = re.compile(r"([A-Za-z_]{2,}(?:-[A-Za-z]{4,})?)-([A-Za-z_]{2,}(?:-[A-Za-z]{4,})?)")
+DIRECTION = re.compile(r"(\w+)-(\w+)")
 # In seconds, that running requests have after SIGTERM.
 GRACE = 60
 # Connections and requests of a worker at a time.
@@ -39,6 +39,7 @@ class ServeOptions:
         models (`tuple[str, ...]`): model folders or Hub ids.
         directions (`tuple[tuple[str, str], ...]`): languages of a model whose config names none.
         num_beams (`int`, *optional*): beam size.
+        in_float32 (`bool`): whether weights of other formats are converted to float32.
         settings (`dict[str, Any]`): how the pipelines compute.
         characters (`int`), texts (`int`), waiting (`int`): as in [`Limits`].
         api_keys (`tuple[str, ...]`), origins (`tuple[str, ...]`): as in [`build_server`].
@@ -48,6 +49,7 @@ class ServeOptions:
     models: tuple[str, ...]
     directions: tuple[tuple[str, str], ...]
     num_beams: int | None
+    in_float32: bool
     settings: dict[str, Any]
     characters: int
     texts: int
@@ -77,38 +79,12 @@ def add_verbs(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="SOURCE-TARGET",
-        help="languages of a model whose config names none, e.g. en-de; repeat the option for several",
+        help="languages of a model whose config names none, e.g. en-de or pt_BR-en; repeat the option for several",
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s, this machine")
     serve.add_argument("--port", type=int, default=5000, metavar="N", help="port to listen at; default: %(default)s")
     serve.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
-    serve.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
-    serve.add_argument(
-        "--engine",
-        choices=("auto", "torch", "ctranslate2", "onnx"),
-        default="torch",
-        help="what computes, as for translate; default: %(default)s",
-    )
-    serve.add_argument(
-        "--compute-type",
-        choices=("float32", "int8", "int8_float32", "bfloat16", "auto"),
-        help="number format in which CTranslate2 computes; default: float32",
-    )
-    serve.add_argument(
-        "--approximate",
-        action="store_true",
-        help="let CTranslate2 search by the settings that come closest to the model's",
-    )
-    serve.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="float32",
-        help="number format of the matrix products of torch; auto: bfloat16 where this machine is faster with it; "
-        "default: %(default)s",
-    )
-    serve.add_argument(
-        "--shortlist", action="store_true", help="search among the likely entries of the vocabulary alone"
-    )
+    add_search(serve)
     serve.add_argument(
         "--char-limit", type=int, default=5000, metavar="N", help="most characters of a request; default: %(default)s"
     )
@@ -174,29 +150,20 @@ def make_app(options: ServeOptions) -> Any:
 
 def _load(name: str, options: ServeOptions) -> Any:
     """Loads a model and its tokenizer, onto the accelerator if there is one."""
-    import torch
-
     from ..conversion.engines import EngineOptions, check_search
-    from ..files import check_weights
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
-    from ..translation.loading import load_translator
 
-    check_name(name)
-    check_weights(Path(name))
-    model, tokenizer = load_translator(name)
-    settings = model.generation_config
-    if options.num_beams is not None:
-        settings.num_beams = options.num_beams
-    if (settings.num_beams or 1) == 1:
-        # They have no effect on greedy search, and transformers would warn about each.
-        settings.length_penalty = settings.early_stopping = None
+    translators = load_models([name], None)
+    model = translators.models[0]
+    set_beams(model, options.num_beams)
     chosen = options.settings
     if chosen["engine"] not in ("torch", "auto"):
         # With an engine that was named, each request would fail.
         engine = EngineOptions(chosen["engine"], chosen["compute_type"], chosen["approximate"])
-        check_search(engine, [model], settings, None)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
-    return VaswaniTranslationPipeline(model.to(device), tokenizer, device=device, **chosen)
+        check_search(engine, [model], model.generation_config, None)
+    if options.in_float32:
+        model = model.float()
+    return VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -272,15 +239,16 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
         keys = [line.strip() for line in text_lines(options.api_keys) if line.strip()]
         if not keys:
             raise ValueError(f"{options.api_keys} has no API key: write one in each line.")
-    if options.dtype != "float32" and options.engine not in ("torch", "auto"):
+    if options.dtype and options.engine != "torch":
         raise ValueError(f"--dtype is for torch, but --engine is {options.engine}: use --compute-type.")
     EngineOptions(options.engine, options.compute_type, options.approximate, shortlist=options.shortlist).check()
-    settings: dict[str, Any] = {"autocast": None if options.dtype == "float32" else options.dtype}
+    settings: dict[str, Any] = {"autocast": options.dtype if options.dtype != "float32" else None}
     settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     return ServeOptions(
         models=tuple(options.model),
         directions=tuple(directions),
         num_beams=options.num_beams,
+        in_float32=options.dtype in ("float32", "bfloat16"),
         settings=settings,
         characters=options.char_limit,
         texts=options.batch_limit,

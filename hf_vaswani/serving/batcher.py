@@ -1,7 +1,6 @@
 """Texts of many requests, translated together: a bounded queue, and one thread that takes batches from it."""
 
 import asyncio
-import logging
 import math
 import time
 from collections import deque
@@ -10,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-logger = logging.getLogger(__name__)
-
-# Of a batch. Characters, because texts are not yet tokenized: about 3,000 tokens.
+# Limits of a batch. Texts are not tokenized yet: 10,000 characters are about 3,000 tokens.
 MOST_TEXTS, MOST_CHARACTERS = 64, 10_000
 # In seconds: while nothing is translated, the first text waits this long for others.
 MAX_WAIT = 0.003
@@ -147,7 +144,7 @@ class Batcher:
             if job.taken < len(job.texts):
                 turns.append(job)
         self._count(-len(parts))
-        # What is left goes to the end, behind the jobs of other kinds.
+        # Jobs with texts left go to the end of the queue, behind jobs of other kinds.
         taken_from = {id(job) for job, _ in parts}
         left = [job for job in self._jobs if id(job) in taken_from and job.taken < len(job.texts)]
         self._jobs = deque([job for job in self._jobs if id(job) not in taken_from] + left)

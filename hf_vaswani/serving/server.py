@@ -8,14 +8,14 @@ import secrets
 import time
 import traceback
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from .batcher import MOST_TEXTS, Batcher, QueueFullError
-from .directions import AUTO, Directions, LanguageError, language_name
+from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
 try:
     import prometheus_client
@@ -36,13 +36,13 @@ MOST_ALTERNATIVES = 10
 REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
 # In seconds, to send the body of a request.
 BODY_TIMEOUT = 30.0
-# Of a failure, the innermost, for the log.
+# Innermost stack frames that are logged of a failure.
 FRAMES = 4
 # nginx's status for a client that is gone; nobody sees it but the log.
 CLIENT_IS_GONE = 499
 
 PATHS = ("/", "/translate", "/languages", "/detect", "/health", "/spec", "/metrics", "/frontend/settings")
-# Of a form.
+# Largest number of fields in a form.
 MOST_FIELDS = 20
 JSON, FORMS = "application/json", ("application/x-www-form-urlencoded", "multipart/form-data")
 
@@ -66,6 +66,20 @@ class Limits:
     texts: int = 100
     waiting: int = 1000
 
+    def check(self, texts: list[str]) -> None:
+        """Raises a [`RefusedError`] if the texts of a request are too long, too many or not valid Unicode."""
+        if len(texts) > self.texts:
+            raise RefusedError(400, f"There are {len(texts)} texts, but at most {self.texts} are accepted.")
+        characters = sum(map(len, texts))
+        if characters > self.characters:
+            raise RefusedError(
+                400, f"The text has {characters:,} characters, but at most {self.characters:,} are accepted."
+            )
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.") from error
+
 
 class TranslateRequest(BaseModel):
     """Body of `/translate`, as JSON or as a form."""
@@ -88,7 +102,7 @@ class DetectRequest(BaseModel):
 
 
 class Metrics:
-    """What Prometheus reads at `/metrics`. Several workers count together in the folder PROMETHEUS_MULTIPROC_DIR."""
+    """Metrics for Prometheus, served at `/metrics`. Workers add up theirs in the folder PROMETHEUS_MULTIPROC_DIR."""
 
     def __init__(self) -> None:
         # Each worker has a file of its own; an app of a program has a registry of its own.
@@ -206,11 +220,49 @@ def refusal(status: int, why: str, **headers: str) -> JSONResponse:
 
 
 class RefusedError(Exception):
-    """A request is answered by an error."""
+    """A request is answered by an error, with these headers."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: int, why: str, **headers: str) -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.headers = status, headers
+
+
+async def _refuse(_: Request, error: Any) -> Response:
+    return refusal(error.status, str(error), **error.headers)
+
+
+async def _refuse_by_status(request: Request, error: Any) -> Response:
+    """Answers in a sentence what FastAPI refuses by itself."""
+    why = {
+        404: f"There is nothing here, but at {', '.join(PATHS)}.",
+        405: f"{request.method} is not for this path.",
+    }
+    return refusal(error.status_code, why.get(error.status_code, str(error.detail)), **(error.headers or {}))
+
+
+def check_key(request: Request, given: str | None, keys: Collection[bytes]) -> None:
+    """
+    Checks the API key of a request, if there are any keys.
+
+    Args:
+        request (`Request`): the request, whose headers may have the key.
+        given (`str`, *optional*): the key in its body.
+        keys (`Collection[bytes]`): the keys, in UTF-8.
+
+    Raises:
+        RefusedError: there is no key, or a wrong one.
+    """
+    if not keys:
+        return
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    # Headers are decoded byte by byte.
+    headers = [request.headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+    sent = [(given or "").encode("utf-8", "replace"), *(header.encode("latin-1") for header in headers)]
+    if not any(sent):
+        raise RefusedError(403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer.")
+    # All are compared, so that the time says nothing about them.
+    if not sum(secrets.compare_digest(one, key) for one in sent for key in keys):
+        raise RefusedError(403, "The API key is wrong.")
 
 
 class Translator:
@@ -304,8 +356,9 @@ def build_server(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        exception_handlers={RefusedError: _refuse, HTTPException: _refuse_by_status},
     )
-    app.state.batcher, app.state.metrics = batcher, metrics
+    app.state.batcher = batcher
     most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
 
     app.add_middleware(BodyLimit, most_bytes=most_bytes)
@@ -313,57 +366,13 @@ def build_server(
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
 
-    @app.exception_handler(RefusedError)
-    async def refuse(_: Request, error: RefusedError) -> Response:
-        return refusal(error.status, str(error))
-
-    @app.exception_handler(QueueFullError)
-    async def retry(_: Request, error: QueueFullError) -> Response:
-        return refusal(429, str(error), Retry_After=str(error.retry_after))
-
-    @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> Response:
-        why = {
-            404: f"There is nothing here, but at {', '.join(PATHS)}.",
-            405: f"{request.method} is not for this path.",
-        }
-        return refusal(error.status_code, why.get(error.status_code, str(error.detail)), **(error.headers or {}))
-
-    def check_key(request: Request, given: str | None) -> None:
-        """Raises a `RefusedError` without one of the keys."""
-        if not keys:
-            return
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        # Headers are decoded byte by byte.
-        headers = [request.headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-        sent = [(given or "").encode("utf-8", "replace"), *(header.encode("latin-1") for header in headers)]
-        if not any(sent):
-            raise RefusedError(
-                403, "An API key is needed: send it as api_key, or in the header Authorization: Bearer."
-            )
-        # All are compared, so that the time says nothing about them.
-        if not sum(secrets.compare_digest(one, key) for one in sent for key in keys):
-            raise RefusedError(403, "The API key is wrong.")
-
-    def check_texts(texts: list[str]) -> None:
-        """Raises a `RefusedError` for texts that are too long, too many or no Unicode."""
-        if len(texts) > limits.texts:
-            raise RefusedError(400, f"There are {len(texts)} texts, but at most {limits.texts} are accepted.")
-        characters = sum(map(len, texts))
-        if characters > limits.characters:
-            raise RefusedError(
-                400, f"The text has {characters:,} characters, but at most {limits.characters:,} are accepted."
-            )
-        if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
-            raise RefusedError(400, "The text is no Unicode: it has an unpaired surrogate.")
-
     @app.post("/translate", openapi_extra=_body_of(TranslateRequest))
     async def translate(request: Request) -> Response:
         """Translates a text, or each text of a list."""
         asked = await _read(request, TranslateRequest)
-        check_key(request, asked.api_key)
+        check_key(request, asked.api_key, keys)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        check_texts(texts)
+        limits.check(texts)
         request.state.size = f", {len(texts)} texts, {sum(map(len, texts)):,} characters"
         guess = None
         try:
@@ -380,6 +389,8 @@ def build_server(
             if not work.done():
                 return Response(status_code=CLIENT_IS_GONE)
             found = work.result()
+        except QueueFullError as error:
+            raise RefusedError(429, str(error), Retry_After=str(error.retry_after)) from error
         except ValueError as error:
             # Such as a text that is too long for the positions of the model.
             log_failure(error)
@@ -400,10 +411,10 @@ def build_server(
     async def detect(request: Request) -> list[dict[str, Any]]:
         """Recognises the language of a text."""
         asked = await _read(request, DetectRequest)
-        check_key(request, asked.api_key)
-        check_texts([asked.q])
+        check_key(request, asked.api_key, keys)
+        limits.check([asked.q])
         guess = known.detect(asked.q)
-        return [] if guess is None else [{"language": guess.language, "confidence": guess.confidence}]
+        return [] if guess is None else [asdict(guess)]
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -510,14 +521,13 @@ async def _read(request: Request, kind: type[T]) -> T:
         raise RefusedError(400, f"{name} {'is missing: it is' if missing else 'must be'} {meaning}.") from error
 
 
-def _answer(asked: TranslateRequest, found: list[list[str]], guess: Any) -> dict[str, Any]:
+def _answer(asked: TranslateRequest, found: list[list[str]], guess: Guess | None) -> dict[str, Any]:
     """Formats translations as LibreTranslate does."""
     best, others = [each[0] for each in found], [each[1:] for each in found]
-    detected = None if guess is None else {"language": guess.language, "confidence": guess.confidence}
     is_single = isinstance(asked.q, str)
     answer: dict[str, Any] = {"translatedText": best[0] if is_single else best}
     if asked.alternatives:
         answer["alternatives"] = others[0] if is_single else others
-    if detected is not None:
-        answer["detectedLanguage"] = detected if is_single else [detected] * len(best)
+    if guess is not None:
+        answer["detectedLanguage"] = asdict(guess) if is_single else [asdict(guess)] * len(best)
     return answer

@@ -209,7 +209,7 @@ def test_a_missing_field_is_named(client) -> None:
     assert (answer.status_code, answer.json()["error"]) == (400, "q is missing: it is a text, or a list of texts.")
 
 
-def test_large_and_slow_bodies(pipeline, monkeypatch) -> None:
+def test_large_bodies(pipeline, monkeypatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_OVERHEAD", 1000)
     with TestClient(build_server({"one": pipeline}, limits=Limits(100))) as client:
         answer = client.post("/translate", content=b"x" * 3000)
@@ -358,7 +358,5 @@ def test_metrics(client) -> None:
 def test_the_page_needs_nothing_else(client) -> None:
     answer = client.get("/")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "{{" not in answer.text and "http" not in answer.text.split("<script id=")[1].lower().replace(
-        "https", "http"
-    )
+    assert "{{" not in answer.text and "http" not in answer.text
     assert client.head("/").status_code == 200
