@@ -91,12 +91,13 @@ def ignore_signals(_: int) -> None:
 
 
 @contextmanager
-def exclusive_run(folder: Path) -> Iterator[None]:
+def exclusive_run(folder: Path, patience: float = 0) -> Iterator[None]:
     """
     Holds the lock of a run folder, which keeps a second training out. The system releases it if the process is killed.
 
     Args:
         folder (`Path`): the run folder, which need not exist yet.
+        patience (`float`): seconds to wait for a process that holds the lock.
 
     Raises:
         ValueError: another process holds the lock.
@@ -108,7 +109,7 @@ def exclusive_run(folder: Path) -> Iterator[None]:
         f"{folder} is being trained by another process: use another --run_dir. If no such process is running, "
         f"delete {path}."
     )
-    with _locked(path, busy, f"The folder {folder} cannot be written to", "Use another --run_dir."):
+    with _locked(path, busy, f"The folder {folder} cannot be written to", "Use another --run_dir.", patience):
         yield
 
 
@@ -135,13 +136,13 @@ def _lock_of(path: Path) -> Path:
 
 
 @contextmanager
-def _locked(path: Path, busy: str, denied: str, advice: str) -> Iterator[None]:
+def _locked(path: Path, busy: str, denied: str, advice: str, patience: float = 0) -> Iterator[None]:
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # filelock reports a folder that is not writable as a lock that is held.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience)
     except Timeout as error:
         raise ValueError(busy) from error
     except OSError as error:

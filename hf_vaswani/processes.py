@@ -5,7 +5,10 @@ import logging
 import os
 import platform
 import re
+import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from itertools import islice
@@ -29,6 +32,9 @@ MEETING = timedelta(minutes=10)
 WORK = timedelta(hours=12)
 # Timeout of a translation once all processes have met: the main process waits for whoever writes its input.
 TRANSLATION = timedelta(days=7)
+
+# The store of process 0, which lives as long as the process.
+_stores: list[Any] = []
 
 
 class Launch(Protocol):
@@ -60,7 +66,9 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
     """
     if launched == 1:
         return start(MEETING)
+    end_with_launcher()
     try:
+        leave_the_launchers_store()
         state = start(MEETING)
         cast(Any, state).wait_for_everyone()
     # gloo has no error class of its own.
@@ -78,6 +86,58 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
         distributed_c10d._set_pg_timeout(work)
         distributed_c10d._get_default_store().set_timeout(work)
     return state
+
+
+def end_with_launcher() -> None:
+    """
+    Asks Linux to send this process SIGTERM when its launcher dies. Otherwise the processes of a launcher that was
+    killed would keep the run folder from the next launch until they are done.
+    """
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1  # noqa: N806 (the kernel's name)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def leave_the_launchers_store() -> None:
+    """
+    Makes the processes of a launch that may be restarted meet at a store of their own, in process 0.
+
+    By default they meet at the store of `torchrun`, which outlives them and keeps the addresses of the processes
+    before a restart: those after it would call the dead (https://github.com/pytorch/pytorch/issues/135712).
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    environment = os.environ
+    restarts = int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts == 0 or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    host, key = environment["MASTER_ADDR"], "hf_vaswani/port"
+    old = TCPStore(host, int(environment["MASTER_PORT"]), is_master=False, timeout=MEETING)
+    if environment["RANK"] == "0":
+        # `multi_tenant` lets the process group find this server by its port.
+        own = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        _stores.append(own)
+        port = own.port
+        old.set(key, str(port))
+    else:
+        until = time.monotonic() + MEETING.seconds
+        # The first ports may be those of processes that have ended.
+        while not _listens(host, port := int(old.get(key))):
+            if time.monotonic() > until:
+                raise OSError(
+                    f"Process 0 of this launch cannot be reached at {host}:{port}, or did not start within "
+                    f"{MEETING.seconds // 60} minutes."
+                )
+            time.sleep(0.1)
+    environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any) -> T:

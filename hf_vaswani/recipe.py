@@ -221,7 +221,8 @@ class TokenizerRecipe:
 class InitializeRecipe:
     """
     The model that training starts from, in place of random weights. Its architecture, vocabulary and search settings
-    become those of the run; dropout rates and everything in `training` stay free.
+    become those of the run; dropout rates and everything in `training` stay free. A translation model can be made
+    shallower: a smaller `model.encoder_layers` or `decoder_layers` keeps so many of its layers, spread evenly.
     """
 
     # Spelled `from` in a recipe, which Python does not allow as a name.
@@ -441,6 +442,9 @@ class TrainingRecipe:
     """Updates between two validations, which compute the loss, BLEU, chrF and TER."""
     save_every: int = number(1000, at_least=1, at_most=10**9)
     """Updates between two checkpoints."""
+    save_every_minutes: float | None = number(None, above=0, at_most=10**6)
+    """Minutes after which a checkpoint is written in between, so that a run that is killed loses no more. It is kept
+    until the next one; neither averages nor rankings use it."""
     keep_last: int = number(5, at_least=1, at_most=10**6)
     """Number of newest checkpoints to keep on disk."""
     keep_best: int = number(0, at_least=0, at_most=10**6)

@@ -43,6 +43,7 @@ CHANGEABLE = {
     "run_dir",
     "data.num_proc",
     "training.max_steps",
+    "training.save_every_minutes",
     "training.keep_last",
     "training.keep_best",
     "training.average_last",

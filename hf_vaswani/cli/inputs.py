@@ -171,15 +171,21 @@ class Translators:
             ValueError: the model needs a tag, and a line has none.
         """
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                yield line
-                continue
-            if self.expected_tags and not line.startswith(self.expected_tags):
-                raise ValueError(
-                    f"{name}, line {number}, has no target language tag: set --target-language, or start the line "
-                    f"with one of {', '.join(self.expected_tags)}."
-                )
-            yield line if line.startswith(self.tag) else f"{self.tag} {line}"
+            try:
+                yield self.with_tag(line)
+            except ValueError as error:
+                raise ValueError(f"{name}, line {number}, {error}") from error
+
+    def with_tag(self, line: str) -> str:
+        """Returns a source with the target language tag in front; raises `ValueError` if the model needs one."""
+        if not line.strip():
+            return line
+        if self.expected_tags and not line.startswith(self.expected_tags):
+            raise ValueError(
+                "has no target language tag: set --target-language, or start the line with one of "
+                f"{', '.join(self.expected_tags)}."
+            )
+        return line if line.startswith(self.tag) else f"{self.tag} {line}"
 
 
 def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
@@ -246,6 +252,13 @@ def set_beams(model: Any, num_beams: int | None) -> None:
     if (settings.num_beams or 1) == 1:
         # They have no effect on greedy search, and transformers would warn about each.
         settings.length_penalty = settings.early_stopping = None
+
+
+def check_beam(model: Any, n_best: int | None, option: str) -> None:
+    """Raises a `ValueError` if n-best lists or scores, which this option asks for, need a wider beam."""
+    num_beams = model.generation_config.num_beams or 1
+    if n_best is not None and max(n_best, 2) > num_beams:
+        raise ValueError(f"{option} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}.")
 
 
 def _load_shortlist(name: str, translators: Translators) -> Any:

@@ -19,6 +19,7 @@ from .inputs import (
     Translators,
     add_model,
     add_target_language,
+    check_beam,
     check_counts,
     line_pairs,
     load_models,
@@ -27,6 +28,7 @@ from .inputs import (
     text_lines,
     warn_split,
 )
+from .table import add_table, check_options, translate_table
 
 # Pairs of lines read and scored together.
 PAIRS_AT_A_TIME = 1024
@@ -45,7 +47,7 @@ def add_verbs(verbs: Any) -> None:
         "files", nargs="*", type=Path, metavar="FILE", help="text files, plain or .gz; default: standard input"
     )
     add_model(translate)
-    translate.add_argument("--output", type=Path, metavar="FILE", help="file to write; default: standard output")
+    translate.add_argument("--output", metavar="FILE", help="file to write; default: standard output")
     translate.add_argument("--resume", action="store_true", help="complete an --output that was interrupted")
     translate.add_argument(
         "--n-best",
@@ -54,7 +56,10 @@ def add_verbs(verbs: Any) -> None:
         help="write the N best translations of each line, with line number and score, e.g. 4",
     )
     translate.add_argument(
-        "--format", choices=("tsv", "jsonl"), help="format of --n-best: tab-separated values (default) or JSON lines"
+        "--format",
+        choices=("tsv", "jsonl", "parquet"),
+        help="format of --n-best: tab-separated values (default) or JSON lines; of --table: parquet (default) or "
+        "jsonl (default for JSONL)",
     )
     translate.add_argument(
         "--alignment",
@@ -68,6 +73,7 @@ def add_verbs(verbs: Any) -> None:
         help="html: keep tags, code, placeholders such as {name} and %%s, and URLs, each exactly once, and put them "
         "where the attention says; placeholders: all but tags",
     )
+    add_table(translate)
     translate.set_defaults(run=_translate)
 
     score = verbs.add_parser(
@@ -194,7 +200,13 @@ class Output:
 def _translate(options: argparse.Namespace) -> None:
     from tqdm.auto import tqdm
 
+    check_options(options)
+    if options.table is not None:
+        translate_table(options)
+        return
     check_counts(options, "num_beams", "n_best")
+    if options.format == "parquet":
+        raise ValueError("--format parquet needs --table.")
     if options.n_best is None and (options.format == "tsv" or (options.format and not options.alignment)):
         needed = "--n-best" if options.format == "tsv" else "--n-best or --alignment"
         raise ValueError(f"--format {options.format} needs {needed}.")
@@ -217,15 +229,16 @@ def _translate(options: argparse.Namespace) -> None:
 
     processes = Processes()
     is_main = processes.is_main_process
-    output = Output(options.output, options.n_best, options.format, options.resume, options.alignment)
+    path = None if options.output is None else Path(options.output)
+    output = Output(path, options.n_best, options.format, options.resume, options.alignment)
 
     def count_done() -> int:
-        _check_files(options.files, options.output)
+        _check_files(options.files, path)
         return output.entries_done()
 
     done = processes.on_main_process(count_done)
     translators = load_translators(options)
-    _check_beam(translators, options.n_best)
+    check_beam(translators.models[0], options.n_best, f"--n-best {options.n_best}")
     translator = LineTranslator(
         translators.models,
         translators.tokenizer,
@@ -238,11 +251,11 @@ def _translate(options: argparse.Namespace) -> None:
     if options.markup:
         translate = partial(translator.with_markup, kind=options.markup)
     # The bar is for people: not beside translations on a terminal, and not where nobody looks.
-    in_view = options.output is None and sys.stdout.isatty()
+    in_view = path is None and sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
         stream: Any = sys.stdout
-        if options.output and is_main:
-            stream = stack.enter_context(OutputFile(options.output))
+        if path and is_main:
+            stream = stack.enter_context(OutputFile(path))
         bar = stack.enter_context(tqdm(initial=done, unit=" lines", disable=True if in_view or not is_main else None))
         for chunk in processes.chunks(skip_lines(_source_lines(options.files, translators), done), LINES_AT_A_TIME):
             found = translate_chunk(processes, translate, chunk)
@@ -260,14 +273,6 @@ def _check_files(files: list[Path], output: Path | None) -> None:
         require_file(file)
         if output is not None and output.is_file() and output.samefile(file):
             raise ValueError(f"--output {output} is one of the files to translate: choose another --output.")
-
-
-def _check_beam(translators: Translators, n_best: int | None) -> None:
-    num_beams = translators.models[0].generation_config.num_beams or 1
-    if n_best is not None and max(n_best, 2) > num_beams:
-        raise ValueError(
-            f"--n-best {n_best} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}."
-        )
 
 
 def _source_lines(files: list[Path], translators: Translators) -> Iterator[str]:

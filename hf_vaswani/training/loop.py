@@ -78,6 +78,10 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 
+# Seconds that the processes of an earlier launch may take to end.
+ENDING = 60
+
+
 def train(recipe: Recipe) -> Result:
     """
     Trains the model of a recipe, or resumes where an earlier call stopped.
@@ -212,8 +216,10 @@ def _warn_of_warmup(training: TrainingRecipe) -> None:
 @contextmanager
 def _locked(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
     """Locks the run folder; the main process holds the lock, and every process hears if another training has it."""
+    # The processes of a launcher that was killed finish their update and write a checkpoint.
+    patience = ENDING if accelerator.num_processes > 1 else 0
     with ExitStack() as stack:
-        on_main_process(accelerator, lambda: stack.enter_context(exclusive_run(run_dir)))
+        on_main_process(accelerator, lambda: stack.enter_context(exclusive_run(run_dir, patience)))
         yield
 
 
@@ -268,13 +274,16 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
         # The curves begin with the scores of the model that the run starts from.
         validate(run, state.eval_model(), 0)
     predicted = "labels" if run.recipe.task in LABEL_TASKS else "target tokens"
+    saved, seconds = time.monotonic(), 60 * (training.save_every_minutes or math.inf)
     with closing(_Progress(accelerator, state.step, training.max_steps, predicted)) as progress:
         while not last:
             batches, position = next(updates)
             numbers = [batch.pop("numbers") for batch in batches]
             batches = [passes(*batch, state.step) for batch in zip(batches, numbers, strict=True)]
             rate = float(state.schedule.get_last_lr()[0])
-            update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption)
+            # The clock of the main process decides for all.
+            due = accelerator.is_main_process and time.monotonic() - saved >= seconds
+            update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
             _advance(state, update, position)
             step = state.step
             if not update.finite:
@@ -289,8 +298,9 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
                     last = True
                     logger.info(f"update {step}: stopping early, no new best in {training.patience} validations")
                 progress.restart_clock()
-            if step % training.save_every == 0 or last or update.stop:
+            if step % training.save_every == 0 or last or update.stop or update.save:
                 save_checkpoint(run, state)
+                saved = time.monotonic()
                 if step % training.save_every == 0 and is_due(run.recipe.hub, step // training.save_every):
                     offer_checkpoint(run, state, publisher)
                 progress.restart_clock()
@@ -310,6 +320,7 @@ class _Update(NamedTuple):
         gradient_norm (`float`): norm of the gradient before clipping.
         finite (`bool`): True if loss and gradient are finite; otherwise the update was skipped.
         stop (`bool`): True if some process was asked to stop.
+        save (`bool`): True if the main process asked for a checkpoint.
     """
 
     loss: float
@@ -317,6 +328,7 @@ class _Update(NamedTuple):
     gradient_norm: float
     finite: bool
     stop: bool
+    save: bool = False
 
 
 def _advance(state: TrainState, update: _Update, position: dict[str, Any]) -> None:
@@ -340,8 +352,12 @@ def _update(
     batches: list[dict[str, Any]],
     training: TrainingRecipe,
     interruption: Interruption,
+    save: bool = False,
 ) -> _Update:
-    """Makes one step of the optimizer from this process's batches of an update."""
+    """
+    Makes one step of the optimizer from this process's batches of an update; `save` asks all processes for a
+    checkpoint.
+    """
     batches = send_to_device(batches, accelerator.device)
     # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would weigh
     # more than one of a large batch.
@@ -362,7 +378,8 @@ def _update(
             # Gradients are averaged over the processes, but each process has its share of one sum.
             accelerator.backward(share * accelerator.num_processes)
         loss += share.detach()
-    loss, stop = accelerator.reduce(torch.stack([loss, loss.new_tensor(interruption.asked)]), "sum").tolist()
+    asked = loss.new_tensor([interruption.asked, save])
+    loss, stop, save = accelerator.reduce(torch.cat([loss[None], asked]), "sum").tolist()
     # An infinite bound clips nothing, but still yields the norm.
     norm = accelerator.clip_grad_norm_(model.parameters(), training.clip_norm or math.inf)
     norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
@@ -375,7 +392,7 @@ def _update(
         # Without a step, the scaler must be told that this update is over.
         accelerator.scaler.update()
     optimizer.zero_grad()
-    return _Update(loss, int(tokens), norm, finite, stop > 0)
+    return _Update(loss, int(tokens), norm, finite, stop > 0, save > 0)
 
 
 def _count_labels(labels: list[torch.Tensor], device: torch.device) -> torch.Tensor:

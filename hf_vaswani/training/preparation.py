@@ -53,7 +53,7 @@ from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
 from .adapters import target_modules
-from .start import check_start, fit, labels_of, load_start, settle, write_start
+from .start import check_start, fit, keep_layers, labels_of, load_start, settle, write_start
 
 try:
     from accelerate import Accelerator
@@ -215,6 +215,7 @@ def _write_start(
 ) -> Recipe:
     """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
     model, tokenizer = load_start(recipe, labels)
+    model = keep_layers(recipe, model)
     recipe = settle(recipe, model, tokenizer)
     model, tokenizer = fit(recipe, sources, model, tokenizer)
     if recipe.training.adapter is not None:

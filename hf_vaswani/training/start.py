@@ -165,6 +165,53 @@ def _load(
     return model, tokenizer
 
 
+def keep_layers(recipe: Recipe, model: VaswaniPreTrainedModel) -> VaswaniPreTrainedModel:
+    """
+    Drops layers of a translation model if the recipe asks for fewer than it has (shrink and fine-tune: Shleifer and
+    Rush, 2020). Those that stay are spread evenly from the first to the last; a single one is the first.
+
+    Args:
+        recipe ([`Recipe`]): the recipe as it was given.
+        model ([`VaswaniPreTrainedModel`]): from [`load_start`].
+
+    Returns:
+        [`VaswaniPreTrainedModel`]: a smaller model with weights of `model`, or `model` itself.
+
+    Raises:
+        ValueError: layers are dropped, and another key needs the whole model.
+    """
+    kept = {}
+    for stack in ("encoder", "decoder"):
+        key, there = f"{stack}_layers", getattr(model.config, f"{stack}_layers")
+        count = getattr(recipe.model, key) if f"model.{key}" in recipe.given else there
+        if count < there:
+            kept[stack] = [round(i * (there - 1) / max(count - 1, 1)) for i in range(count)]
+    if not kept or not isinstance(model, VaswaniForConditionalGeneration):
+        return model
+    for key, given in (
+        ("hub.not_worse_than 'start'", recipe.hub.not_worse_than == "start"),
+        ("training.adapter", recipe.training.adapter is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"model.{min(kept)}_layers drops layers of {recipe.initialize.from_}, but {key} needs the whole model."
+            )
+    changes = {f"{stack}_layers": len(numbers) for stack, numbers in kept.items()}
+    config = type(model.config)(**model.config.to_dict() | changes | {"alignment_layer": None})
+    with _seeded(recipe.seed):
+        smaller = VaswaniForConditionalGeneration(config)
+    weights, there = {}, model.state_dict()
+    for name in smaller.state_dict():
+        match = re.fullmatch(r"(model\.(encoder|decoder)\.layers\.)(\d+)(\..+)", name)
+        if match and match[2] in kept:
+            weights[name] = there[f"{match[1]}{kept[match[2]][int(match[3])]}{match[4]}"]
+        else:
+            weights[name] = there[name]
+    smaller.load_state_dict(weights)
+    smaller.generation_config = model.generation_config
+    return smaller.eval()
+
+
 # ---- The recipe --------------------------------------------------------------------------------------------------
 
 

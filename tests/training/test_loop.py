@@ -20,6 +20,7 @@ from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani, precision_vaswani
 from hf_vaswani.model.shortlist_vaswani import FILE as SHORTLIST
 from hf_vaswani.recipe import TrainingRecipe
+from hf_vaswani.training import loop
 from hf_vaswani.training.optimization import noam
 
 from ..conftest import ROOT, tiny_recipe, write_pairs
@@ -201,6 +202,30 @@ def test_the_model_may_be_the_average_of_the_best_checkpoints(tmp_path, monkeypa
     blind = ["--data.validation_files=null", "--run_dir", str(tmp_path / "blind")]
     assert main(["train", *tiny_recipe(tmp_path, **switches), *blind]) == 2
     assert "average_best needs a validation set" in capsys.readouterr().err
+
+
+def test_checkpoints_by_the_clock_are_kept_until_the_next_and_change_nothing(tmp_path, monkeypatch) -> None:
+    saved, save_checkpoint = [], loop.save_checkpoint
+
+    def save(run, state):
+        saved.append(state.step)
+        save_checkpoint(run, state)
+
+    monkeypatch.setattr(loop, "save_checkpoint", save)
+    switches = {"max_steps": 10, "save_every": 4, "keep_last": 2, "average_last": 2}
+    assert train(tmp_path, tmp_path / "plain", **switches) == 0
+    assert saved == [4, 8, 10]
+    saved.clear()
+    assert train(tmp_path, tmp_path / "often", **switches, save_every_minutes=1e-6) == 0
+    assert saved == list(range(1, 11))
+    for folder in ("plain", "often"):
+        found = {path.name for path in (tmp_path / folder).glob("checkpoint-*")}
+        assert found == {"checkpoint-8", "checkpoint-10"}
+    first, second = (weights(tmp_path / folder / "model") for folder in ("plain", "often"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    saved.clear()
+    assert train(tmp_path, tmp_path / "seldom", **switches, save_every_minutes=100) == 0
+    assert saved == [4, 8, 10]
 
 
 @pytest.mark.parametrize(("best_by", "end"), [("bleu", 8), ("loss", 10)])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import MarianTokenizer
 
-from hf_vaswani import VaswaniForConditionalGeneration
+from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import TARGET_FILE, load_tokenizer
 from hf_vaswani.recipe import InitializeRecipe, Recipe
@@ -96,6 +97,55 @@ def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys)
     capsys.readouterr()
     assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=8") == 2
     assert f"{start} was changed or damaged" in capsys.readouterr().err
+
+
+@pytest.fixture
+def deep(tiny_run, tmp_path):
+    """Saves a model of four and three layers."""
+    config = VaswaniConfig.from_pretrained(tiny_run / "model", encoder_layers=4, decoder_layers=3, alignment_layer=2)
+    VaswaniForConditionalGeneration(config).save_pretrained(tmp_path / "deep")
+    load_translator(tiny_run / "model")[1].save_pretrained(tmp_path / "deep")
+    return tmp_path / "deep"
+
+
+@pytest.mark.parametrize(
+    ("layers", "kept"),
+    [
+        ({"decoder": 1}, {"encoder": [0, 1, 2, 3], "decoder": [0]}),
+        ({"encoder": 2, "decoder": 2}, {"encoder": [0, 3], "decoder": [0, 2]}),
+        ({"encoder": 3}, {"encoder": [0, 2, 3], "decoder": [0, 1, 2]}),
+    ],
+)
+def test_layers_are_dropped_for_a_shallower_model(layers, kept, deep, tmp_path, capsys) -> None:
+    more = [f"--model.{stack}_layers={count}" for stack, count in layers.items()]
+    assert adapt(tmp_path, deep, *more) == 0, capsys.readouterr()
+    whole, start = weights(deep), weights(tmp_path / "run" / "start")
+    for name, weight in start.items():
+        stack = part_of(name)
+        if ".layers." in name:
+            front, number, rest = re.fullmatch(r"(.+\.layers\.)(\d+)(\..+)", name).groups()
+            name = f"{front}{kept[stack][int(number)]}{rest}"
+        assert torch.equal(weight, whole[name])
+    for stack, numbers in kept.items():
+        assert resolved(tmp_path / "run")["model"][f"{stack}_layers"] == len(numbers)
+    model, _ = load_translator(tmp_path / "run" / "model")
+    assert model.config.decoder_layers == len(kept["decoder"])
+    # The same command again finds its run complete.
+    assert adapt(tmp_path, deep, *more) == 0
+    assert "is complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--model.decoder_layers=5"], "model.decoder_layers is 5, but the model"),
+        (["--model.decoder_layers=1", "--hub.not_worse_than=start"], "drops layers of"),
+        (["--model.encoder_layers=1", "--training.adapter={rank: 2}"], "training.adapter needs the whole model"),
+    ],
+)
+def test_layers_that_cannot_be_dropped_are_one_sentence(more, words, deep, tmp_path, capsys) -> None:
+    assert adapt(tmp_path, deep, *more) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])

@@ -1,0 +1,204 @@
+"""hf-vaswani translate --table: each row once, the same command again completes, what does not fit is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hf_vaswani.cli import main
+from hf_vaswani.scale import shards
+
+from ..scale.tables import read_output, read_rejected, write_rows
+
+WORDS = ["one", "two three", "four five six", "nine", "seven eight nine ten"]
+TEXTS = [f"{WORDS[i % 5]} {WORDS[i % 3]}" for i in range(60)]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_rows(tmp_path / "table.parquet", [{"id": i, "en": text} for i, text in enumerate(TEXTS)])
+
+
+def command(model, table, output, *more) -> list[str]:
+    return [
+        *("translate", "--model", str(model), "--table", str(table), "--output", str(output)),
+        *("--column", "en", "--to-column", "de", *more),
+    ]
+
+
+def test_translations_are_those_of_lines(teacher, table, tmp_path, capsys) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS) + "\n")
+    assert main(["translate", "--model", str(teacher), str(tmp_path / "text.txt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(set(lines)) > 5
+    assert main(command(teacher, table, tmp_path / "out", "--shard-rows", "1000")) == 0
+    assert read_output(tmp_path / "out") == [
+        {"id": i, "en": text, "de": line} for i, (text, line) in enumerate(zip(TEXTS, lines, strict=True))
+    ]
+    assert f"60 of 60 rows are translated, in {tmp_path / 'out' / 'data'}." in capsys.readouterr().err
+
+
+def test_scores_and_n_best_lists_are_those_of_lines(teacher, table, tmp_path, capsys) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS) + "\n")
+    options = ["--num-beams", "4", "--n-best", "2"]
+    assert main(["translate", "--model", str(teacher), str(tmp_path / "text.txt"), *options, "--format", "jsonl"]) == 0
+    lines = [json.loads(line)["translations"] for line in capsys.readouterr().out.splitlines()]
+    assert main(command(teacher, table, tmp_path / "out", *options, "--score", "--format", "jsonl")) == 0
+    for row, best in zip(read_output(tmp_path / "out"), lines, strict=True):
+        assert row["de_n_best"] == [each["text"] for each in best] and row["de"] == best[0]["text"]
+        assert row["de_score"] == best[0]["score"] and row["de_n_best_scores"] == [each["score"] for each in best]
+    assert main(command(teacher, table, tmp_path / "score", "--num-beams", "4", "--score")) == 0
+    assert set(read_output(tmp_path / "score")[0]) == {"id", "en", "de", "de_score"}
+
+
+def test_the_same_command_again_does_what_is_missing(teacher, table, tmp_path, capsys, monkeypatch) -> None:
+    arguments = command(teacher, table, tmp_path / "out", "--shard-rows", "25")
+    assert main(arguments) == 0
+    whole, times = read_output(tmp_path / "out"), {}
+    for path in (tmp_path / "out" / "data").iterdir():
+        times[path.name] = path.stat().st_mtime_ns
+    (tmp_path / "out" / "data" / "part-00001.parquet").unlink()
+    assert main(arguments) == 0
+    assert read_output(tmp_path / "out") == whole
+    for path in (tmp_path / "out" / "data").iterdir():
+        assert (path.stat().st_mtime_ns == times[path.name]) == (path.name != "part-00001.parquet")
+
+    def unread(*_):
+        raise AssertionError("Nothing is missing.")
+
+    monkeypatch.setattr(shards, "_blocks", unread)
+    assert main(arguments) == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["translated"] == 60
+
+
+def test_another_model_or_setting_or_table_is_refused(teacher, tiny_run, table, tmp_path, capsys) -> None:
+    assert main(command(teacher, table, tmp_path / "out")) == 0
+    before = read_output(tmp_path / "out")
+    capsys.readouterr()
+    other = write_rows(tmp_path / "other.parquet", [{"en": "one"}])
+    for arguments, message in (
+        (command(tiny_run / "model", table, tmp_path / "out"), "was begun with another"),
+        (command(teacher, table, tmp_path / "out", "--num-beams", "1"), "with another search.num_beams ("),
+        (command(teacher, table, tmp_path / "out", "--shard-rows", "7"), "with another shard_rows (20000, now 7)"),
+        (command(teacher, other, tmp_path / "out"), f"with another digest of {other} ("),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+    assert read_output(tmp_path / "out") == before
+
+
+def test_rejected_rows_are_counted_and_said(teacher, tmp_path, capsys) -> None:
+    rows = [{"en": "one"}, {"en": None}, {"en": "two " * 10}]
+    table = write_rows(tmp_path / "table.jsonl", rows)
+    assert main(command(teacher, table, tmp_path / "out", "--max-characters", "20")) == 0
+    err = capsys.readouterr().err
+    assert "1 of 3 rows are translated" in err
+    assert f"2 rows are not (no text: 1, too long: 1); see {tmp_path / 'out' / 'rejected'}." in err
+    assert [row["row"] for row in read_rejected(tmp_path / "out")] == [2, 3]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["rows"], summary["translated"], summary["shards"]) == (3, 1, 1)
+
+
+def test_a_table_on_another_file_system(teacher, tmp_path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put_file(str(write_rows(tmp_path / "t.jsonl", [{"en": text} for text in TEXTS])), "/in/t.jsonl")
+    try:
+        assert main(command(teacher, "memory://in/*.jsonl", "memory://out", "--shard-rows", "20")) == 0
+        assert main(command(teacher, tmp_path / "t.jsonl", tmp_path / "out", "--shard-rows", "20")) == 0
+        memory.get("/out", str(tmp_path / "copy"), recursive=True)
+        assert read_output(tmp_path / "copy") == read_output(tmp_path / "out")
+    finally:
+        memory.rm("/in", recursive=True)
+        memory.rm("/out", recursive=True)
+
+
+BAD = [
+    (["--column", "fr"], "has no column 'fr'; it has 'id', 'en'"),
+    (["--to-column", "en"], "has a column 'en' already: choose another --to-column"),
+    (["--shard-rows", "0"], "--shard-rows must be at least 1"),
+    (["--format", "tsv"], "--format must be parquet or jsonl with --table"),
+    (["--resume"], "--resume cannot be combined with --table"),
+    (["--alignment"], "--alignment cannot be combined with --table"),
+    (["--markup", "html", "--n-best", "2"], "--markup cannot be combined with --n-best"),
+    (["--num-beams", "1", "--score"], "--score needs a beam size of at least 2, but --num-beams is 1"),
+    (["--num-beams", "3", "--n-best", "4"], "--n-best 4 needs a beam size of at least 4, but --num-beams is 3"),
+    (["--workers", "2"], "--workers needs --engine-cluster ray"),
+    (["--worker-cpus", "-1", "--engine-cluster", "ray"], "--worker-cpus must be from 0 to 10000"),
+    (["--table-config", "x"], "--table-config is for datasets on the Hub"),
+    (["--output", "nowhere://x"], "nowhere://x cannot be reached: "),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), BAD, ids=[" ".join(more) for more, _ in BAD])
+def test_bad_options_are_one_sentence(more, message, teacher, table, tmp_path, capsys) -> None:
+    assert main(command(teacher, table, tmp_path / "out", *more)) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_options_of_tables_need_a_table(teacher, tmp_path, capsys) -> None:
+    for more in (["--column", "en"], ["--score"], ["--engine-cluster", "ray"]):
+        assert main(["translate", "--model", str(teacher), *more]) == 2
+        assert f"{more[0]} needs --table." in capsys.readouterr().err
+    assert main(["translate", "--model", str(teacher), "--table", "x", "--column", "en"]) == 2
+    assert "--table needs --output" in capsys.readouterr().err
+    assert main(["translate", "--model", str(teacher), "--table", "x", "--output", "y"]) == 2
+    assert "--table needs --column" in capsys.readouterr().err
+    assert main(["translate", "--model", str(teacher), "--format", "parquet"]) == 2
+    assert "--format parquet needs --table." in capsys.readouterr().err
+
+
+def test_a_second_process_is_kept_out(teacher, table, tmp_path, capsys) -> None:
+    from hf_vaswani.interruption import exclusive_file
+
+    with exclusive_file(tmp_path / "out"):
+        assert main(command(teacher, table, tmp_path / "out")) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_processes_write_what_one_writes(teacher, table, tmp_path) -> None:
+    assert main(command(teacher, table, tmp_path / "one", "--shard-rows", "9")) == 0
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--module", "hf_vaswani.cli"]
+    process = start(*launcher, *command(teacher, table, tmp_path / "two", "--shard-rows", "9"))
+    assert process.wait(timeout=120) == 0, process.stderr.read()
+    assert read_output(tmp_path / "two") == read_output(tmp_path / "one")
+    assert json.loads((tmp_path / "two" / "summary.json").read_text())["shards"] == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_process_leaves_whole_shards(number, teacher, tmp_path) -> None:
+    table = write_rows(tmp_path / "table.jsonl", [{"en": text} for text in TEXTS * 20])
+    arguments = command(teacher, table, tmp_path / "out", "--shard-rows", "30")
+    process = start("hf_vaswani.cli", *arguments)
+    until = time.monotonic() + 90
+    while len(list((tmp_path / "out").glob("shards/*.json"))) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert "Traceback" not in err
+    done = len(list((tmp_path / "out").glob("shards/*.json")))
+    assert 2 <= done < 40
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "shards").glob("*.json")}
+    assert main(arguments) == 0
+    assert main(command(teacher, table, tmp_path / "whole", "--shard-rows", "30")) == 0
+    assert read_output(tmp_path / "out") == read_output(tmp_path / "whole")
+    for name, before in times.items():
+        assert (tmp_path / "out" / "shards" / name).stat().st_mtime_ns == before
+    assert [path.name for path in (tmp_path / "out" / "data").glob(".*")] == []

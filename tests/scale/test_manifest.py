@@ -1,0 +1,107 @@
+"""The record of a translated table."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hf_vaswani.scale.manifest import MANIFEST, check_same, read_manifest, write_manifest
+from hf_vaswani.scale.shards import describe
+from hf_vaswani.scale.storage import Folder
+from hf_vaswani.scale.worker import ShardTranslator
+
+from .tables import load, manifest, settings, write_rows
+
+ROWS = [{"en": f"sentence {i}"} for i in range(10)] + [{"en": None}]
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write_rows(tmp_path / "a.jsonl", ROWS)
+
+
+def test_a_manifest_is_read_as_it_was_written(table, tmp_path) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    assert read_manifest(folder) is None
+    written = manifest(table, n_best=2, translation={"search": {"num_beams": 4}})
+    write_manifest(folder, written)
+    assert read_manifest(folder) == written
+    (tmp_path / "out" / MANIFEST).write_text("{}")
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged: sources is missing"):
+        read_manifest(folder)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
+    (tmp_path / "mine.txt").write_text("text")
+    with pytest.raises(ValueError, match=r"has files, but no manifest\.json of a translated table"):
+        read_manifest(Folder(str(tmp_path)))
+
+
+def test_shards_without_their_record_or_their_file_are_missing(table, tmp_path) -> None:
+    work, folder = manifest(table), Folder(str(tmp_path / "out"))
+    assert work.records(folder) == {}
+    translate = ShardTranslator(work, folder.url, load)
+    records = {number: translate(number) for number in range(3)}
+    assert work.records(folder) == records
+    summary = work.summary(records.values())
+    assert summary == {
+        "rows": 11,
+        "translated": 10,
+        "rejected": {"no text": 1},
+        "split": 0,
+        "shards": 3,
+        "seconds": summary["seconds"],
+    }
+    (tmp_path / "out" / "shards" / "00000.json").unlink()
+    (tmp_path / "out" / "data" / "part-00001.jsonl").unlink()
+    with (tmp_path / "out" / "data" / "part-00002.jsonl").open("a") as file:
+        file.write("more")
+    assert work.records(folder) == {}
+
+
+def test_a_damaged_record_is_named(table, tmp_path) -> None:
+    work, folder = manifest(table), Folder(str(tmp_path / "out"))
+    ShardTranslator(work, folder.url, load)(1)
+    (tmp_path / "out" / "shards" / "00001.json").write_text('{"rows": "four"}')
+    with pytest.raises(ValueError, match=r"00001\.json is damaged \(rows is 'four'\): delete it, and its shard is"):
+        work.records(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"column": "id"}, r"another column \(en, now id\)"),
+        ({"n_best": 3}, r"another n_best \(None, now 3\)"),
+        ({"translation": {"search": {"num_beams": 5}}}, r"another search\.num_beams \(4, now 5\)"),
+        ({"translation": {}}, r"another search\.num_beams \(4, now None\)"),
+    ],
+)
+def test_other_settings_are_refused_by_name(change, message, table, tmp_path) -> None:
+    begun = manifest(table, translation={"search": {"num_beams": 4}})
+    check_same(Folder(str(tmp_path)), begun, begun.sources, begun.settings)
+    with pytest.raises(ValueError, match=message):
+        check_same(
+            Folder(str(tmp_path)),
+            begun,
+            begun.sources,
+            settings(**({"translation": begun.settings.translation} | change)),
+        )
+
+
+def test_another_table_is_refused_and_a_moved_one_is_not(table, tmp_path) -> None:
+    begun, folder = manifest(table), Folder(str(tmp_path))
+    moved = describe(str(table.rename(tmp_path / "b.jsonl")))
+    check_same(folder, begun, [moved], begun.settings)
+    with pytest.raises(ValueError, match=r"another files \(1, now 2\)"):
+        check_same(folder, begun, [moved, moved], begun.settings)
+    other = replace(moved, digest="SHA-256 0")
+    with pytest.raises(ValueError, match=r"another digest of .*b\.jsonl \(SHA-256 [0-9a-f]{64}, now SHA-256 0\)"):
+        check_same(folder, begun, [other], begun.settings)
+
+
+def test_the_manifest_is_for_people_too(table, tmp_path) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    write_manifest(folder, manifest(table))
+    content = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert content["shards"][1] == {"source": 0, "start": 84, "first": 5, "rows": 4}
+    assert content["settings"]["column"] == "en"

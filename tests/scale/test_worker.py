@@ -1,0 +1,186 @@
+"""One shard: its translations, its rejected rows, its record."""
+
+import datetime
+import decimal
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hf_vaswani.scale import shards
+from hf_vaswani.scale.storage import Folder
+from hf_vaswani.scale.worker import ShardTranslator, Translator
+
+from .tables import load, manifest, read_output, read_rejected, upper, write_rows
+
+
+def run(work, folder, translator=load):
+    translate = ShardTranslator(work, str(folder), translator)
+    return [translate(number) for number in range(len(work.shards))]
+
+
+def test_rows_keep_their_order_and_their_other_columns(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "BLOCK", 3)
+    rows = [{"id": i, "en": f"row {i}", "more": {"a": [i, None]}} for i in range(10)]
+    for suffix in ("jsonl", "parquet"):
+        path = write_rows(tmp_path / f"table.{suffix}", rows)
+        for kind in ("jsonl", "parquet"):
+            folder = tmp_path / f"{suffix}-{kind}"
+            records = run(manifest(path, format=kind), folder)
+            assert read_output(folder) == [row | {"de": row["en"].upper()} for row in rows]
+            assert [record.rows for record in records] == [4, 4, 2]
+            assert not (folder / "rejected").exists()
+
+
+def test_columns_of_scores_and_n_best_lists(tmp_path) -> None:
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "One"}])
+    expected = {"en": "One", "de": "ONE", "de_score": -0.1235, "de_n_best": ["ONE", "one"]}
+    expected["de_n_best_scores"] = [-0.1235, -2.0]
+    for kind in ("jsonl", "parquet"):
+        run(manifest(path, format=kind, score=True, n_best=2), tmp_path / kind)
+        assert read_output(tmp_path / kind) == [expected]
+
+
+def test_types_of_parquet_are_kept(tmp_path) -> None:
+    table = pa.table(
+        {
+            "en": pa.array(["one", None], pa.large_string()),
+            "small": pa.array([1, 2], pa.int8()),
+            "when": pa.array([datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)] * 2, pa.timestamp("ns", "UTC")),
+            "price": pa.array([decimal.Decimal("1.50")] * 2, pa.decimal128(5, 2)),
+            "word": pa.array(["a", "b"]).dictionary_encode(),
+            "bytes": pa.array([b"\xff", None]),
+        }
+    )
+    pq.write_table(table, tmp_path / "table.parquet")
+    run(manifest(tmp_path / "table.parquet", format="parquet"), tmp_path / "out")
+    found = pq.read_table(tmp_path / "out" / "data" / "part-00000.parquet")
+    assert found.schema.remove(6) == pq.read_schema(tmp_path / "table.parquet").remove_metadata()
+    assert found.drop_columns(["de"]).equals(table.cast(found.schema.remove(6)).slice(0, 1))
+    # JSON has no bytes and no times.
+    run(manifest(tmp_path / "table.parquet"), tmp_path / "json")
+    assert read_output(tmp_path / "json")[0]["when"] == "2020-01-01 00:00:00+00:00"
+
+
+def test_rows_without_a_translation_are_in_a_file_with_their_reasons(tmp_path) -> None:
+    rows = [
+        {"en": "one"},
+        {"en": None},
+        {"en": 5},
+        {"en": "long " * 20},
+        {"en": "a poison b"},
+        {"de": "no source"},
+        {"en": "two"},
+        {"en": ""},
+    ]
+    path = write_rows(tmp_path / "table.jsonl", rows)
+    path.write_text(path.read_text() + "{\n")
+    (record,) = run(manifest(path, shard_rows=100), tmp_path / "out")
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO", ""]
+    rejected = read_rejected(tmp_path / "out")
+    assert {row["row"]: row["reason"] for row in rejected} == {
+        2: "has no 'en'",
+        3: "has '5' for 'en', which must be text",
+        4: "has 100 characters, above the limit of 50",
+        5: "RuntimeError: no kernel for this",
+        6: "has no 'en'",
+        9: "is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    }
+    assert rejected[0] == {"file": str(path), "row": 2, "reason": "has no 'en'", "content": {"en": None}}
+    assert rejected[-1]["content"] == "{"
+    assert record.rows == 9
+    assert record.rejected == {"failed": 1, "no text": 3, "too long": 1, "unreadable": 1}
+
+
+def test_rows_of_json_that_do_not_fit_in_parquet_are_rejected(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "ROWS_OF_SCHEMA", 2)
+    rows = [{"id": 1, "en": "one"}, {"id": 2, "en": "two"}, {"id": "x", "en": "three"}, {"en": "four", "new": 1}]
+    path = write_rows(tmp_path / "table.jsonl", [*rows, {"en": "five"}])
+    records = run(manifest(path, format="parquet"), tmp_path / "out")
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO", "FIVE"]
+    assert records[0].rejected == {"other columns": 1, "other types": 1}
+    assert "'new', which the first rows of the table lack" in read_rejected(tmp_path / "out")[1]["reason"]
+
+
+def test_a_shard_of_nothing_but_rejected_rows_is_an_empty_file(tmp_path) -> None:
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] + [{"en": None}] * 7)
+    for kind in ("jsonl", "parquet"):
+        run(manifest(path, format=kind), tmp_path / kind)
+        assert [row["de"] for row in read_output(tmp_path / kind)] == ["ONE"]
+        assert (tmp_path / kind / "data" / f"part-00001.{kind}").exists()
+
+
+def test_line_breaks_end_sentences_and_are_kept(tmp_path) -> None:
+    seen = []
+
+    def translate(lines):
+        seen.extend(lines)
+        return upper(lines)
+
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one\ntwo\r\n\rthree\u2028four"}])
+    run(manifest(path, score=True), tmp_path / "out", lambda: Translator(translate))
+    assert seen == ["one", "two", "", "three\u2028four"]
+    (row,) = read_output(tmp_path / "out")
+    assert (row["de"], row["de_score"]) == ("ONE\nTWO\n\nTHREE\u2028FOUR", round(4 * -0.123456, 4))
+
+
+def test_a_few_rows_that_fail_do_not_cost_the_others(tmp_path) -> None:
+    calls = []
+
+    def translate(lines):
+        calls.append(len(lines))
+        return upper(lines)
+
+    rows = [{"en": "poison" if i in (7, 8, 90) else f"row {i}"} for i in range(100)]
+    path = write_rows(tmp_path / "table.jsonl", rows)
+    run(manifest(path, shard_rows=100), tmp_path / "out", lambda: Translator(translate))
+    assert len(read_output(tmp_path / "out")) == 97 and len(read_rejected(tmp_path / "out")) == 3
+    assert len(calls) < 50
+
+
+def test_what_fails_for_every_text_is_an_error(tmp_path) -> None:
+    def broken(lines):
+        raise RuntimeError("the GPU is gone")
+
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 10)
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        run(manifest(path), tmp_path / "out", lambda: Translator(broken))
+    assert Folder(str(tmp_path / "out")).sizes("data") == {} == Folder(str(tmp_path / "out")).sizes("shards")
+
+
+def test_a_text_without_its_language_tag_is_rejected(tmp_path) -> None:
+    def tagged(line):
+        if line == "two":
+            raise ValueError("has no target language tag")
+        return f"<2de> {line}"
+
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}, {"en": "two"}])
+    run(manifest(path), tmp_path / "out", lambda: Translator(upper, tagged))
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["<2DE> ONE"]
+    assert read_rejected(tmp_path / "out")[0]["reason"] == "ValueError: has no target language tag"
+
+
+def test_what_an_interrupted_attempt_left_is_replaced(tmp_path) -> None:
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}])
+    for name in ("data/part-00000.jsonl", "data/.part-00000.jsonl.writing", "rejected/part-00000.jsonl"):
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text("old")
+    run(manifest(path), tmp_path / "out")
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE"]
+    assert read_rejected(tmp_path / "out") == []
+    assert [each.name for each in (tmp_path / "out" / "data").iterdir()] == ["part-00000.jsonl"]
+
+
+def test_texts_that_were_split_are_counted_by_shard(tmp_path) -> None:
+    class Counting:
+        split = 3
+
+    def translate(lines):
+        Counting.split += len(lines)
+        return upper(lines)
+
+    path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 6)
+    records = run(manifest(path), tmp_path / "out", lambda: Translator(translate, lines_split=lambda: Counting.split))
+    assert [record.split for record in records] == [4, 2]
+    assert json.loads((tmp_path / "out" / "shards" / "00001.json").read_text())["split"] == 2
