@@ -15,6 +15,9 @@ from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
+# Signals that ask a program to end. Slurm can send SIGUSR1 some time before it ends or moves a job.
+STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+
 
 class Interrupted(KeyboardInterrupt):
     """A signal stopped the program. The text is shown to the user; a training's text says how to resume."""
@@ -27,8 +30,8 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
     """
-    Makes SIGTERM raise [`Interrupted`] within the block, as Ctrl-C raises `KeyboardInterrupt`: unfinished files are
-    removed on the way out. Neither is lost in a destructor, whose errors Python drops.
+    Makes SIGTERM and SIGUSR1 raise [`Interrupted`] within the block, as Ctrl-C raises `KeyboardInterrupt`: unfinished
+    files are removed on the way out. None is lost in a destructor, whose errors Python drops.
 
     Args:
         text (`str`): the text of the error.
@@ -61,14 +64,15 @@ def stopped_by_sigterm(text: str = "stopped.") -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in STOPS}
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if is_default:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -83,10 +87,10 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
 
 def ignore_signals(_: int) -> None:
     """
-    Ignores Ctrl-C and SIGTERM, as the `worker_init_fn` of a `DataLoader`. Both reach every process of a group: the
-    training stops in good order, and needs its workers until then.
+    Ignores Ctrl-C, SIGTERM and SIGUSR1, as the `worker_init_fn` of a `DataLoader`. They reach every process of a
+    group: the training stops in good order, and needs its workers until then.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *STOPS):
         signal.signal(number, signal.SIG_IGN)
 
 
@@ -155,7 +159,7 @@ def _locked(path: Path, busy: str, denied: str, advice: str, patience: float = 0
 
 
 class SignalRecorder:
-    """Records Ctrl-C or SIGTERM within its block instead of acting on it. A second Ctrl-C raises at once."""
+    """Records Ctrl-C, SIGTERM or SIGUSR1 within its block instead of acting on it. A second Ctrl-C raises at once."""
 
     at_once = ""
     """The text of the `KeyboardInterrupt` that a second Ctrl-C raises."""
@@ -166,7 +170,7 @@ class SignalRecorder:
     def __enter__(self) -> Self:
         # Only the main thread may install signal handlers.
         is_main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        signals = (signal.SIGINT, *STOPS) if is_main else ()
         self.before = {number: signal.signal(number, self._record) for number in signals}
         return self
 
@@ -185,7 +189,7 @@ class SignalRecorder:
 
 @contextmanager
 def delayed_signals() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM until the end of the block. A second Ctrl-C raises at once."""
+    """Delays Ctrl-C, SIGTERM and SIGUSR1 until the end of the block. A second Ctrl-C raises at once."""
     with SignalRecorder() as recorder:
         yield
     if recorder.signal is not None:
@@ -193,7 +197,7 @@ def delayed_signals() -> Iterator[None]:
 
 
 class Interruption(SignalRecorder):
-    """Stops a training by Ctrl-C or SIGTERM after the current update. A second Ctrl-C stops it at once."""
+    """Stops a training by Ctrl-C, SIGTERM or SIGUSR1 after the current update. A second Ctrl-C stops it at once."""
 
     at_once = "stopped at once, without a checkpoint of the current update."
 

@@ -26,8 +26,8 @@ SEED = int(os.environ.get("HF_VASWANI_TEST_SEED", "1"))
 THREADS = os.environ.get("OMP_NUM_THREADS", "null")
 
 ROOT = Path(__file__).resolve().parent.parent
-# The files of configs/accelerate are settings of `accelerate launch`, not recipes.
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "accelerate")
+# configs/accelerate has settings of `accelerate launch`, and configs/jobs has jobs: these are no recipes.
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name not in {"accelerate", "jobs"})
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Pictures of pages are made here; `make pictures` makes those of the manual.
 PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures"))

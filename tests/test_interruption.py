@@ -225,7 +225,7 @@ def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, l
     run = tmp_path / "run"
     processes = launch(arguments, run)
     wait_for(lambda: bool(list_checkpoints(run)))
-    os.kill(processes[1].pid, signal.SIGTERM)
+    os.kill(processes[1].pid, signal.SIGUSR1)
     for process in processes:
         process.join(30)
     (checkpoint,) = list_checkpoints(run)
@@ -233,7 +233,7 @@ def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, l
         "random_states_0.pkl",
         "random_states_1.pkl",
     }
-    assert [process.exitcode for process in processes] == [143, 143]
+    assert [process.exitcode for process in processes] == [138, 138]
 
 
 def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:
@@ -265,7 +265,7 @@ def test_delayed_signals_act_at_the_end_of_the_block() -> None:
 
 
 def test_ignored_signals_end_nobody() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         ignore_signals(0)
         for number in before:

@@ -1,0 +1,151 @@
+"""The job files of configs/jobs: read as their systems read them, and run here as far as that goes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from ..campaign.runs import difference, result, traces
+from ..conftest import CONFIGS, ROOT, tiny_recipe
+
+JOBS = ROOT / "configs" / "jobs"
+SLURM = JOBS / "slurm.sh"
+
+
+def torchrun_options(arguments: list[str]):
+    return get_args_parser().parse_args(arguments)
+
+
+# ---- Slurm -------------------------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    # Without the machines, `srun` is what it starts.
+    "srun": 'exec "$@"',
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
+    "scontrol": 'if [ "$1" = show ]; then echo localhost; echo other; else echo "$@" > "$REQUESTS"; fi',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """Starts the script as Slurm does, on one machine with one process and without a GPU."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        # The script computes the port from the number of the job.
+        job = listener.getsockname()[1] % 20000
+    # Slurm starts a copy of the script in the folder of the command.
+    for name in ("train.py", "hf_vaswani_start.py", "hf_vaswani"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "REQUESTS": str(tmp_path / "requests"),
+        "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_ID": str(job),
+        "SLURM_ARRAY_TASK_ID": "7",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_GPUS_ON_NODE": "1",
+    }
+
+    def start(*arguments: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            ["bash", str(SLURM), *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, tmp_path) -> None:
+    switches = {"max_steps": 600, "save_every": 300, "average_last": 1, "validate_every": 1000, "log_every": 20}
+    arguments = tiny_recipe(tmp_path, **switches)
+    run, requests = tmp_path / "runs" / "tiny-7", tmp_path / "requests"
+    job = slurm(*arguments)
+    until = time.monotonic() + 120
+    while not (run / "training.jsonl").is_file():
+        assert job.poll() is None and time.monotonic() < until, job.stderr.read()
+        time.sleep(0.01)
+    # To the script alone, as `B:` in its header asks for.
+    job.send_signal(signal.SIGUSR1)
+    _, err = job.communicate(timeout=60)
+    (checkpoint,) = run.glob("checkpoint-*")
+    assert "Everything is saved in" in err and job.returncode != 0
+    assert requests.read_text().split()[0] == "requeue" and int(checkpoint.name.removeprefix("checkpoint-")) < 300
+    requests.unlink()
+    job = slurm(*arguments)
+    _, err = job.communicate(timeout=180)
+    assert job.returncode == 0, err
+    assert f"resumes from {checkpoint.name}" in err and not requests.exists()
+    whole = [sys.executable, str(ROOT / "train.py"), *arguments, "--seed", "7", "--run_dir", str(tmp_path / "whole")]
+    subprocess.run(whole, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    right = result(tmp_path / "whole") | traces(tmp_path / "whole")
+    assert difference(right, result(run) | traces(run)) is None
+
+
+def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
+    job = slurm(str(tmp_path / "missing.yaml"))
+    _, err = job.communicate(timeout=60)
+    assert job.returncode != 0 and "missing.yaml" in err
+    assert not (tmp_path / "requests").exists()
+
+
+def test_slurm_reads_its_options() -> None:
+    lines = [line for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
+    options = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
+    assert {"requeue", "signal", "array", "nodes", "time", "open-mode", "output"} <= options.keys()
+    assert options["signal"] == "B:USR1@300" and options["ntasks-per-node"] == "1"
+    # Slurm ends at the first command.
+    text = SLURM.read_text()
+    assert text.rindex("#SBATCH") < text.index("set -euo pipefail")
+
+
+# ---- Kubernetes --------------------------------------------------------------------------------------------------
+
+
+def test_jobset_starts_processes_that_meet() -> None:
+    jobset = yaml.safe_load((JOBS / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    name, (job,) = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"]
+    spec, pod = job["template"]["spec"], job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    program, *arguments = container["command"]
+    options = torchrun_options(arguments)
+    assert program == "torchrun"
+    assert int(options.nnodes) == spec["parallelism"] == spec["completions"]
+    assert int(options.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    # JobSet names a pod by job set, job, number of the job and number of the pod; the domain is the job set.
+    assert options.rdzv_endpoint.startswith(f"{name}-{job['name']}-0-0.{name}:")
+    assert (spec["completionMode"], spec["backoffLimit"], pod["restartPolicy"]) == ("Indexed", 0, "Never")
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+    assert all(isinstance(value, str) for value in environment.values())
+
+
+def test_jobset_trains_a_recipe_with_keys_that_exist(tmp_path) -> None:
+    from hf_vaswani.recipe_file import load_recipe
+
+    jobset = yaml.safe_load((JOBS / "jobset.yaml").read_text())
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    script, *arguments = torchrun_options(pod["containers"][0]["command"][1:]).training_script_args
+    assert ROOT / script in CONFIGS
+    recipe = load_recipe([str(ROOT / script), *arguments])
+    assert Path(recipe.run_dir).parts[:2] == ("/", "runs") and recipe.training.save_every_minutes == 20
