@@ -233,7 +233,7 @@ def test_one_of_two_processes_asked_to_stop_stops_both_at_one_update(tmp_path, l
         "random_states_0.pkl",
         "random_states_1.pkl",
     }
-    assert [process.exitcode for process in processes] == [138, 138]
+    assert [process.exitcode for process in processes] == [143, 138]
 
 
 def test_a_second_ctrl_c_acts_at_once_and_a_second_sigterm_does_not() -> None:

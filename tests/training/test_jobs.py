@@ -100,9 +100,10 @@ def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, 
 
 
 def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
+    (tmp_path / "programs" / "torchrun").write_text("#!/bin/bash\necho missing.yaml >&2\nexit 2\n")
     job = slurm(str(tmp_path / "missing.yaml"))
     _, err = job.communicate(timeout=60)
-    assert job.returncode != 0 and "missing.yaml" in err
+    assert (job.returncode, err) == (2, "missing.yaml\n")
     assert not (tmp_path / "requests").exists()
 
 
