@@ -120,11 +120,11 @@ def smoothed_linear_cross_entropy(
     Returns:
         `torch.Tensor`, a scalar in float32. Its `backward` can run once only.
     """
-    true = labels.to(hidden_states.device) != -100
-    targets = labels.to(hidden_states.device)[true]
-    total = _SmoothedLinearCrossEntropy.apply(
-        hidden_states[true], weight, targets, epsilon_ls, frozen_row, torch.is_grad_enabled()
-    )
+    targets = labels.to(hidden_states.device).flatten()
+    # Found once: a GPU waits until their number is known.
+    labelled = (targets != -100).nonzero()[:, 0]
+    states, targets = hidden_states.flatten(0, 1)[labelled], targets[labelled]
+    total = _SmoothedLinearCrossEntropy.apply(states, weight, targets, epsilon_ls, frozen_row, torch.is_grad_enabled())
     return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
 
 
