@@ -66,5 +66,5 @@ format: .venv/installed  ## put format and imports in order
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,adapt,clean,viz,convert,demo,serve,docs,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[train,adapt,clean,viz,convert,demo,serve,scale,docs,dev]'
 	touch $@

@@ -94,7 +94,8 @@ class SourceRecipe:
     """Name of the dataset's test split; `null` for none."""
     train_files: Files = None
     """Training text: two line-aligned files as `{en: FILE, de: FILE}`, or one file with a column per language (`.tsv`,
-    `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`."""
+    `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`. A file may be a URL
+    of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache."""
     validation_files: Files = None
     """Validation text, in the formats of `train_files`."""
     test_files: Files = None

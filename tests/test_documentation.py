@@ -47,6 +47,12 @@ NOT_RUN = {
     "docker compose up --build": "needs Docker",
     "docker build -t hf-vaswani .": "needs Docker",
     "docker run -p 5000:5000 -v ./runs/my/model:/model hf-vaswani --model /model --workers 2": "needs Docker",
+    "hf-vaswani translate --model me/my-model --table s3://bucket/text --column en --to-column de "
+    "--output s3://bucket/translated --engine-cluster ray --engine ctranslate2 --compute-type int8": "needs a bucket",
+    "torchrun --standalone --nproc_per_node=8 --max-restarts=3 train.py configs/my.yaml "
+    "--training.save_every_minutes 10": "starts eight processes",
+    "sbatch configs/jobs/slurm.sh configs/my.yaml --training.save_every_minutes 20": "needs Slurm",
+    "kubectl apply -f configs/jobs/jobset.yaml": "needs Kubernetes",
     "make lint": "installs, and checks everything",
     "make format": "changes files",
     "make campaign": "takes 15 minutes",
@@ -179,6 +185,7 @@ def workplace(tiny_run: Path, teacher: Path, tmp_path_factory: pytest.TempPathFa
     pairs = list(zip(source.splitlines(), target.splitlines(), strict=True))[:20]
     rows = [json.dumps({"translation": {"en": english, "de": german}}) for english, german in pairs]
     (corpus / "test.jsonl").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    (folder / "sentences.jsonl").write_text("".join(f"{json.dumps({'en': pair[0]})}\n" for pair in pairs), "utf-8")
     (corpus / "domain").mkdir()
     (corpus / "mono.de").write_text("\n".join(german for _, german in pairs), encoding="utf-8")
     for path in (corpus / "dev.tsv", folder / "test.tsv", *(corpus / "domain" / f"{name}.tsv" for name in DOMAIN)):

@@ -186,6 +186,20 @@ def test_serve_answers(environment) -> None:
     )
 
 
+@alone("scale")
+def test_scale_translates_a_table(environment) -> None:
+    program = (
+        "import pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.table({'en': ['one two'] * 9}), 'in.parquet')"
+    )
+    environment.run("python", "-c", program)
+    command = ["hf-vaswani", "translate", "--model", "run/model", "--table", "in.parquet", "--column", "en"]
+    for cluster in ("local", "ray"):
+        said = environment.run(*command, "--output", cluster, "--shard-rows", "4", "--engine-cluster", cluster)
+        assert "9 of 9 rows are translated" in said
+    program = "import pyarrow.parquet as pq; print(pq.read_table('ray/data').column('translation').to_pylist())"
+    assert environment.run("python", "-c", program).count("eins zwei") == 9
+
+
 @alone("docs")
 def test_docs_alone_builds_the_manual(environment) -> None:
     environment.run("mkdocs", "build", "--strict", "--site-dir", str(environment.folder / "site"), cwd=ROOT)

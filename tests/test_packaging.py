@@ -29,6 +29,7 @@ NEEDED = {
     "hub": {"train", "viz"},
     "conversion": {"convert"},
     "visualization": {"viz"},
+    "scale": {"scale"},
     "serving": {"demo", "serve"},
     "cli": {"train", "clean", "viz", "serve"},
 }

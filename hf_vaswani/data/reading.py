@@ -7,6 +7,7 @@ from pathlib import Path
 from ..files import read_lines
 from ..recipe import Files, shown
 from . import pocket_corpus
+from .remote import local_files
 from .tables import (
     KINDS,
     LABELLED,
@@ -79,7 +80,8 @@ def load_pairs(
         "target": target_language if target_column is None else target_column,
     }
     names = {"train": train_split, "validation": validation_split, "test": test_split}
-    files = {"train": train_files, "validation": validation_files, "test": test_files}
+    given = {"train": train_files, "validation": validation_files, "test": test_files}
+    files = {split: local_files(each) for split, each in given.items()}
     pocket = _pocket_splits(languages, seed) if dataset == "pocket" else {}
     pairs: dict[str, Dataset | IterableDataset] = {}
     for split, name in names.items():
@@ -136,7 +138,8 @@ def load_texts(
     if document_column is not None:
         columns["document"] = document_column
     names = {"train": train_split, "validation": validation_split, "test": test_split}
-    files = {"train": train_files, "validation": validation_files, "test": test_files}
+    given = {"train": train_files, "validation": validation_files, "test": test_files}
+    files = {split: local_files(each) for split, each in given.items()}
     texts: dict[str, Dataset | IterableDataset] = {}
     for split, name in names.items():
         file, as_stream = files[split], streaming and split == "train"
@@ -200,7 +203,8 @@ def load_labelled(
         "tags" if is_tagged else "label": "label" if label_column is None else label_column,
     }
     names = {"train": train_split, "validation": validation_split, "test": test_split}
-    files = {"train": train_files, "validation": validation_files, "test": test_files}
+    given = {"train": train_files, "validation": validation_files, "test": test_files}
+    files = {split: local_files(each) for split, each in given.items()}
     found: dict[str, Dataset] = {}
     for split, name in names.items():
         file = files[split]

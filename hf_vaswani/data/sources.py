@@ -15,6 +15,7 @@ from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSa
 from .duplicates import HeldOut
 from .encoding import EncodedRows, encode_pairs, pair_lengths
 from .reading import load_pairs
+from .remote import local_copy
 from .renewal import renewal_of
 from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
@@ -533,7 +534,8 @@ def _description(source: Source) -> dict[str, Any]:
     """Describes a stream without reading it: names, and the sizes of local files."""
     recipe = source.recipe
     if recipe.train_files is not None:
-        return {"files": [[Path(path).name, Path(path).stat().st_size] for path in source.origin("train")]}
+        paths = [Path(local_copy(path)) for path in source.origin("train")]
+        return {"files": [[path.name, path.stat().st_size] for path in paths]}
     return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 
