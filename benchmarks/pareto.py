@@ -4,7 +4,8 @@
 
 The text is that of docs/reproducing.md, in MULTI30K_FOLDER/tok: lower-cased and tokenised English and German. The
 teacher is configs/multi30k_en_de.yaml with R-Drop. Students of several sizes by configs/students/multi30k.yaml learn
-its translations, and the same networks learn the text itself. An interrupted training is resumed, and a complete one
+its translations, and the same networks learn the text itself. Others, by configs/students/multi30k_shrunk.yaml, keep
+layers of the teacher, and learn its translations with R-Drop. An interrupted training is resumed, and a complete one
 is not repeated. All options after the folders override keys of every training.
 
 Then each model translates the test set in several ways: text to text by the pipeline, by one thread, sorted by
@@ -28,7 +29,8 @@ from typing import Any
 
 from adaptation import ROOT, train
 
-TEACHER, STUDENT = ROOT / "configs" / "multi30k_en_de.yaml", ROOT / "configs" / "students" / "multi30k.yaml"
+TEACHER, STUDENTS_OF_IT = ROOT / "configs" / "multi30k_en_de.yaml", ROOT / "configs" / "students"
+STUDENT, SHRUNK_STUDENT = STUDENTS_OF_IT / "multi30k.yaml", STUDENTS_OF_IT / "multi30k_shrunk.yaml"
 SPLITS = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 # Of one process in place of two.
 R_DROP = {
@@ -39,6 +41,8 @@ R_DROP = {
 }
 # Layers of encoder and decoder, d_model, d_ff.
 STUDENTS = {"6+1": (6, 1, 128, 256), "4+1": (4, 1, 128, 256), "2+1": (2, 1, 128, 256), "6+1 narrow": (6, 1, 64, 128)}
+# Layers of the teacher that are kept.
+SHRUNK = {"4+2 shrunk": (4, 2), "4+1 shrunk": (4, 1)}
 # Sentences of a round, by batch size.
 SENTENCES = {64: 1000, 1: 100}
 
@@ -62,6 +66,7 @@ def train_all(text: Path, runs: Path, more: list[str]) -> list[str]:
     for split, name in SPLITS.items():
         options[f"data.{split}_files"] = {side: str(text / f"{name}.lc.norm.tok.{side}") for side in ("en", "de")}
     train(runs / "teacher", options | R_DROP, more, TEACHER)
+    taught = {"teacher.model": str(runs / "teacher"), "teacher.folder": str(runs / "translations")}
     names = ["teacher"]
     for name, (encoder_layers, decoder_layers, d_model, d_ff) in STUDENTS.items():
         sizes = {
@@ -71,12 +76,16 @@ def train_all(text: Path, runs: Path, more: list[str]) -> list[str]:
             "model.d_ff": d_ff,
             "training.accumulation_steps": 2,
         }
-        taught = {"teacher.model": str(runs / "teacher"), "teacher.folder": str(runs / "translations")}
         train(runs / name, options | sizes | taught, more, STUDENT, "distill")
         # The text itself needs the dropout of its recipe.
         alone = {"teacher.model": None, "teacher.choose": "model", "model.dropout": 0.25}
         train(runs / f"{name} alone", options | sizes | alone, more, STUDENT)
         names += [name, f"{name} alone"]
+    for name, (encoder_layers, decoder_layers) in SHRUNK.items():
+        layers = {"model.encoder_layers": encoder_layers, "model.decoder_layers": decoder_layers}
+        shrunk = {"initialize.from": str(runs / "teacher")} | layers
+        train(runs / name, options | shrunk | taught, more, SHRUNK_STUDENT, "distill")
+        names.append(name)
     return names
 
 

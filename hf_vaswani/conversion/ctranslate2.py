@@ -16,6 +16,8 @@ The tokenizer appends `</s>` to a source, so CTranslate2 is configured not to.
 
 import copy
 import logging
+import os
+import re
 import shutil
 import time
 from collections import defaultdict
@@ -297,6 +299,29 @@ def in_lines(shortlist: Shortlist, tokens: Sequence[str], ends: Sequence[int]) -
     if any(not token or not set(token).isdisjoint(" \t\r\n") for token in used):
         return None
     return "".join(f"{source}\t{' '.join(targets)}\n" for source, targets in lines)
+
+
+def use_wide_vectors(cpu_info: str) -> None:
+    """
+    Lets CTranslate2 use AVX-512 on AMD's processors of family 26 (Zen 5), where it takes AVX2 by itself: on one of
+    them, a small model in int8 is 1.1 to 1.3 times as fast. Must be called before its first use; the environment
+    variable `CT2_FORCE_CPU_ISA` overrides it.
+
+    Args:
+        cpu_info (`str`): content of `/proc/cpuinfo`.
+    """
+    facts = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: (.+)$", cpu_info, re.MULTILINE))
+    needed = {f"avx512{part}" for part in ("f", "cd", "vl", "bw", "dq")}
+    if (
+        facts.get("vendor_id") == "AuthenticAMD"
+        and facts.get("cpu family") == "26"
+        and needed <= set(facts.get("flags", "").split())
+    ):
+        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
+
+
+with suppress(OSError):
+    use_wide_vectors(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
 
 
 def check_compute_type(compute_type: str, device: str, option: str = "--compute-type") -> None:

@@ -405,17 +405,17 @@ class PipelineEngine:
                 _take_torch(self.options, error)
             self.said.add(error.why)
             return None
-        sources = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+        rows_of = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
+        sources = [[id_ for id_, seen in zip(ids, mask, strict=True) if seen] for ids, mask in rows_of]
         if self.options.kind == "onnx":
             rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
         else:
             found = self.translator.search(sources, config, n_best, all_entries)
             rows = [row for candidates in found for _, row in candidates]
         start = start_token_id(config, self.model.config)
-        padded = torch.full((len(rows), 1 + max(map(len, rows))), self.model.config.pad_token_id)
-        for target, row in zip(padded, rows, strict=True):
-            target[: 1 + len(row)] = torch.tensor([start, *row])
-        return padded.to(input_ids.device)
+        longest, pad = max(map(len, rows)), self.model.config.pad_token_id
+        padded = [[start, *row, *[pad] * (longest - len(row))] for row in rows]
+        return torch.tensor(padded, device=input_ids.device)
 
     def _check_length(self, longest: int) -> None:
         """Raises an [`UnsupportedError`] if CTranslate2's table of positions is too short for a source."""

@@ -11,7 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    BatchEncoding,
+    GenerationConfig,
+    Pipeline,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.pipelines.pt_utils import PipelineIterator
 
 from .alignment_vaswani import aligning_layers, alignments
@@ -400,23 +407,39 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         source_language, target_language = self._check_direction(src_lang, tgt_lang)
         tag, text = self._without_tag(input_)
         is_blank = not text.strip()
-        settings: dict[str, Any] = {"return_tensors": "pt", "truncation": truncation}
-        positions = getattr(self.model.config, "max_position_embeddings", None)
-        if truncation and positions is not None and positions < self.tokenizer.model_max_length:
+        settings: dict[str, Any] = {"truncation": truncation}
+        positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
+        if positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
         with LOCK:
             front = "" if is_blank else self._language_tag(target_language, tag)
             sentence = (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
                 encoding = self.tokenizer._build_translation_inputs(
-                    sentence, src_lang=source_language, tgt_lang=target_language, **settings
+                    sentence, return_tensors="pt", src_lang=source_language, tgt_lang=target_language, **settings
                 )
             else:
-                encoding = self.tokenizer(sentence, **settings)
+                # By `return_tensors`, this would take twice the time, and that counts where the model is small.
+                encoding = self._encoded(sentence, truncation) or self.tokenizer(sentence, **settings)
+                encoding.update({name: torch.tensor([ids]) for name, ids in encoding.items()})
         # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
         encoding["is_blank"] = torch.tensor([[int(is_blank)]])
         return encoding
+
+    def _encoded(self, sentence: str, truncation: bool | str) -> BatchEncoding | None:
+        """Returns what a plain tokenizer makes of a sentence, or `None` if it has to be asked itself."""
+        tokenizer = self.tokenizer
+        if truncation or type(tokenizer) is not PreTrainedTokenizerFast:
+            return None
+        backend = tokenizer.backend_tokenizer
+        if backend.truncation or backend.padding or "attention_mask" not in tokenizer.model_input_names:
+            return None
+        ids = backend.encode(sentence).ids
+        # It warns of a longer sentence.
+        if len(ids) > self.tokenizer.model_max_length:
+            return None
+        return BatchEncoding({"input_ids": ids, "attention_mask": [1] * len(ids)})
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
         """Returns source and target language, by default the task's, after checking the model's `language_pairs`."""

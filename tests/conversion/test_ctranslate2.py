@@ -1,6 +1,7 @@
 """CTranslate2 computes the same logits and translations, for every model that it supports."""
 
 import importlib
+import os
 import random
 import re
 import subprocess
@@ -21,7 +22,12 @@ from ..networks import random_batch, random_model
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from hf_vaswani.conversion.ctranslate2 import ACTIVATIONS, Ctranslate2Translator, save  # noqa: E402 - it needs CTranslate2
+from hf_vaswani.conversion.ctranslate2 import (  # noqa: E402 - it needs CTranslate2
+    ACTIVATIONS,
+    Ctranslate2Translator,
+    save,
+    use_wide_vectors,
+)
 
 PAD, START, EOS = 0, 1, 2
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in ("a", "e", "i", "o", "u", "ai")]
@@ -274,3 +280,29 @@ def test_without_ctranslate2_the_error_says_what_to_install(monkeypatch) -> None
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     with pytest.raises(ImportError, match=re.escape("needs ctranslate2: pip install 'hf_vaswani[convert]'")):
         importlib.import_module("hf_vaswani.conversion.ctranslate2")
+
+
+CPU_INFO = "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: sse {flags}\n"
+WIDE = "avx512f avx512cd avx512vl avx512bw avx512dq"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "expected"),
+    [
+        ("AuthenticAMD", 26, WIDE, "AVX512"),
+        ("AuthenticAMD", 26, "avx2 avx512f", None),
+        ("AuthenticAMD", 25, WIDE, None),
+        ("GenuineIntel", 26, WIDE, None),
+    ],
+)
+def test_wide_vectors_are_used_where_they_were_measured(vendor, family, flags, expected, monkeypatch) -> None:
+    text = CPU_INFO.format(vendor=vendor, family=family, flags=flags)
+    # Set and deleted, so that it is as before afterwards.
+    monkeypatch.setenv("CT2_FORCE_CPU_ISA", "")
+    monkeypatch.delenv("CT2_FORCE_CPU_ISA")
+    use_wide_vectors(text)
+    assert os.environ.get("CT2_FORCE_CPU_ISA") == expected
+    monkeypatch.setenv("CT2_FORCE_CPU_ISA", "AVX2")
+    use_wide_vectors(text)
+    assert os.environ["CT2_FORCE_CPU_ISA"] == "AVX2"
+    use_wide_vectors("")

@@ -1,10 +1,7 @@
 """Shards on a real Ray cluster of this machine: the rows of one process, whatever dies meanwhile."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +56,7 @@ def load_slowly(folder: Path, what: str = "") -> Translator:
     (folder / f"{os.getpid()}.pid").touch()
 
     def translate(lines):
-        time.sleep(0.2)
+        time.sleep(0.1)
         if what and any(what in line.split() for line in lines):
             os.kill(os.getpid(), signal.SIGKILL)
         return upper(lines)
@@ -73,24 +70,23 @@ def check(folder: Path, right: Path) -> None:
 
 
 def test_two_processes_write_what_one_writes(cluster, table, right, tmp_path) -> None:
-    work, missing = manifest(table), [number for number in range(25) if number != 3]
+    work, missing = manifest(table, shard_rows=8), [number for number in range(13) if number != 3]
     records = list(translate_on_ray(work, str(tmp_path / "out"), missing, partial(load_slowly, tmp_path), Workers()))
     assert len(list(tmp_path.glob("*.pid"))) == 2
-    assert sum(record.rows for record in records) == 96 and len(records) == 24
+    assert sum(record.rows for record in records) == 92 and len(records) == 12
     assert not (tmp_path / "out" / "data" / "part-00003.jsonl").exists()
     list(translate_on_ray(work, str(tmp_path / "out"), [3], load, Workers(1)))
     check(tmp_path / "out", right)
 
 
 def test_a_killed_process_loses_nothing(cluster, table, right, tmp_path) -> None:
-    records = translate_on_ray(
-        manifest(table), str(tmp_path / "out"), list(range(25)), partial(load_slowly, tmp_path), Workers()
-    )
-    found = [next(records) for _ in range(4)]
+    work, output = manifest(table, shard_rows=8), str(tmp_path / "out")
+    records = translate_on_ray(work, output, list(range(13)), partial(load_slowly, tmp_path), Workers())
+    found = [next(records) for _ in range(3)]
     (victim, *_) = tmp_path.glob("*.pid")
     os.kill(int(victim.stem), signal.SIGKILL)
     found += list(records)
-    assert len(found) == 25 and len(list(tmp_path.glob("*.pid"))) >= 3
+    assert len(found) == 13 and len(list(tmp_path.glob("*.pid"))) >= 3
     check(tmp_path / "out", right)
 
 
@@ -127,31 +123,3 @@ def test_a_cluster_without_room_is_an_error(cluster, table, tmp_path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             list(translate_on_ray(manifest(table), str(tmp_path / "out"), [1, 2, 3], load, workers))
-
-
-def test_a_killed_command_is_completed_by_the_same_command(teacher, tmp_path) -> None:
-    texts = ["one", "two three", "four five six", "nine"]
-    table = write_rows(tmp_path / "table.jsonl", [{"en": f"{texts[i % 4]} {texts[i % 3]}"} for i in range(1200)])
-    command = [
-        *(sys.executable, "-m", "hf_vaswani.cli", "translate", "--model", str(teacher), "--table", str(table)),
-        *("--column", "en", "--to-column", "de", "--shard-rows", "30"),
-    ]
-    on_ray = [*command, "--output", str(tmp_path / "out"), "--engine-cluster", "ray", "--workers", "2"]
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
-    killed = subprocess.Popen(on_ray, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while len(list((tmp_path / "out").glob("shards/*.json"))) < 3:
-        assert killed.poll() is None and time.monotonic() < until
-        time.sleep(0.01)
-    killed.kill()
-    killed.wait()
-    done = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "shards").glob("*.json")}
-    assert len(done) < 40
-    again = subprocess.run(on_ray, env=environment, capture_output=True, text=True, timeout=240)
-    assert again.returncode == 0, again.stderr
-    assert "1,200 of 1,200 rows are translated" in again.stderr
-    subprocess.run([*command, "--output", str(tmp_path / "one")], check=True, capture_output=True, timeout=120)
-    assert read_output(tmp_path / "out") == read_output(tmp_path / "one")
-    for name, before in done.items():
-        assert (tmp_path / "out" / "shards" / name).stat().st_mtime_ns == before
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["shards"] == 40
