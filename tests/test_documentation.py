@@ -51,6 +51,8 @@ NOT_RUN = {
     "--output s3://bucket/translated --engine-cluster ray --engine ctranslate2 --compute-type int8": "needs a bucket",
     "torchrun --standalone --nproc_per_node=8 --max-restarts=3 train.py configs/my.yaml "
     "--training.save_every_minutes 10": "starts eight processes",
+    "python benchmarks/tables.py runs/student/model test.en --num-beams 1": "takes minutes",
+    "python benchmarks/soak.py runs/student/model test.en": "takes half an hour",
     "sbatch configs/jobs/slurm.sh configs/my.yaml --training.save_every_minutes 20": "needs Slurm",
     "kubectl apply -f configs/jobs/jobset.yaml": "needs Kubernetes",
     "make lint": "installs, and checks everything",

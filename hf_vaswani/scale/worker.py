@@ -81,8 +81,10 @@ class Translator:
 
 def _joined(lines: list[Candidates]) -> Candidates:
     """Joins the n-best lists of the lines of a text rank by rank."""
+    # One line in is one line out, even if the model generates a line separator.
     return [
-        (sum(score for score, _ in rank), "\n".join(text for _, text in rank)) for rank in zip(*lines, strict=True)
+        (sum(score for score, _ in rank), "\n".join(" ".join(text.splitlines()) for _, text in rank))
+        for rank in zip(*lines, strict=True)
     ]
 
 
