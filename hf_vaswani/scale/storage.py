@@ -13,6 +13,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ..files import temporary_name
 
+# End of the name of a file on another file system until it is whole.
+WRITING = ".writing"
+
 
 class Folder:
     """
@@ -45,7 +48,8 @@ class Folder:
         if not self.fs.isdir(path):
             return {}
         found = {entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry for entry in self.fs.ls(path, detail=True)}
-        return {name: int(entry["size"] or 0) for name, entry in found.items() if not name.startswith(".")}
+        finished = (name for name in found if not (name.startswith(".") or name.endswith(WRITING)))
+        return {name: int(found[name]["size"] or 0) for name in finished}
 
     def size(self, name: str) -> int:
         """Returns the size of a file in bytes."""
@@ -98,8 +102,8 @@ class Folder:
                 final = self.at(name)
                 self.fs.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
                 # Some file systems show an upload while it is going on.
-                self.fs.put_file(str(file), f"{final}.writing")
-                self.fs.mv(f"{final}.writing", final)
+                self.fs.put_file(str(file), final + WRITING)
+                self.fs.mv(final + WRITING, final)
             return
         path = Path(self.at(name))
         path.parent.mkdir(parents=True, exist_ok=True)

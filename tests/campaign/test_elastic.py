@@ -17,7 +17,7 @@ from .judge import FULL, Campaign
 from .runs import difference, half_written, result, traces
 
 # Long enough to be killed in. Two logged updates are apart by more than one look at the log.
-UPDATES = {"max_steps": 60, "save_every": 5, "log_every": 1, "validate_every": 30, "ema_decay": 0.9}
+UPDATES = {"max_steps": 60, "save_every": 5, "log_every": 1, "validate_every": 30, "ema_decay": 0.9, "cpu_threads": 1}
 ONE_MACHINE = ["--standalone", "--nproc_per_node=2", "--max-restarts=3"]
 # Far more than any run takes.
 LIMIT = 180
