@@ -3,7 +3,7 @@
 #
 #     sbatch configs/jobs/slurm.sh RECIPE.yaml [--section.key value ...]
 #
-# Each member of the array is a run of its own, by its seed. Change the lines below for other machines; everything that
+# Submit it from the clone, with the environment active. Each member of the array is a run of its own, by its seed. Change the lines below for other machines; everything that
 # --export passes on, such as HF_TOKEN, is there.
 #SBATCH --job-name=vaswani
 #SBATCH --array=1-3
@@ -14,9 +14,10 @@
 #SBATCH --time=12:00:00
 #SBATCH --output=%x-%A-%a.log
 #SBATCH --open-mode=append
-# After a preemption or the failure of a machine, Slurm starts the job again, and the run goes on.
+# After the failure of a machine, Slurm starts the job again, and the run goes on.
 #SBATCH --requeue
-# Five minutes before its time is over, this script gets SIGUSR1: it stops the training, and puts the job in the queue.
+# Five minutes before its time is over, this script gets SIGUSR1: it stops the training, and puts the job in the queue. So
+# it does before a preemption, if the cluster's PreemptParameters have send_user_signal.
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 
@@ -24,6 +25,8 @@ recipe=$1
 seed=${SLURM_ARRAY_TASK_ID:-1}
 run=runs/$(basename "$recipe" .yaml)-$seed
 read -r first_machine < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+# Since version 22.05, srun does not take it from the line above.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 # With these, a machine that has failed can come back, and a checkpoint may take longer than 30 seconds.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 

@@ -7,6 +7,7 @@ import platform
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .inputs import check_beam, check_counts, load_translators
@@ -115,7 +116,15 @@ def translate_table(options: argparse.Namespace) -> None:
     processes = Processes()
     if options.engine_cluster == "ray" and processes.num_processes > 1:
         raise ValueError("--engine-cluster ray starts its own processes: do not use a launcher.")
+    if not options.output:
+        raise ValueError("--output is empty: name a folder for the translations.")
     folder = Folder(options.output)
+    if folder.local is not None:
+        if folder.local.exists() and not folder.local.is_dir():
+            raise ValueError(f"--output {options.output} is a file: name a folder.")
+        # The processes of a cluster have working folders of their own.
+        options.output = str(folder.local.absolute())
+    options.model = [str(Path(name).absolute()) if Path(name).is_dir() else name for name in options.model]
     translator, translation = load_translator(options)
     with (
         stopped_by_sigterm("stopped. The same command goes on."),
@@ -178,8 +187,11 @@ def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "Tran
 def _begin(options: argparse.Namespace, folder: "Folder", translation: dict[str, Any]) -> "Manifest":
     """Reads the manifest of the folder, or writes it; all machines then do what it says."""
     from ..scale.manifest import Manifest, Settings, check_same, read_manifest, write_manifest
-    from ..scale.shards import cut, describe, find_files
+    from ..scale.shards import cut, describe, find_files, schema_of
 
+    table, output = Path(options.table), Path(options.output)
+    if table.is_dir() and output.absolute().is_relative_to(table.absolute()):
+        raise ValueError(f"--output {output} is in the folder of the table, {table}: name another folder.")
     sources = [describe(url) for url in find_files(options.table, options.table_config, options.table_split)]
     settings = Settings(
         column=options.column,
@@ -195,6 +207,9 @@ def _begin(options: argparse.Namespace, folder: "Folder", translation: dict[str,
     if before is not None:
         check_same(folder, before, sources, settings)
         return replace(before, sources=sources)
+    if settings.format == "parquet":
+        # A table that cannot be Parquet is refused before anything is written.
+        schema_of(sources)
     manifest = Manifest(sources, settings, cut(sources, settings.shard_rows, settings.column, settings.added))
     write_manifest(folder, manifest)
     return manifest
@@ -216,10 +231,17 @@ def _translate_all(
     with bar:
         if options.engine_cluster == "ray":
             from ..scale.cluster import Workers, translate_on_ray
+            from ..scale.manifest import RECORDS
+            from ..scale.storage import Folder
 
             workers = Workers(options.workers, options.worker_cpus, options.worker_gpus)
             load = partial(load_same, options, manifest.settings.translation)
             for record in translate_on_ray(manifest, options.output, missing, load, workers):
+                if not Folder(options.output).sizes(RECORDS):
+                    raise OSError(
+                        f"A shard is done, but is not in {options.output} on this machine: name a folder or a URL "
+                        "that all machines share."
+                    )
                 bar.update(record.rows)
             return
         from ..scale.worker import ShardTranslator

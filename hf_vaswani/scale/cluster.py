@@ -43,7 +43,7 @@ class Workers:
 
 
 def connect() -> None:
-    """Joins the Ray cluster that this machine belongs to, or else starts one of this machine alone."""
+    """Joins the Ray cluster that `ray start` or `RAY_ADDRESS` names, or else starts one of this machine alone."""
     if ray.is_initialized():
         return
     # Ray reports to its authors by default.
@@ -51,10 +51,8 @@ def connect() -> None:
     # What is done is shown by our own bar.
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
-    except ConnectionError:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    # Joins a cluster of `ray start` or RAY_ADDRESS. One that another program has for itself ends with that program.
+    ray.init(log_to_driver=False, logging_level=logging.WARNING)
 
 
 class _Worker:

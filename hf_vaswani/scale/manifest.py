@@ -101,7 +101,7 @@ class Manifest:
         Raises:
             ValueError: a record is damaged.
         """
-        contents, sizes = folder.read_all(RECORDS), folder.sizes(DATA)
+        contents, sizes, rejected = folder.read_all(RECORDS), folder.sizes(DATA), folder.sizes(REJECTED)
         found = {}
         for number in range(len(self.shards)):
             name = self.record_file(number)
@@ -114,7 +114,14 @@ class Manifest:
                 raise ValueError(
                     f"{folder.at(name)} is damaged ({error}): delete it, and its shard is done anew."
                 ) from error
-            if sizes.get(self.data_file(number).rpartition("/")[2]) == record.bytes:
+            rows = self.shards[number].rows
+            if rows is not None and record.rows != rows:
+                raise ValueError(
+                    f"{folder.at(name)} is damaged (rows is {record.rows}, but the shard has {rows}): delete it, and "
+                    "its shard is done anew."
+                )
+            is_there = not record.rejected or self.rejected_file(number).rpartition("/")[2] in rejected
+            if is_there and sizes.get(self.data_file(number).rpartition("/")[2]) == record.bytes:
                 found[number] = record
         return found
 
@@ -168,7 +175,7 @@ def check_same(folder: Folder, before: Manifest, sources: list[Source], settings
         ValueError: it was not; names the first difference.
     """
     begun, now = _flat(to_json(before.settings)), _flat(to_json(settings))
-    begun["files"], now["files"] = len(before.sources), len(sources)
+    begun["number of files"], now["number of files"] = len(before.sources), len(sources)
     for old, new in zip(before.sources, sources, strict=False):
         # A file may have been moved; its text counts.
         begun[f"digest of {new.url}"], now[f"digest of {new.url}"] = old.digest, new.digest

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -103,13 +104,25 @@ class Block:
     def column(self, name: str) -> list[Any]:
         """Returns the values of a column; `None` where a row has none or cannot be read."""
         if isinstance(self.rows, pa.RecordBatch):
-            return list(self.rows.column(name).to_pylist())
+            column = self.rows.column(name)
+            try:
+                return list(column.to_pylist())
+            except UnicodeDecodeError:
+                # Parquet does not check that text is UTF-8.
+                return [_text(value) for value in column.cast(pa.large_binary()).to_pylist()]
         return [row.get(name) if isinstance(row, dict) else None for row in self.rows]
 
     def row(self, place: int) -> Any:
         """Returns a row as a dictionary; one that cannot be read, as it is written."""
         if isinstance(self.rows, pa.RecordBatch):
-            return self.rows.slice(place, 1).to_pylist()[0]
+            found = {}
+            for column in self.rows.schema.names:
+                try:
+                    found[column] = self.rows.column(column)[place].as_py()
+                # Python has fewer dates than Parquet, and text must be UTF-8.
+                except (OverflowError, ValueError) as error:
+                    found[column] = f"cannot be shown: {error}"
+            return found
         row = self.rows[place]
         return row if isinstance(row, dict) else row[0]
 
@@ -117,6 +130,13 @@ class Block:
         """Returns why a row cannot be read, or `None`."""
         row = None if isinstance(self.rows, pa.RecordBatch) else self.rows[place]
         return row[1] if isinstance(row, tuple) else None
+
+
+def _text(value: bytes | None) -> str | bytes | None:
+    try:
+        return value if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def suffix_of(url: str) -> str:
@@ -141,11 +161,15 @@ def find_files(table: str, config: str | None = None, split: str = "train") -> l
     Raises:
         ValueError: there is no such table, or its files have no known format or several.
     """
+    if not table:
+        raise ValueError("--table is empty: name a file, a folder, a URL or a dataset.")
     is_url = "://" in table
     if not is_url and not Path(table).exists() and "*" not in table:
         return _checked(_files_on_hub(table, config, split), table)
     if config is not None:
         raise ValueError(f"--table-config is for datasets on the Hub, but --table is {table}.")
+    if split != "train":
+        raise ValueError(f"--table-split is for datasets on the Hub, but --table is {table}.")
     fs, path = open_url(table)
     try:
         if "*" in path:
@@ -247,8 +271,16 @@ def _check_columns(source: Source, column: str, added: Sequence[str]) -> None:
     names = _names(source)
     if names is None:
         return
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{source.url} has the column {twice[0]!r} twice: rename one.")
     if column not in names:
         raise ValueError(f"{source.url} has no column {column!r}; it has {', '.join(map(repr, names))}.")
+    if source.kind == "parquet":
+        kind = _parquet(source).schema_arrow.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise ValueError(f"{source.url}: the column {column!r} must be text, but it is {kind}.")
     for name in added:
         if name in names:
             raise ValueError(f"{source.url} has a column {name!r} already: choose another --to-column.")
@@ -338,7 +370,9 @@ def _not_blank(lines: Iterable[str]) -> Iterator[str]:
 def _cells(source: Source, lines: Iterable[str]) -> Iterator[list[str]]:
     """Yields the cells of the rows of CSV, whose quoted cells may have line ends, or of TSV."""
     if source.kind == "tsv":
-        yield from (line.rstrip("\r\n").split("\t") for line in _not_blank(lines))
+        # A line of white space is a row, an empty one is not.
+        texts = (line.rstrip("\r\n") for line in lines)
+        yield from (text.split("\t") for text in texts if text)
         return
     csv.field_size_limit(LONGEST_CELL)
     rows = csv.reader(lines, strict=True)
@@ -437,19 +471,23 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def schema_of(source: Source) -> pa.Schema:
+def schema_of(sources: Sequence[Source]) -> pa.Schema:
     """
-    Returns the types of the columns of a file: of JSON, those of its first rows; of CSV, text.
+    Returns the types of the columns of files: of JSON, those of the first rows; of CSV, text.
 
     Raises:
         ValueError: rows of JSON have values of different types in a column.
     """
+    source = sources[0]
     if source.kind == "parquet":
         return _parquet(source).schema_arrow
     if source.kind != "jsonl":
         return pa.schema([(name, pa.string()) for name in _names(source) or []])
-    beginning = Shard(0, 0, 1, ROWS_OF_SCHEMA)
-    rows = [row for block in _blocks(source, beginning, BLOCK) for row in block.rows if isinstance(row, dict)]
+    beginning, rows = Shard(0, 0, 1, ROWS_OF_SCHEMA), list[dict[str, Any]]()
+    for source in sources:
+        rows = [row for block in _blocks(source, beginning, BLOCK) for row in block.rows if isinstance(row, dict)]
+        if rows:
+            break
     fields = []
     for name in dict.fromkeys(name for row in rows for name in row):
         try:

@@ -136,9 +136,12 @@ class Parquet:
                 found[place] = ("other columns", f"has {unknown[0]!r}, which the first rows of the table lack")
             else:
                 try:
-                    self._batch([row])
+                    (kept,) = self._batch([row]).to_pylist()
+                    why = "" if _is_kept(row, kept) else "a value would be lost"
                 except (pa.ArrowException, OverflowError, ValueError) as error:
-                    found[place] = ("other types", f"does not fit in the types of the first rows: {error}")
+                    why = str(error)
+                if why:
+                    found[place] = ("other types", f"does not fit in the types of the first rows: {why}")
         return found
 
     def _batch(self, rows: list[Any]) -> pa.RecordBatch:
@@ -158,6 +161,15 @@ class Parquet:
     def close(self) -> None:
         """Completes the file."""
         self.writer.close()
+
+
+def _is_kept(before: Any, after: Any) -> bool:
+    """Returns whether a value of JSON is still there after its conversion; keys without a value may be added."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return all(key in after and _is_kept(value, after[key]) for key, value in before.items())
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(_is_kept, before, after))
+    return bool(before == after)
 
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes]:
@@ -241,8 +253,8 @@ class ShardTranslator:
     def _writer(self, file: Path, source: Source) -> JsonLines | Parquet:
         if self.manifest.settings.format == "jsonl":
             return JsonLines(file, self.manifest.settings)
-        # Files of JSON have no types: all get those of the first.
-        typed = self.manifest.sources[0] if source.kind == "jsonl" else source
+        # Files of JSON have no types: all get those of the first that has rows.
+        typed = self.manifest.sources if source.kind == "jsonl" else [source]
         return Parquet(file, self.manifest.settings, schema_of(typed))
 
     def _translated(
@@ -252,7 +264,7 @@ class ShardTranslator:
         texts = block.column(self.manifest.settings.column)
         for place, text in enumerate(texts):
             reason = block.reason(place)
-            problem = ("unreadable", reason) if reason else self._problem(text)
+            problem = ("unreadable", reason) if reason else self._problem(text) or self._taken(block, place)
             if problem:
                 problems[place] = problem
         places = [place for place in range(len(block)) if place not in problems]
@@ -263,6 +275,12 @@ class ShardTranslator:
             else:
                 found[place] = candidates
         return found, problems
+
+    def _taken(self, block: Block, place: int) -> Problem | None:
+        """A row of JSON may have a column of the translations, though the first one has none."""
+        row = None if isinstance(block.rows, pa.RecordBatch) else block.rows[place]
+        names = [name for name in self.manifest.settings.added if isinstance(row, dict) and name in row]
+        return ("column taken", f"has {names[0]!r} already") if names else None
 
     def _problem(self, text: Any) -> Problem | None:
         column, most = self.manifest.settings.column, self.manifest.settings.max_characters

@@ -89,7 +89,11 @@ def model_digest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     found.update(json.dumps(settings_of(model.config), sort_keys=True).encode())
     for name, weight in sorted(model.state_dict().items()):
         found.update(name.encode())
-        found.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+        # Those of a layer with 8-bit weights are matrix and bias.
+        for part in weight if isinstance(weight, tuple) else (weight,):
+            if isinstance(part, torch.Tensor):
+                plain: Any = part.int_repr() if part.is_quantized else part
+                found.update(plain.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
 
 

@@ -131,6 +131,9 @@ BAD = [
     (["--workers", "2"], "--workers needs --engine-cluster ray"),
     (["--worker-cpus", "-1", "--engine-cluster", "ray"], "--worker-cpus must be from 0 to 10000"),
     (["--table-config", "x"], "--table-config is for datasets on the Hub"),
+    (["--output", ""], "--output is empty"),
+    (["--table", ""], "--table is empty"),
+    (["--table-split", "test"], "--table-split is for datasets on the Hub"),
     (["--output", "nowhere://x"], "nowhere://x cannot be reached: "),
 ]
 
@@ -161,6 +164,34 @@ def test_a_second_process_is_kept_out(teacher, table, tmp_path, capsys) -> None:
     with exclusive_file(tmp_path / "out"):
         assert main(command(teacher, table, tmp_path / "out")) == 2
     assert "is being written by another process" in capsys.readouterr().err
+
+
+def test_the_output_is_a_folder_outside_of_the_table(teacher, table, tmp_path, capsys) -> None:
+    assert main(command(teacher, tmp_path, tmp_path / "out")) == 2
+    assert "is in the folder of the table" in capsys.readouterr().err
+    assert main(command(teacher, table, table)) == 2
+    assert "table.parquet is a file: name a folder" in capsys.readouterr().err
+
+
+def test_a_table_that_cannot_be_parquet_is_refused_before_anything_is_written(teacher, tmp_path, capsys) -> None:
+    table = write_rows(tmp_path / "table.jsonl", [{"en": "one", "id": 1}, {"en": "two", "id": "x"}])
+    assert main(command(teacher, table, tmp_path / "out", "--format", "parquet")) == 2
+    assert "use --format jsonl" in capsys.readouterr().err
+    assert main(command(teacher, table, tmp_path / "out", "--format", "jsonl")) == 0
+
+
+def test_weights_of_8_bits(teacher, table, tmp_path) -> None:
+    assert main(command(teacher, table, tmp_path / "out", "--int8")) == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["translation"]["int8"]
+    assert len(read_output(tmp_path / "out")) == 60
+
+
+def test_lost_rejected_rows_are_written_again(teacher, tmp_path) -> None:
+    table = write_rows(tmp_path / "table.jsonl", [{"en": "one"}, {"en": None}])
+    for _ in range(2):
+        assert main(command(teacher, table, tmp_path / "out")) == 0
+        assert len(read_rejected(tmp_path / "out")) == 1
+        (tmp_path / "out" / "rejected" / "part-00000.jsonl").unlink()
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen:

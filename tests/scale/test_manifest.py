@@ -92,7 +92,7 @@ def test_another_table_is_refused_and_a_moved_one_is_not(table, tmp_path) -> Non
     begun, folder = manifest(table), Folder(str(tmp_path))
     moved = describe(str(table.rename(tmp_path / "b.jsonl")))
     check_same(folder, begun, [moved], begun.settings)
-    with pytest.raises(ValueError, match=r"another files \(1, now 2\)"):
+    with pytest.raises(ValueError, match=r"another number of files \(1, now 2\)"):
         check_same(folder, begun, [moved, moved], begun.settings)
     other = replace(moved, digest="SHA-256 0")
     with pytest.raises(ValueError, match=r"another digest of .*b\.jsonl \(SHA-256 [0-9a-f]{64}, now SHA-256 0\)"):

@@ -202,12 +202,12 @@ def test_a_file_without_rows_has_no_shards(tmp_path) -> None:
 def test_the_types_of_json_are_those_of_its_first_rows(tmp_path) -> None:
     rows = [{"en": "one", "n": 1, "none": None}, {"en": "two", "n": 1.5, "list": [1]}]
     source = describe(write(tmp_path / "a.jsonl", rows))
-    assert schema_of(source) == pa.schema(
+    assert schema_of([source]) == pa.schema(
         [("en", pa.string()), ("n", pa.float64()), ("none", pa.string()), ("list", pa.list_(pa.int64()))]
     )
     source = describe(write(tmp_path / "b.jsonl", [{"en": "one"}, {"en": 2}]))
     with pytest.raises(ValueError, match=r"The values of 'en' in .* have no common type for Parquet .*: use --format"):
-        schema_of(source)
+        schema_of([source])
 
 
 def test_a_change_of_a_file_changes_its_digest(tmp_path) -> None:
@@ -217,3 +217,25 @@ def test_a_change_of_a_file_changes_its_digest(tmp_path) -> None:
     path.write_text(path.read_text().replace("five", "nine"))
     assert before.size == describe(str(path)).size and before.digest != describe(str(path)).digest
     assert Source("x/a.jsonl.gz", 1, "").is_compressed and Source("x/A.CSV", 1, "").kind == "csv"
+
+
+def test_what_would_be_lost_is_refused_or_kept(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("id,x,x,en\n1,first,second,one\n")
+    with pytest.raises(ValueError, match=r"a\.csv has the column 'x' twice: rename one"):
+        cut([describe(str(tmp_path / "a.csv"))], 10, "en", [])
+    pq.write_table(pa.table({"en": [1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="the column 'en' must be text, but it is int64"):
+        cut([describe(str(tmp_path / "a.parquet"))], 10, "en", [])
+    (tmp_path / "a.tsv").write_text("en\none\n \n\n\u00a0\ntwo\n")
+    source = describe(str(tmp_path / "a.tsv"))
+    assert [row["en"] for _, row in read(source, cut([source], 10, "en", [])[0])] == ["one", " ", "\u00a0", "two"]
+
+
+def test_a_text_of_parquet_that_is_not_utf_8_is_bytes(tmp_path) -> None:
+    values = pa.array([b"one", b"a \xff", None]).cast(pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, values.buffers())
+    pq.write_table(pa.table({"en": text}), tmp_path / "a.parquet")
+    source = describe(str(tmp_path / "a.parquet"))
+    (block,) = blocks(source, cut([source], 10, "en", [])[0])
+    assert block.column("en") == ["one", b"a \xff", None]
+    assert "cannot be shown" in block.row(1)["en"]

@@ -9,10 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.scale import shards
+from hf_vaswani.scale.manifest import Manifest
+from hf_vaswani.scale.shards import cut, describe
 from hf_vaswani.scale.storage import Folder
 from hf_vaswani.scale.worker import ShardTranslator, Translator
 
-from .tables import load, manifest, read_output, read_rejected, upper, write_rows
+from .tables import load, manifest, read_output, read_rejected, settings, upper, write_rows
 
 
 def run(work, folder, translator=load):
@@ -185,3 +187,25 @@ def test_texts_that_were_split_are_counted_by_shard(tmp_path) -> None:
     records = run(manifest(path), tmp_path / "out", lambda: Translator(translate, lines_split=lambda: Counting.split))
     assert [record.split for record in records] == [4, 2]
     assert json.loads((tmp_path / "out" / "shards" / "00001.json").read_text())["split"] == 2
+
+
+def test_a_later_row_of_json_does_not_lose_a_value(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "ROWS_OF_SCHEMA", 2)
+    rows = [{"en": "one", "m": {"a": 1}}, {"en": "two", "m": None}, {"en": "three", "m": {"a": 2, "b": "more"}}]
+    path = write_rows(tmp_path / "table.jsonl", [*rows, {"en": "four", "m": {"a": 1}, "de": "mine"}, {"en": "five"}])
+    records = run(manifest(path, format="parquet"), tmp_path / "parquet")
+    assert [row["de"] for row in read_output(tmp_path / "parquet")] == ["ONE", "TWO", "FIVE"]
+    assert records[0].rejected == {"column taken": 1, "other types": 1}
+    records = run(manifest(path), tmp_path / "jsonl")
+    assert records[0].rejected == {"column taken": 1}
+    assert read_rejected(tmp_path / "jsonl")[0]["content"]["de"] == "mine"
+
+
+def test_a_first_file_without_rows_gives_no_types(tmp_path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    sources = [
+        describe(str(each)) for each in (tmp_path / "a.jsonl", write_rows(tmp_path / "b.jsonl", [{"en": "one"}]))
+    ]
+    work = Manifest(sources, settings(format="parquet"), cut(sources, 4, "en", ["de"]))
+    run(work, tmp_path / "out")
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE"]

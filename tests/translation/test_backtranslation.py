@@ -1,5 +1,8 @@
 """Back-translation: blocks with seeds of their own, directions, and the pairs."""
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -14,6 +17,7 @@ from hf_vaswani.translation.backtranslation import (
     set_search,
 )
 from hf_vaswani.translation.batches import translate_corpus
+from hf_vaswani.translation.loading import load_translator
 
 SENTENCES = ["one two three", "nine", "four five six", "seven seven eight", "two"] * 4
 
@@ -107,3 +111,18 @@ def test_lines_become_cells() -> None:
 def test_pairs_without_a_source_are_counted(tmp_path) -> None:
     (tmp_path / "pairs.tsv").write_text("en\tde\none\teins\n\tzwei\nthree\tdrei\n\tvier\n", encoding="utf-8")
     assert count_pairs(tmp_path / "pairs.tsv") == (4, 2)
+
+
+def test_the_digest_reads_weights_of_8_bits(tiny_run) -> None:
+    """A layer with such weights has its matrix and its bias in one entry."""
+    model, tokenizer = load_translator(tiny_run / "model")
+    before = model_digest(model, tokenizer)
+    with warnings.catch_warnings():
+        # torch deprecates such tensors, of which its own layers are made.
+        warnings.simplefilter("ignore")
+        matrix = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    found = []
+    for bias in (torch.zeros(2), torch.ones(2), None):
+        quantized = SimpleNamespace(config=model.config, state_dict=lambda bias=bias: {"packed": (matrix, bias)})
+        found.append(model_digest(quantized, tokenizer))
+    assert len({before, *found}) == 4
