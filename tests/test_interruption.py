@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -17,7 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vaswani.interruption import Interrupted, Interruption, delayed_signals, ignore_signals, stopped_by_sigterm
+from hf_vaswani.interruption import (
+    Interrupted,
+    Interruption,
+    delayed_signals,
+    exclusive_run,
+    ignore_signals,
+    stopped_by_sigterm,
+)
 from hf_vaswani.run_folder import list_checkpoints
 
 from .conftest import ROOT, tiny_recipe
@@ -499,3 +507,27 @@ def test_a_signal_in_a_destructor_is_not_lost(number) -> None:
         assert not isinstance(stopped.value, Interrupted)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_launch_waits_for_the_end_of_an_earlier_one(tmp_path) -> None:
+    with exclusive_run(tmp_path / "run"):
+        with (
+            pytest.raises(ValueError, match="is being trained by another process"),
+            exclusive_run(tmp_path / "run", 0.1),
+        ):
+            pass
+        begun = threading.Event()
+
+        def later() -> None:
+            begun.set()
+            with exclusive_run(tmp_path / "run", 20):
+                done.append(time.monotonic())
+
+        done: list[float] = []
+        thread = threading.Thread(target=later)
+        thread.start()
+        assert begun.wait(5)
+        time.sleep(0.2)
+        assert not done
+    thread.join(20)
+    assert done

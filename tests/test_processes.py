@@ -153,3 +153,52 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
         build_accelerator(recipe, str)
     assert not (tmp_path / "run").exists()
+
+
+MEETING = """
+import os, sys
+from hf_vaswani.processes import leave_the_launchers_store
+leave_the_launchers_store()
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+print(os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+"""
+
+
+def test_processes_after_a_restart_do_not_meet_where_those_before_it_did() -> None:
+    from torch.distributed import TCPStore
+
+    launcher = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        gone = nobody.getsockname()[1]
+    launcher.set("hf_vaswani/port", str(gone))
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launcher.port), "WORLD_SIZE": "2"}
+    world |= {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEETING],
+            env=os.environ | world | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in started]
+    assert said[0] == said[1] and said[0][1] == "False"
+    assert said[0][0] not in (str(gone), str(launcher.port))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a process that its parent has died")
+def test_a_process_ends_with_its_launcher() -> None:
+    child = (
+        "import time; from hf_vaswani.processes import end_with_launcher; end_with_launcher(); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "ready\n"
+    launcher.kill()
+    # The pipe ends when the child, which has it, too, has ended.
+    assert launcher.communicate(timeout=20)[0] == ""

@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import logging
 import platform
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,8 +58,8 @@ def add_table(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--engine-cluster",
         choices=("local", "ray"),
-        help="local (default): this process, or those of a launcher; ray: the Ray cluster that this machine belongs "
-        "to, or one of this machine alone",
+        help="local (default): this process, or those of a launcher; ray: the Ray cluster that `ray start` or "
+        "RAY_ADDRESS names, or one of this machine alone",
     )
     group.add_argument("--workers", type=int, metavar="N", help="processes on Ray; default: as many as have room")
     group.add_argument("--worker-cpus", type=float, metavar="N", help="cores of a process on Ray; default: 1")
@@ -126,10 +126,10 @@ def translate_table(options: argparse.Namespace) -> None:
         options.output = str(folder.local.absolute())
     options.model = [str(Path(name).absolute()) if Path(name).is_dir() else name for name in options.model]
     translator, translation = load_translator(options)
-    with (
-        stopped_by_sigterm("stopped. The same command goes on."),
-        exclusive_file(folder.local) if folder.local and processes.is_main_process else nullcontext(),
-    ):
+    with stopped_by_sigterm("stopped. The same command goes on."), ExitStack() as stack:
+        if folder.local is not None:
+            output = folder.local
+            processes.on_main_process(lambda: stack.enter_context(exclusive_file(output)))
         manifest = processes.on_main_process(lambda: _begin(options, folder, translation))
         done = processes.on_main_process(lambda: manifest.records(folder))
         missing = [number for number in range(len(manifest.shards)) if number not in done]

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cached_property
 from typing import Any, cast
 
 import ray
@@ -48,7 +48,7 @@ def connect() -> None:
         return
     # Ray reports to its authors by default.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # What is done is shown by our own bar.
+    # The command has a progress bar of its own.
     ray.data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     # Joins a cluster of `ray start` or RAY_ADDRESS. One that another program has for itself ends with that program.
@@ -63,8 +63,12 @@ class _Worker:
     """
 
     def __init__(self, manifest: Manifest, output: str, load: Callable[[], Translator]) -> None:
-        self.manifest, self.folder = manifest, Folder(output)
-        self.translate = cache(partial(ShardTranslator, manifest, output, load))
+        self.manifest, self.output, self.load, self.folder = manifest, output, load, Folder(output)
+
+    @cached_property
+    def translate(self) -> ShardTranslator:
+        """The translator, with its model, which is loaded with the first shard."""
+        return ShardTranslator(self.manifest, self.output, self.load)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         try:
@@ -88,7 +92,7 @@ class _Worker:
             )
         self.folder.write_json(name, {"machine": platform.node(), "process": os.getpid()})
         try:
-            return self.translate()(number)
+            return self.translate(number)
         finally:
             # Where the process dies, this is not reached.
             self.folder.remove(name)
@@ -132,7 +136,7 @@ def translate_on_ray(
     count = min(len(missing), workers.count or most)
     folder = Folder(output)
     for name in folder.sizes(ATTEMPTS):
-        # Of an earlier command.
+        # An earlier command that was killed left it.
         folder.remove(f"{ATTEMPTS}/{name}")
     # One row of this dataset is one shard, and each is a task of its own.
     shards = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))

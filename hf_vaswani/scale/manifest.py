@@ -156,8 +156,9 @@ def read_manifest(folder: Folder) -> Manifest | None:
                 f"--output {folder.url} has files, but no {MANIFEST} of a translated table: name a new folder."
             )
         return None
+    content = folder.read_json(MANIFEST)
     try:
-        return from_json(Manifest, folder.read_json(MANIFEST))
+        return from_json(Manifest, content)
     except ValueError as error:
         raise ValueError(f"{folder.at(MANIFEST)} is damaged: {error}.") from error
 
@@ -179,6 +180,8 @@ def check_same(folder: Folder, before: Manifest, sources: list[Source], settings
     for old, new in zip(before.sources, sources, strict=False):
         # A file may have been moved; its text counts.
         begun[f"digest of {new.url}"], now[f"digest of {new.url}"] = old.digest, new.digest
+        # Some file systems have no digest that depends on the text.
+        begun[f"size of {new.url}"], now[f"size of {new.url}"] = old.size, new.size
     for key in dict.fromkeys([*begun, *now]):
         if begun.get(key) != now.get(key):
             raise ValueError(

@@ -32,6 +32,9 @@ ROWS_OF_SCHEMA = 10_000
 # A cell of CSV may be as long as a document.
 LONGEST_CELL = 2**31 - 1
 
+# Python has fewer dates than Parquet, which does not check that text is UTF-8 either.
+UNKNOWN_TO_PYTHON = (OverflowError, ValueError)
+
 # Rows of JSON or CSV. One that cannot be read is its text and the reason.
 Rows = list[dict[str, Any] | tuple[str, str]]
 
@@ -58,7 +61,7 @@ class Source:
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it is a .gz file."""
+        """True for a .gz file."""
         return self.url.endswith(".gz")
 
     def open(self) -> Any:
@@ -108,23 +111,27 @@ class Block:
             try:
                 return list(column.to_pylist())
             except UnicodeDecodeError:
-                # Parquet does not check that text is UTF-8.
                 return [_text(value) for value in column.cast(pa.large_binary()).to_pylist()]
         return [row.get(name) if isinstance(row, dict) else None for row in self.rows]
 
     def row(self, place: int) -> Any:
         """Returns a row as a dictionary; one that cannot be read, as it is written."""
         if isinstance(self.rows, pa.RecordBatch):
-            found = {}
-            for column in self.rows.schema.names:
-                try:
-                    found[column] = self.rows.column(column)[place].as_py()
-                # Python has fewer dates than Parquet, and text must be UTF-8.
-                except (OverflowError, ValueError) as error:
-                    found[column] = f"cannot be shown: {error}"
-            return found
+            return self.rows.slice(place, 1).to_pylist()[0]
         row = self.rows[place]
         return row if isinstance(row, dict) else row[0]
+
+    def shown(self, place: int) -> Any:
+        """Returns a row for people, with a note in place of a value that Python does not have."""
+        if not isinstance(self.rows, pa.RecordBatch):
+            return self.row(place)
+        found = {}
+        for column in self.rows.schema.names:
+            try:
+                found[column] = self.rows.column(column)[place].as_py()
+            except UNKNOWN_TO_PYTHON as error:
+                found[column] = f"cannot be shown: {error}"
+        return found
 
     def reason(self, place: int) -> str | None:
         """Returns why a row cannot be read, or `None`."""
@@ -331,8 +338,8 @@ def _parts(source: Source, most: int) -> Iterator[tuple[int, int, int]]:
 class _Lines:
     """The lines of a file, decoded; `place` is the number of bytes that were read."""
 
-    def __init__(self, file: IO[bytes], start: int, has_mark: bool) -> None:
-        self.file, self.place, self.has_mark = file, start, has_mark
+    def __init__(self, file: IO[bytes], start: int) -> None:
+        self.file, self.place = file, start
 
     def __enter__(self) -> "_Lines":
         return self
@@ -348,9 +355,9 @@ class _Lines:
         if not line:
             raise StopIteration
         at_start, self.place = self.place == 0, self.place + len(line)
-        if at_start and self.has_mark:
+        if at_start:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        # What is not UTF-8 becomes surrogates, by which the row is recognized.
+        # Bytes that are not UTF-8 become surrogates, which mark the row as unreadable.
         return line.decode("utf-8", errors="surrogateescape")
 
 
@@ -360,7 +367,7 @@ def _lines(source: Source, start: int) -> _Lines:
         file = gzip.GzipFile(fileobj=file)
     elif start:
         file.seek(start)
-    return _Lines(file, start, has_mark=True)
+    return _Lines(file, start)
 
 
 def _not_blank(lines: Iterable[str]) -> Iterator[str]:

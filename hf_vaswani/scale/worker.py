@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ..records import to_json
 from .manifest import Manifest, Settings, ShardRecord
-from .shards import Block, Source, blocks, schema_of
+from .shards import UNKNOWN_TO_PYTHON, Block, Source, blocks, schema_of
 from .storage import Folder
 
 # Scores and translations of a text, best first.
@@ -99,8 +99,18 @@ class JsonLines:
         self.settings = settings
 
     def problems(self, block: Block) -> dict[int, Problem]:
-        """Returns the rows that the format cannot hold."""
-        return {}
+        """Returns the rows of Parquet that have values unknown to Python."""
+        found = {}
+        try:
+            if isinstance(block.rows, pa.RecordBatch):
+                block.rows.to_pylist()
+        except UNKNOWN_TO_PYTHON:
+            for place in range(len(block)):
+                try:
+                    block.row(place)
+                except UNKNOWN_TO_PYTHON as error:
+                    found[place] = ("no JSON", f"has a value that JSON cannot have: {error}")
+        return found
 
     def write(self, block: Block, places: Sequence[int], added: Sequence[Sequence[Any]]) -> None:
         """Writes rows of a block, with the values of the added columns."""
@@ -124,25 +134,25 @@ class Parquet:
         self.writer = pq.ParquetWriter(file, pa.schema([*schema, *self.added], metadata=_metadata(schema)))
 
     def problems(self, block: Block) -> dict[int, Problem]:
-        """Returns the rows that do not fit in the types of the columns."""
+        """Returns the rows of JSON or CSV that do not fit in the types of the columns."""
         if isinstance(block.rows, pa.RecordBatch):
             return {}
-        found = {}
-        for place, row in enumerate(block.rows):
-            if isinstance(row, tuple):
-                continue
-            unknown = [name for name in row if name not in self.schema.names]
-            if unknown:
-                found[place] = ("other columns", f"has {unknown[0]!r}, which the first rows of the table lack")
-            else:
-                try:
-                    (kept,) = self._batch([row]).to_pylist()
-                    why = "" if _is_kept(row, kept) else "a value would be lost"
-                except (pa.ArrowException, OverflowError, ValueError) as error:
-                    why = str(error)
-                if why:
-                    found[place] = ("other types", f"does not fit in the types of the first rows: {why}")
-        return found
+        rows = {place: row for place, row in enumerate(block.rows) if isinstance(row, dict)}
+        # One by one only if some row does not fit.
+        if self._problem(list(rows.values())) is None:
+            return {}
+        return {place: problem for place, row in rows.items() if (problem := self._problem([row]))}
+
+    def _problem(self, rows: list[dict[str, Any]]) -> Problem | None:
+        known = set(self.schema.names)
+        unknown = next((name for row in rows for name in row if name not in known), None)
+        if unknown is not None:
+            return "other columns", f"has {unknown!r}, which the first rows of the table lack"
+        try:
+            kept = all(map(_is_kept, rows, self._batch(rows).to_pylist()))
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            return "other types", f"does not fit in the types of the first rows: {error}"
+        return None if kept else ("other types", "has values that the types of the first rows would lose")
 
     def _batch(self, rows: list[Any]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist(rows, schema=self.schema)
@@ -189,7 +199,7 @@ class _Rejected:
         if self.file is None:
             path = self.stack.enter_context(self.folder.writing(self.name))
             self.file = self.stack.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
-        row = {"file": self.url, "row": block.first + place, "reason": why, "content": block.row(place)}
+        row = {"file": self.url, "row": block.first + place, "reason": why, "content": block.shown(place)}
         self.file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
@@ -226,7 +236,7 @@ class ShardTranslator:
         source, settings = self.manifest.sources[shard.source], self.manifest.settings
         data, rejects = self.manifest.data_file(number), self.manifest.rejected_file(number)
         rows, counts = 0, Counter[str]()
-        # Of an earlier attempt that did not come to its end.
+        # An attempt that was interrupted may have left it.
         self.folder.remove(rejects)
         with ExitStack() as stack:
             file = stack.enter_context(self.folder.writing(data))

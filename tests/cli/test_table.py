@@ -194,6 +194,22 @@ def test_lost_rejected_rows_are_written_again(teacher, tmp_path) -> None:
         (tmp_path / "out" / "rejected" / "part-00000.jsonl").unlink()
 
 
+def test_machines_of_a_cluster_get_absolute_paths(teacher, table, tmp_path, monkeypatch) -> None:
+    """Their working folders are others."""
+    seen = []
+
+    def translate(manifest, output, missing, load, workers):
+        options = load.args[0]
+        seen.extend([output, *options.model, *(source.url for source in manifest.sources)])
+        yield from ()
+
+    monkeypatch.setattr("hf_vaswani.scale.cluster.translate_on_ray", translate)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(teacher)
+    assert main(command("model", table.name, "out", "--engine-cluster", "ray")) == 2
+    assert seen == [str(tmp_path / name) for name in ("out", "model", table.name)]
+
+
 def start(*arguments: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -113,6 +115,17 @@ def broken_later() -> Translator:
         raise RuntimeError("The GPU is gone.")
 
     return Translator(translate)
+
+
+def test_the_cluster_of_another_program_is_left_alone(cluster) -> None:
+    """It would end with that program."""
+    program = (
+        "import ray; from hf_vaswani.scale.cluster import connect; connect(); "
+        "print(ray.get_runtime_context().get_node_id())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] != ray.get_runtime_context().get_node_id()
 
 
 def test_a_cluster_without_room_is_an_error(cluster, table, tmp_path) -> None:

@@ -94,6 +94,8 @@ def test_another_table_is_refused_and_a_moved_one_is_not(table, tmp_path) -> Non
     check_same(folder, begun, [moved], begun.settings)
     with pytest.raises(ValueError, match=r"another number of files \(1, now 2\)"):
         check_same(folder, begun, [moved, moved], begun.settings)
+    with pytest.raises(ValueError, match=r"another size of .*b\.jsonl"):
+        check_same(folder, begun, [replace(moved, size=1)], begun.settings)
     other = replace(moved, digest="SHA-256 0")
     with pytest.raises(ValueError, match=r"another digest of .*b\.jsonl \(SHA-256 [0-9a-f]{64}, now SHA-256 0\)"):
         check_same(folder, begun, [other], begun.settings)

@@ -238,4 +238,4 @@ def test_a_text_of_parquet_that_is_not_utf_8_is_bytes(tmp_path) -> None:
     source = describe(str(tmp_path / "a.parquet"))
     (block,) = blocks(source, cut([source], 10, "en", [])[0])
     assert block.column("en") == ["one", b"a \xff", None]
-    assert "cannot be shown" in block.row(1)["en"]
+    assert "cannot be shown" in block.shown(1)["en"]

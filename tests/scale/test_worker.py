@@ -209,3 +209,16 @@ def test_a_first_file_without_rows_gives_no_types(tmp_path) -> None:
     work = Manifest(sources, settings(format="parquet"), cut(sources, 4, "en", ["de"]))
     run(work, tmp_path / "out")
     assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE"]
+
+
+def test_a_date_that_python_lacks_is_no_json(tmp_path) -> None:
+    times = pa.array([0, 10**18, 0], pa.timestamp("ms"))
+    pq.write_table(pa.table({"en": ["one", "two", None], "when": times}), tmp_path / "table.parquet")
+    (record,) = run(manifest(tmp_path / "table.parquet"), tmp_path / "jsonl")
+    assert record.rejected == {"no JSON": 1, "no text": 1}
+    assert [row["de"] for row in read_output(tmp_path / "jsonl")] == ["ONE"]
+    assert "cannot be shown" in read_rejected(tmp_path / "jsonl")[0]["content"]["when"]
+    # Parquet keeps what Python does not have.
+    run(manifest(tmp_path / "table.parquet", format="parquet"), tmp_path / "parquet")
+    found = pq.read_table(tmp_path / "parquet" / "data" / "part-00000.parquet")
+    assert found.column("when").cast(pa.int64()).to_pylist() == [0, 10**18]
