@@ -373,9 +373,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _without_tag(self, text: str) -> tuple[str, str]:
         """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
         with LOCK:
-            tags = language_tags(self.tokenizer).values()
-        tag = next((tag for tag in tags if text.lstrip().startswith(tag)), None)
-        return ("", text) if tag is None else (f"{tag} ", text.lstrip().removeprefix(tag).lstrip())
+            return _without_tag(text, language_tags(self.tokenizer))
 
     # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(
@@ -395,9 +393,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
 
         Returns:
-            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` of shape
-            `(1, 1)`, which is 1 for a sentence without a word, and the settings of `generate` by which a multilingual
-            tokenizer chooses the target language.
+            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` (`bool`), which
+            is true for a sentence without a word, and the settings of `generate` by which a multilingual tokenizer
+            chooses the target language.
 
         Raises:
             TypeError: if the sentence is not a `str`.
@@ -405,26 +403,28 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         """
         _require_text(input_, "a sentence")
         source_language, target_language = self._check_direction(src_lang, tgt_lang)
-        tag, text = self._without_tag(input_)
-        is_blank = not text.strip()
         settings: dict[str, Any] = {"truncation": truncation}
         positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
         if positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
         with LOCK:
-            front = "" if is_blank else self._language_tag(target_language, tag)
+            tags = language_tags(self.tokenizer)
+            tag, text = _without_tag(input_, tags)
+            is_blank = not text.strip()
+            front = "" if is_blank else self._language_tag(tags, target_language, tag)
             sentence = (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
                 encoding = self.tokenizer._build_translation_inputs(
                     sentence, return_tensors="pt", src_lang=source_language, tgt_lang=target_language, **settings
                 )
             else:
-                # By `return_tensors`, this would take twice the time, and that counts where the model is small.
-                encoding = self._encoded(sentence, truncation) or self.tokenizer(sentence, **settings)
-                encoding.update({name: torch.tensor([ids]) for name, ids in encoding.items()})
+                # The tokenizer takes twice the time, and that counts where the model is small.
+                encoding = self._encoded(sentence, truncation) or self.tokenizer(
+                    sentence, return_tensors="pt", **settings
+                )
         # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
-        encoding["is_blank"] = torch.tensor([[int(is_blank)]])
+        encoding["is_blank"] = is_blank
         return encoding
 
     def _encoded(self, sentence: str, truncation: bool | str) -> BatchEncoding | None:
@@ -439,7 +439,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # It warns of a longer sentence.
         if len(ids) > self.tokenizer.model_max_length:
             return None
-        return BatchEncoding({"input_ids": ids, "attention_mask": [1] * len(ids)})
+        input_ids = torch.tensor([ids])
+        return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
         """Returns source and target language, by default the task's, after checking the model's `language_pairs`."""
@@ -455,19 +456,20 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def _front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
         """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
+        language = self._check_direction(src_lang, tgt_lang)[1]
         with LOCK:
-            return (self.prefix or "") + self._language_tag(self._check_direction(src_lang, tgt_lang)[1], tag)
+            return (self.prefix or "") + self._language_tag(language_tags(self.tokenizer), language, tag)
 
-    def _language_tag(self, language: str | None, tag: str) -> str:
+    def _language_tag(self, tags: dict[str, str], language: str | None, tag: str) -> str:
         """
         Returns the tag of the target language and a space, to put in front of a sentence, or nothing if the sentence
         has a tag or the vocabulary has none.
 
         Args:
+            tags (`dict[str, str]`): the vocabulary's tags, by language.
             language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
             tag (`str`): the sentence's own tag and a space, or nothing.
         """
-        tags = language_tags(self.tokenizer)
         known = {pair[1] for pair in getattr(self.model.config, "language_pairs", None) or ()} & tags.keys()
         if language is None and not tag and known:
             if len(known) > 1:
@@ -494,7 +496,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`). Those of a sentence
             without a word are padding, because a model would invent a translation.
         """
-        is_blank = model_inputs["is_blank"][:, 0].bool()
+        is_blank = model_inputs["is_blank"]
+        # One sentence alone is no list.
+        has_text = [not each for each in (is_blank if isinstance(is_blank, list) else [is_blank])]
         model_inputs = {name: value for name, value in model_inputs.items() if name != "is_blank"}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
@@ -507,26 +511,29 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
-        if is_blank.all():
+        if not any(has_text):
             # Another thread may be waiting for the end of the stream.
             if settings.get("streamer") is not None:
                 settings["streamer"].end()
             config = settings.get("generation_config") or self.model.generation_config
             candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-            generated = is_blank.new_zeros(0, candidates, 1, dtype=torch.long)
+            generated = model_inputs["input_ids"].new_zeros(0, candidates, 1)
         else:
-            tensors = {name: tensor[~is_blank] for name, tensor in tensors.items()}
+            if not all(has_text):
+                tensors = {name: tensor[has_text] for name, tensor in tensors.items()}
             generated = None if self.engine is None else self.engine(**tensors, **settings)
             if generated is None:
                 with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
                     generated = self.model.generate(**tensors, **(self.torch_settings | settings))
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
-            generated = generated.reshape(int((~is_blank).sum()), -1, generated.shape[-1])
+            generated = generated.reshape(sum(has_text), -1, generated.shape[-1])
+        if all(has_text):
+            return {"output_ids": generated}  # [batch, candidates, target]
         padding = next(
             each for each in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if each is not None
         )
-        output_ids = generated.new_full((len(is_blank), *generated.shape[1:]), padding)
-        output_ids[~is_blank] = generated
+        output_ids = generated.new_full((len(has_text), *generated.shape[1:]), padding)
+        output_ids[has_text] = generated
         return {"output_ids": output_ids}  # [batch, candidates, target]
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -564,7 +571,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
         with LOCK:
             texts = self.tokenizer.batch_decode(
-                candidates,
+                candidates.tolist(),
                 skip_special_tokens=True,
                 clean_up_tokenization_spaces=clean_up_tokenization_spaces,
             )
@@ -607,6 +614,13 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         raise ValueError(
             f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
+
+
+def _without_tag(text: str, tags: dict[str, str]) -> tuple[str, str]:
+    """Splits a text into one of these language tags at its beginning and a space, or nothing, and the rest."""
+    bare = text.lstrip()
+    tag = next((tag for tag in tags.values() if bare.startswith(tag)), None)
+    return ("", text) if tag is None else (f"{tag} ", bare.removeprefix(tag).lstrip())
 
 
 class _Split(NamedTuple):
