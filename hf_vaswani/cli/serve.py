@@ -203,8 +203,10 @@ def _serve(options: argparse.Namespace) -> None:
             # uvicorn raises the signal once more when all requests are finished.
             with suppress(KeyboardInterrupt, Interrupted), stopped_by_sigterm():
                 server = uvicorn.Server(uvicorn.Config(make_app(chosen), **settings))
-                logger.info(address)
-                asyncio.run(server.serve([listening]))
+                # A signal would interrupt asyncio while it makes its loop.
+                with server.capture_signals():
+                    logger.info(address)
+                    asyncio.run(server.serve([listening]))
             return
         # Errors of the models are said here, in words: a worker could only die of them.
         make_app(chosen)

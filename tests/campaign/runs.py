@@ -21,6 +21,7 @@ KINDS: dict[str, dict[str, object]] = {
     "muon": {"optimizer": "muon", "schedule": "constant", "peak_learning_rate": 0.01},
     "stream": {},
     "two processes": {"ema_decay": 0.9},
+    "adapters": {"adapter": "{rank: 2, alpha: 8, dropout: 0.1}", "schedule": "constant", "peak_learning_rate": 0.01},
     # Tasks without translations.
     "next_sentence": {},
     "tagging": {},
@@ -34,6 +35,10 @@ def recipe(folder: Path, kind: str) -> list[str]:
     if kind in TASKS:
         return ["train", *task_recipe(folder, kind, **STEPS, **KINDS[kind])]
     arguments = ["train", *tiny_recipe(folder, **STEPS, **KINDS[kind])]
+    if kind == "adapters":
+        base = folder / "base"
+        assert run(folder / "base-outputs", verb, ["train", *tiny_recipe(folder), "--run_dir", str(base)]).code == 0
+        arguments += ["--initialize.from", str(base / "model")]
     return [*arguments, "--data.streaming=true", "--data.stream_window=50"] if kind == "stream" else arguments
 
 

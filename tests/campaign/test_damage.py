@@ -47,7 +47,7 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
-@pytest.fixture(scope="module", params=["plain", "moving average"] if FULL else ["moving average"])
+@pytest.fixture(scope="module", params=["plain", "moving average", "adapters"] if FULL else ["moving average"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path, Path]:
     """The command line of a run, the finished run, and the same run killed after two of its three checkpoints."""
     folder = tmp_path_factory.mktemp("runs")

@@ -1,20 +1,14 @@
 """The verb serve, in processes of its own."""
 
+import asyncio
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 import pytest
 
@@ -25,53 +19,9 @@ from transformers import pipeline
 
 from hf_vaswani.cli import main
 
+from ..serving.served import serve
+
 SENTENCES = ["one two three", "nine", "four five six", "seven eight one two"]
-
-
-class Served:
-    """A running server."""
-
-    def __init__(self, process: "subprocess.Popen[str]", port: int, log: Path) -> None:
-        self.process, self.port, self.log = process, port, log
-
-    def translate(self, text: Any) -> Any:
-        body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
-        return json.loads(self.post(body))["translatedText"]
-
-    def post(self, body: bytes) -> bytes:
-        address = f"http://127.0.0.1:{self.port}/translate"
-        request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-        return bytes(urllib.request.urlopen(request, timeout=120).read())
-
-    def get(self, path: str) -> str:
-        return str(urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120).read().decode())
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=120)
-
-
-@contextmanager
-def serve(model: Path, log: Path, *arguments: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "hf_vaswani.cli", "serve", "--model", str(model), "--port", "0", *arguments]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stderr=file, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, start_new_session=True
-        )
-    try:
-        for _ in range(600):
-            if match := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
-                break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.2)
-        assert match
-        served = Served(process, int(match[1]), log)
-        assert json.loads(served.get("/health")) == {"status": "ok"}
-        yield served
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +42,20 @@ def test_running_requests_finish_before_the_end(teacher, expected, tmp_path) -> 
     assert log.count("POST /translate 200") == 9 and "Traceback" not in log
     with pytest.raises(OSError, match="refused"):
         served.get("/health")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_does_not_interrupt_asyncio_while_it_starts(teacher, monkeypatch, number) -> None:
+    make, made = asyncio.new_event_loop, []
+
+    def make_under_attack() -> asyncio.AbstractEventLoop:
+        signal.raise_signal(number)
+        made.append(make())
+        return made[0]
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", make_under_attack)
+    assert main(["serve", "--model", str(teacher), "--port", "0"]) == 0
+    assert made and made[0].is_closed()
 
 
 def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) -> None:

@@ -1,0 +1,367 @@
+"""A server under load: requests that are odd, damaged or cut, workers that are killed, and a stop at any moment.
+
+All the while, ordinary clients ask for translations, and each must get that of its own sentence.
+"""
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
+
+from transformers import pipeline
+
+from tests.serving.served import serve
+
+from .judge import FULL, LIMIT, Campaign, Child
+from .verbs import verb
+
+SENTENCES = [f"{one} {two}" for one in ("one", "two three", "nine", "four") for two in ("five", "six", "seven eight")]
+# Answers to requests that are wrong, or for which there is no room.
+REFUSALS = {400, 403, 404, 405, 408, 413, 429}
+# Longer than any answer takes, shorter than the server waits for the rest of a request.
+PATIENCE = 20.0
+
+GOOD = {"q": SENTENCES[0], "source": "en", "target": "de", "format": "text", "alternatives": 0}
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1e308,
+    float("nan"),
+    "",
+    " ",
+    "\0",
+    "\ud800",
+    "<2de> ",
+    "de\r\nX: y",
+    "🙂" * 50,
+]
+ODD += [
+    "one " * 3000,
+    "x" * 4999,
+    "</s> <pad> <unk>",
+    "<b>one <i>two</b></i>",
+    "&amp;&#0;&#x110000;",
+    "one\n\n\ntwo. ",
+]
+ODD += [
+    [],
+    [""],
+    ["one", None],
+    ["one"] * 101,
+    [["one"]],
+    {},
+    {"q": "one"},
+    ["<p>one"] * 3,
+    "AUTO",
+    "auto",
+    "html",
+    "en-US",
+]
+
+
+@pytest.fixture(scope="module")
+def expected(teacher: Path) -> dict[str, str]:
+    found = pipeline("translation", model=str(teacher))(SENTENCES)
+    return {sentence: each["translation_text"] for sentence, each in zip(SENTENCES, found, strict=True)}
+
+
+class Clients:
+    """Ask for one sentence after the other, and compare the answers."""
+
+    def __init__(self, port: int, expected: dict[str, str], count: int, patient: bool) -> None:
+        self.port, self.expected, self.patient = port, expected, patient
+        self.answers, self.wrong, self.over = 0, list[str](), False
+        self.threads = [threading.Thread(target=self.ask, args=[i], daemon=True) for i in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    def ask(self, seed: int) -> None:
+        draw = random.Random(seed)
+        while not self.over:
+            sentence = draw.choice(SENTENCES)
+            try:
+                status, answer = post(self.port, json.dumps(GOOD | {"q": sentence}).encode())
+            except (OSError, http.client.HTTPException) as error:
+                if not self.over and not self.patient:
+                    self.wrong.append(f"no answer to {sentence!r}: {error!r}")
+                # Its worker is dead, or the server has ended.
+                time.sleep(0.05)
+                continue
+            if status == 429:
+                continue
+            if (status, answer) != (200, {"translatedText": self.expected[sentence]}):
+                self.wrong.append(f"{status} and {answer!r} to {sentence!r}")
+            self.answers += 1
+
+    def end(self) -> None:
+        self.over = True
+        for thread in self.threads:
+            thread.join(PATIENCE)
+            if thread.is_alive():
+                self.wrong.append("an answer that does not come")
+
+
+@contextmanager
+def clients(port: int, expected: dict[str, str], count: int = 3, patient: bool = False) -> Iterator[Clients]:
+    found = Clients(port, expected, count, patient)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def request_of(body: bytes, media: str = "application/json", path: str = "/translate", method: str = "POST") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def read_answer(connection: socket.socket) -> tuple[int, Any]:
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    content = answer.read()
+    is_json = (answer.getheader("Content-Type") or "").startswith("application/json")
+    return answer.status, json.loads(content) if is_json else content.decode()
+
+
+def post(port: int, body: bytes) -> tuple[int, Any]:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(request_of(body))
+        return read_answer(connection)
+
+
+# ---- Requests ----------------------------------------------------------------------------------------------------
+
+
+def wrong_answer(status: int, answer: Any, strict: bool) -> str | None:
+    """Judges an answer to a request that may be wrong; uvicorn itself answers in plain text what is not HTTP."""
+    if status == 200:
+        return None
+    said = answer.get("error") if isinstance(answer, dict) else None
+    if status not in REFUSALS or (strict and not said):
+        return f"{status} and {answer!r}"
+    return None
+
+
+def odd_values(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    body = dict(GOOD)
+    for name in draw.sample([*body, "api_key"], draw.choice([1, 1, 2, 3])):
+        body[name] = draw.choice(ODD)
+    if draw.random() < 0.2:
+        body.pop(draw.choice(list(body)))
+    path = draw.choice(["/translate", "/translate", "/translate", "/detect"])
+    sent = json.dumps(body)
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(request_of(sent.encode("utf-8", "surrogatepass"), path=path))
+        status, answer = read_answer(connection)
+    wrong = wrong_answer(status, answer, strict=True)
+    if wrong is None and status == 200 and path == "/translate":
+        found, asked = answer["translatedText"], body["q"]
+        same = len(found) == len(asked) if isinstance(asked, list) else isinstance(found, str)
+        wrong = None if same else f"{answer!r}"
+    return f"{path} {sent[:500]}", wrong
+
+
+def odd_form(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    pieces = [
+        b"q=one",
+        b"source=en",
+        b"target=de",
+        b"q=%ff",
+        b"q=%",
+        b"=",
+        b"alternatives=9",
+        b"format=html",
+        b"\xff=1",
+    ]
+    pieces += [b"q=" + b"%F0%9F%99%82" * 30, b"api_key=", b"&" * 40, b"alternatives=1e9"]
+    body = b"&".join(draw.sample(pieces, draw.randrange(1, 7)))
+    media = draw.choice(["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", "\xff"])
+    if "multipart" in media:
+        parts = [
+            b'--x\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (b"q", each) for each in pieces[:3]
+        ]
+        body = b"".join(draw.sample(parts, 2)) + draw.choice([b"--x--\r\n", b"--x", b""])
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(request_of(body, media))
+        return f"{media} {body[:500]!r}", wrong_answer(*read_answer(connection), strict=True)
+
+
+def damaged_bytes(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    sent = bytearray(request_of(json.dumps(GOOD).encode()))
+    for _ in range(draw.choice([1, 1, 2, 5, 20])):
+        place = draw.randrange(len(sent))
+        way = draw.choice(["flip", "cut", "insert", "repeat"])
+        if way == "flip":
+            sent[place] ^= 1 << draw.randrange(8)
+        elif way == "cut":
+            del sent[place : place + draw.randrange(1, 9)]
+        elif way == "insert":
+            sent[place:place] = draw.choice(
+                [b"\r\n", b"\0", b"\xff", b": ", b"X" * 70_000, b"Transfer-Encoding: chunked\r\n"]
+            )
+        else:
+            sent[place:place] = sent[place : place + 40]
+        if not sent:
+            break
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        wrong = None
+        # It may close the connection in the middle of them, or see their end.
+        with suppress(ConnectionError):
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError, http.client.HTTPException):
+            wrong = wrong_answer(*read_answer(connection), strict=False)
+    return f"{bytes(sent[:1000])!r}", wrong
+
+
+def cut_off(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    sent = request_of(json.dumps(GOOD | {"q": SENTENCES * 5}).encode())
+    end = draw.randrange(len(sent) + 1)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+    connection.sendall(sent[:end])
+    if reset := draw.random() < 0.5:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    time.sleep(draw.choice([0, 0, 0.01, 0.1]))
+    connection.close()
+    return f"{'reset' if reset else 'closed'} after {end} of {len(sent)} bytes", None
+
+
+def slow_and_twice(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    request = request_of(json.dumps(GOOD).encode())
+    sent = request + request.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    places = sorted(draw.sample(range(len(sent)), 5))
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        for start, end in zip([0, *places], [*places, len(sent)], strict=True):
+            connection.sendall(sent[start:end])
+            time.sleep(0.02)
+        with connection.makefile("rb") as stream:
+            found = stream.read()
+    right = (
+        found.count(b"HTTP/1.1 200 OK") == 2 and found.endswith(b"}") and found.count(found.split(b"\r\n")[-1]) == 2
+    )
+    return f"two requests in pieces, cut at {places}", None if right else repr(found)
+
+
+def other_paths(port: int, campaign: Campaign) -> tuple[str, str | None]:
+    draw = campaign.random
+    path = draw.choice(
+        ["/", "//", "/translate/", "/../etc/passwd", "/%00", "/%ff", "/?" + "a=b&" * 100, "/metrics", "/spec"]
+    )
+    method = draw.choice(["GET", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "POST"])
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.sendall(request_of(b"", method=method, path=path))
+        return f"{method} {path}", wrong_answer(*read_answer(connection), strict=True)
+
+
+REQUESTS = [odd_values, odd_form, damaged_bytes, cut_off, slow_and_twice, other_paths]
+
+
+def test_odd_requests_change_nothing_for_others(campaign: Campaign, teacher, expected, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log") as served:
+        server = psutil.Process(served.process.pid)
+        handles = 0
+        with clients(served.port, expected) as asking:
+            for make, _ in campaign.drawn(
+                [(make, i) for make in REQUESTS for i in range(300)], 18, 60, lambda each: each[0]
+            ):
+                already = served.log.read_text().count("Traceback")
+                try:
+                    attack, wrong = make(served.port, campaign)
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    attack, wrong = make.__name__, f"{error!r}"
+                if served.log.read_text().count("Traceback") > already:
+                    wrong = wrong or "a traceback in the log"
+                campaign.note(f"{make.__name__}: {attack}", wrong)
+                handles = handles or server.num_fds()
+        for wrong in asking.wrong:
+            campaign.note("an ordinary client", wrong)
+        assert asking.answers
+        # Connections that clients have left are closed.
+        until = time.monotonic() + PATIENCE
+        while server.num_fds() > handles + 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert server.num_fds() <= handles + 2
+        assert served.stop() == 0
+
+
+# ---- Processes ---------------------------------------------------------------------------------------------------
+
+
+def workers_of(server: int) -> list[int]:
+    """Returns the ids of the processes that answer."""
+    found = []
+    for child in psutil.Process(server).children():
+        # It may have died since.
+        with suppress(psutil.Error):
+            found += [child.pid] if "spawn_main" in " ".join(child.cmdline()) else []
+    return sorted(found)
+
+
+@pytest.mark.skipif(not FULL, reason="only in `make campaign`: starting a worker takes ten seconds")
+def test_workers_are_replaced_under_load(campaign: Campaign, teacher, expected, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log", "--workers", "2") as served:
+        with clients(served.port, expected, patient=True) as asking:
+            for at in campaign.drawn(range(6), 1, 60):
+                victims = workers_of(served.process.pid)
+                victims = victims if campaign.random.random() < 0.3 else [campaign.random.choice(victims)]
+                time.sleep(campaign.random.random())
+                for victim in victims:
+                    os.kill(victim, signal.SIGKILL)
+                # One may have been killed while the other was starting.
+                until, answers = time.monotonic() + 3 * LIMIT, asking.answers
+                while time.monotonic() < until:
+                    there = workers_of(served.process.pid)
+                    if len(there) == 2 and not {*victims} & {*there} and asking.answers > answers + 20:
+                        break
+                    time.sleep(0.1)
+                else:
+                    campaign.note(f"{len(victims)} of 2 workers killed, for the {at}th time", "no replacement answers")
+        for wrong in asking.wrong:
+            campaign.note("an ordinary client", wrong)
+        assert served.stop() == 0
+
+
+def test_stopped_at_any_moment_it_answers_what_it_has(campaign: Campaign, teacher, expected, tmp_path) -> None:
+    arguments = ["serve", "--model", str(teacher), "--port", "0"]
+    attacks = [(how, round(0.05 * i, 2)) for how in ("SIGTERM", "SIGINT") for i in range(40)]
+    for how, moment in campaign.drawn(attacks, 2, 40, by=lambda each: each[0]):
+        folder = tmp_path / f"{how}-{moment}"
+        child, log = Child(folder, verb, arguments), folder / "err"
+        until, port = time.monotonic() + LIMIT, None
+        while port is None and child.process.is_alive() and time.monotonic() < until:
+            time.sleep(0.02)
+            port = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text() if log.exists() else "")
+        assert port is not None, child.end().err
+        with clients(int(port[1]), expected, patient=True) as asking:
+            time.sleep(moment)
+            os.kill(child.process.pid or 0, getattr(signal, how))
+            end = child.end()
+        answered = end.err.count("POST /translate 200")
+        wrong = f"exit code {end.code}: {end.err[-2000:]}" if end.code or "Traceback" in end.err else None
+        if answered != asking.answers:
+            wrong = wrong or f"{asking.answers} of {answered} answers arrived"
+        campaign.note(f"{how} after {moment} s of load", "; ".join(asking.wrong) or wrong)
