@@ -1,4 +1,7 @@
-"""Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep."""
+"""
+Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep, and none of the
+progress bars of datasets, which some verbs turn off for the whole process.
+"""
 
 import os
 import shutil
@@ -15,6 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 CACHES = tempfile.TemporaryDirectory(prefix="hf_vaswani_tests_", ignore_cleanup_errors=True)
 os.environ["HF_HOME"] = CACHES.name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -774,6 +774,9 @@ def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, t
     """Without them, the model would load and translate with another beam size."""
     assert push("--checkpoint", "12")[0] == 0
     program = (
+        "import time, types, huggingface_hub.utils._http as http\n"
+        # Waiting between retries would change nothing.
+        "http.time = types.SimpleNamespace(sleep=lambda _: None, time=time.time)\n"
         "import hf_vaswani\nfrom transformers import AutoModelForSeq2SeqLM\n"
         "try: print('beams', AutoModelForSeq2SeqLM.from_pretrained('alice/m').generation_config.num_beams)\n"
         "except OSError as error: print('refused', error)\n"
