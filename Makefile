@@ -1,16 +1,19 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
+.PHONY: quickstart test test-slow test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
 
-# Two processes of one thread each: most of what is tested is too small for more.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# Two processes of one thread each: most of what is tested is too small for more. Files in the order of tests/conftest.py.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed  ## run the tests
 	$(PYTEST)
+
+test-slow: .venv/installed  ## run the tests that take too long for `make test`
+	$(PYTEST) -m slow
 
 test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
 	$(BIN)/pytest tests/test_gpu.py

@@ -1,6 +1,6 @@
 """
-Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep, and none of the
-progress bars of datasets, which some verbs turn off for the whole process.
+Fixtures for all tests. Set before any other import: no Hub, temporary caches, waiting threads that sleep, and none of
+the progress bars of datasets, which some verbs turn off for the whole process.
 """
 
 import os
@@ -38,7 +38,17 @@ PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures
 MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
 
+# Of two processes, none shall be left alone with one of these at the end.
+LONGEST = (
+    *("hub/test_publishing.py", "test_documentation.py", "conversion/test_convert.py", "training/test_loop.py"),
+    *("conversion/test_engines.py", "test_interruption.py", "training/test_start.py", "training/test_tasks.py"),
+    *("scale/test_cluster.py", "campaign/test_elastic.py", "conversion/test_onnx.py", "training/test_sharding.py"),
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
     if not MULTI30K.is_dir():
         skip = pytest.mark.skip(reason=f"needs Multi30k in {MULTI30K}")
         for item in items:

@@ -124,7 +124,9 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
+@pytest.mark.parametrize(
+    "switches", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in SWITCHES if name != "plain")]
+)
 def test_killed_while_it_writes_a_run_ends_with_the_same_bits(tmp_path, switches) -> None:
     """It is killed at several accesses to the run folder, spread from the first to the last."""
     arguments = tiny_recipe(tmp_path, max_steps=10, **SWITCHES[switches])

@@ -609,7 +609,9 @@ def test_an_exported_graph_has_the_same_logits_for_other_shapes(fields) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
+    "fields",
+    [{}, pytest.param({"norm_position": "pre", "position_encoding": "learned"} | ODD, marks=pytest.mark.slow)],
+    ids=["post", "pre"],
 )
 def test_an_onnx_graph_has_the_same_logits_for_other_shapes(fields) -> None:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter

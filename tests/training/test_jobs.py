@@ -73,6 +73,7 @@ def slurm(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, tmp_path) -> None:
     switches = {"max_steps": 600, "save_every": 300, "average_last": 1, "validate_every": 1000, "log_every": 20}
     arguments = tiny_recipe(tmp_path, **switches)

@@ -144,7 +144,7 @@ def train_sharded(folder: Path) -> None:
     accelerator.end_training()
 
 
-@pytest.mark.parametrize("starts_from_a_model", [False, True])
+@pytest.mark.parametrize("starts_from_a_model", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(
     tmp_path, tiny_run, launch, starts_from_a_model
 ) -> None:
@@ -180,6 +180,7 @@ def test_a_run_by_fsdp2_is_saved_resumed_validated_and_published(
     assert f"{shards[0]} was changed or damaged" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["next_sentence", "causal_lm", "classification"])
 def test_a_model_of_one_stack_by_fsdp2(tmp_path, launch, task) -> None:
     """Stopped and continued, it is the model that one process makes of the same batches."""
