@@ -1,7 +1,7 @@
 """A small Hub on loopback, for the real huggingface_hub client: commits, branches, LFS, tokens, and faults on demand.
 
-It implements the endpoints that the client uses for models and Spaces, and answers all others with 404, recorded in
-`HubServer.unknown`. Everything is kept in memory.
+It implements the endpoints that the client uses for models and Spaces, and to read datasets, and answers all others
+with 404, recorded in `HubServer.unknown`. Everything is kept in memory.
 """
 
 import base64
@@ -196,8 +196,8 @@ def upload_mode(path: str, size: int) -> Literal["lfs", "regular"]:
 
 
 def owner_of(name: str) -> str:
-    """Returns the owner of a repository. The names of Spaces begin with `spaces/`."""
-    return name.removeprefix("spaces/").split("/")[0]
+    """Returns the owner of a repository. Spaces begin with `spaces/`, datasets with `datasets/`."""
+    return name.removeprefix("spaces/").removeprefix("datasets/").split("/")[0]
 
 
 def read_card(content: bytes) -> dict[str, Any]:
@@ -321,8 +321,9 @@ class HubServer:
             # A pull request would become a commit to the branch without notice.
             if match and "create_pr" not in request.query:
                 parts = {name: unquote(text) for name, text in match.groupdict(default="").items()}
-                if request.path.startswith("/api/spaces/"):
-                    parts["name"] = f"spaces/{parts['name']}"
+                kind = re.match("(?:/api)?/(spaces|datasets)/", request.path)
+                if kind is not None:
+                    parts["name"] = f"{kind[1]}/{parts['name']}"
                 if action is HubServer.apply_commit and self.on_commit is not None:
                     self.on_commit(parts["name"])
                 with self.lock:
@@ -513,11 +514,11 @@ ROUTES: dict[str, Callable[..., Reply]] = {
     rf"POST /{MODEL}\.git/info/lfs/objects/batch": HubServer.announce_objects,
     f"PUT /_lfs/{MODEL}/(?P<oid>[0-9a-f]{{64}})": HubServer.put_object,
     f"POST /api/(?:models|spaces)/{MODEL}/commit/{REVISION}": HubServer.apply_commit,
-    f"GET /api/models/{MODEL}/refs": HubServer.list_references,
-    f"GET /api/models/{MODEL}/tree/{REVISION}(?:/{FILE})?": HubServer.list_tree,
-    f"POST /api/models/{MODEL}/paths-info/{REVISION}": HubServer.describe_paths,
-    f"GET /api/(?:models|spaces)/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,
-    f"(?:GET|HEAD) /{MODEL}/resolve/{REVISION}/{FILE}": HubServer.send_file,
+    f"GET /api/(?:models|datasets)/{MODEL}/refs": HubServer.list_references,
+    f"GET /api/(?:models|datasets)/{MODEL}/tree/{REVISION}(?:/{FILE})?": HubServer.list_tree,
+    f"POST /api/(?:models|datasets)/{MODEL}/paths-info/{REVISION}": HubServer.describe_paths,
+    f"GET /api/(?:models|spaces|datasets)/{MODEL}(?:/revision/{REVISION})?": HubServer.describe_repository,
+    f"(?:GET|HEAD) /(?:datasets/)?{MODEL}/resolve/{REVISION}/{FILE}": HubServer.send_file,
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 from hf_vaswani.cli import main
 from hf_vaswani.scale import shards
 
+from ..hub_server import HubServer
 from ..scale.tables import read_output, read_rejected, write_rows
 
 WORDS = ["one", "two three", "four five six", "nine", "seven eight nine ten"]
@@ -101,6 +102,39 @@ def test_rejected_rows_are_counted_and_said(teacher, tmp_path, caplog) -> None:
     assert [row["row"] for row in read_rejected(tmp_path / "out")] == [2, 3]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["rows"], summary["translated"], summary["shards"]) == (3, 1, 1)
+
+
+def test_a_dataset_on_the_hub_is_read_at_one_commit(teacher, tmp_path) -> None:
+    """A process of its own, because the client reads the address of the Hub when it is imported."""
+    with HubServer() as hub:
+
+        def translate(*rows: str) -> "subprocess.CompletedProcess[str]":
+            files: dict[str, bytes | None] = {
+                "data/train.jsonl": "".join(f'{{"en": "{row}"}}\n' for row in rows).encode()
+            }
+            hub.commit("datasets/alice/rows", files)
+            command = [sys.executable, "-m", "hf_vaswani.cli", "translate", "--model", str(teacher)]
+            command += [
+                "--table",
+                "alice/rows",
+                "--output",
+                str(tmp_path / "out"),
+                "--column",
+                "en",
+                "--to-column",
+                "de",
+            ]
+            environment = os.environ | hub.environment(tmp_path / "home") | {"HF_DATASETS_OFFLINE": "0"}
+            return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+
+        found = translate("one", "two three")
+        assert found.returncode == 0 and "2 of 2 rows are translated" in found.stderr, found.stderr
+        assert [row["en"] for row in read_output(tmp_path / "out")] == ["one", "two three"]
+        found = translate("one", "two three", "four")
+        assert (
+            found.returncode == 2 and found.stderr.count("\n") == 1 and "was begun with another digest" in found.stderr
+        ), found.stderr
+        assert not hub.unknown
 
 
 def test_a_table_on_another_file_system(teacher, tmp_path) -> None:
