@@ -42,7 +42,7 @@ def atomic_folder(folder: Path, is_main_process: bool = True) -> Iterator[Path]:
             yield temporary_name(folder)
     except Exception as error:
         # safetensors and torch report a full disk by error classes and messages of their own.
-        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container", str(error)):
+        if isinstance(error, OSError) or re.search("os error|file write failed|inline_container|iostream", str(error)):
             raise OSError(f"{folder} could not be written, and was removed: {error}") from error
         raise
 

@@ -177,6 +177,11 @@ PAIRS = st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=6)
 FORMS = st.tuples(st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.sampled_from(["", ".gz"]))
 
 
+def without_marks(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns pairs without byte order marks at the start: one or two of them in a file are not part of its text."""
+    return [(one.lstrip("\ufeff"), two.lstrip("\ufeff")) for one, two in pairs[:1]] + pairs[1:]
+
+
 def test_aligned_files_are_read_as_they_stand(campaign, tmp_path) -> None:
     def check(example: Any) -> None:
         pairs, (end, mark, last, suffix) = example
@@ -186,10 +191,7 @@ def test_aligned_files_are_read_as_they_stand(campaign, tmp_path) -> None:
             files[language] = str(
                 saved(tmp_path / f"text.{language}{suffix}", (b"\xef\xbb\xbf" * mark) + text.encode())
             )
-        # One or two byte order marks at the start of a file are not part of its text.
-        expected = [tuple(side.lstrip("\ufeff") if not i else side for side in pair) for i, pair in enumerate(pairs)]
-        found = read(train_files=files)
-        assert found in (expected, pairs)
+        assert read(train_files=files) in (pairs, without_marks(pairs))
 
     attack(campaign, 15, 15, check, st.tuples(PAIRS, FORMS))
 
@@ -209,7 +211,8 @@ def test_aligned_files_of_any_bytes_are_read_or_refused(campaign, tmp_path) -> N
         if texts is None or len(texts[0]) != len(texts[1]):
             assert found is None, f"{sides} was read as {found}"
         elif found is not None:
-            assert found == [(one.rstrip("\r"), two.rstrip("\r")) for one, two in zip(*texts, strict=True)]
+            pairs = [(one.rstrip("\r"), two.rstrip("\r")) for one, two in zip(*texts, strict=True)]
+            assert found in (pairs, without_marks(pairs))
 
     part = st.lists(st.one_of(st.just(b"\n"), st.just(b"a"), st.just(b"\r"), st.binary(max_size=3)), max_size=8)
     attack(campaign, 15, 15, check, st.tuples(part.map(b"".join), part.map(b"".join)))

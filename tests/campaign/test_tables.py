@@ -66,7 +66,7 @@ def test_a_table_is_whole_whoever_dies(campaign: Campaign, teacher, translated, 
             os.kill(campaign.random.choice(workers), signal.SIGKILL)
         elif who == "driver":
             driver.kill()
-            driver.wait()
+            driver.communicate()
             done = records(output)
             driver = subprocess.Popen(on_ray, env=environment, stderr=subprocess.PIPE, text=True)
         try:
