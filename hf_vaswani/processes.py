@@ -201,9 +201,7 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
     training = recipe.training
     _check_precision(training)
-    # oneDNN keeps compiled products of 1024 shapes, each of about 1 MB. A batch has some 50 shapes, and batches of
-    # other lengths have others: with fewer, hardly more are compiled again. It reads this before its first product.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+    keep_few_products()
     launched = int(os.environ.get("WORLD_SIZE", 1))
     on_cpu = launched > 1 and not torch.cuda.is_available()
     precision: str | None = training.mixed_precision
@@ -277,6 +275,16 @@ def threads_of_a_process() -> int:
     """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def keep_few_products() -> None:
+    """
+    Lets oneDNN keep the compiled products of 256 shapes, unless the environment says otherwise. By default, it and
+    torch's layer above it keep 1024 each, of up to 1 MB, and text of many lengths has more shapes than that: with 256,
+    hardly more are compiled again. Both read these variables before their first product.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "256")
 
 
 def keep_freed_memory() -> None:

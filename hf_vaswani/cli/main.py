@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from hf_vaswani import __version__
 
+from ..processes import keep_few_products
 from . import (
     align,
     backtranslate,
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     Returns:
         `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal.
     """
+    keep_few_products()
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

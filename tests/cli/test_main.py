@@ -17,6 +17,19 @@ from hf_vaswani.cli import main
 from ..conftest import ROOT
 
 
+def test_onednn_keeps_few_products_unless_the_environment_says_otherwise(monkeypatch) -> None:
+    """Otherwise the memory grows by a gigabyte where texts have many lengths."""
+    names = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"
+    for given, kept in ((None, "256"), ("9", "9")):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+            if given:
+                monkeypatch.setenv(name, given)
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        assert [os.environ[name] for name in names] == [kept] * 2
+
+
 def test_the_version_and_the_usage(capsys) -> None:
     for arguments, program, words in (
         (["--version"], "hf-vaswani", f"hf-vaswani {hf_vaswani.__version__}\n"),
