@@ -49,7 +49,7 @@ test-oldest: .venv/installed  ## run the tests of pipelines and of the search wi
 	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/model/test_pipeline.py tests/model/test_remote_code.py \
 		tests/model/test_search.py tests/model/test_decoding.py tests/model/test_as_written.py
 
-# What `make test` has a small share of: 15 minutes at most on two cores. SEED draws the attacks, and is printed.
+# What `make test` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.
 ifndef SEED
 SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 endif
