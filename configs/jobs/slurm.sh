@@ -3,8 +3,8 @@
 #
 #     sbatch configs/jobs/slurm.sh RECIPE.yaml [--section.key value ...]
 #
-# Submit it from the clone, with the environment active. Each member of the array is a run of its own, by its seed. Change the lines below for other machines; everything that
-# --export passes on, such as HF_TOKEN, is there.
+# Submit it from the clone, with the environment active. Each member of the array is a run of its own, by its seed. Change
+# the lines below for other machines; everything that --export passes on, such as HF_TOKEN, is there.
 #SBATCH --job-name=vaswani
 #SBATCH --array=1-3
 #SBATCH --nodes=2
@@ -45,6 +45,11 @@ while kill -0 "$step" 2> /dev/null; do
     wait "$step" || code=$?
 done
 if [ -n "$time_is_over" ] && [ "$code" -ne 0 ]; then
-    scontrol requeue "$SLURM_JOB_ID"
+    # A run that has saved nothing would start from the beginning again, without end.
+    if compgen -G "$run/checkpoint-*" > /dev/null; then
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "The time was over before $run had a checkpoint: the job is not queued again. Raise --time." >&2
+    fi
 fi
 exit "$code"

@@ -1,6 +1,7 @@
 """One shard of a table: read, translated in blocks, written beside the rows that could not be translated."""
 
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -116,11 +117,27 @@ class JsonLines:
         """Writes rows of a block, with the values of the added columns."""
         for place, values in zip(places, added, strict=True):
             row = block.row(place) | dict(zip(self.settings.added, values, strict=True))
-            self.file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+            self.file.write(_json(row) + "\n")
 
     def close(self) -> None:
         """Completes the file."""
         self.file.close()
+
+
+def _json(row: dict[str, Any]) -> str:
+    """Returns a row as JSON, which has no NaN and no infinity: they become null."""
+    try:
+        return json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(row), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Parquet:
@@ -179,7 +196,8 @@ def _is_kept(before: Any, after: Any) -> bool:
         return all(key in after and _is_kept(value, after[key]) for key, value in before.items())
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(_is_kept, before, after))
-    return bool(before == after)
+    # NaN is not equal to itself.
+    return bool(before == after or (before != before and after != after))
 
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes]:
@@ -200,7 +218,7 @@ class _Rejected:
             path = self.stack.enter_context(self.folder.writing(self.name))
             self.file = self.stack.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
         row = {"file": self.url, "row": block.first + place, "reason": why, "content": block.shown(place)}
-        self.file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        self.file.write(_json(row) + "\n")
 
 
 # ---- The shard ---------------------------------------------------------------------------------------------------

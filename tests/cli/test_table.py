@@ -244,6 +244,22 @@ def test_machines_of_a_cluster_get_absolute_paths(teacher, table, tmp_path, monk
     assert seen == [str(tmp_path / name) for name in ("out", "model", table.name)]
 
 
+def test_machines_of_a_cluster_keep_few_compiled_products(teacher, table, tmp_path, monkeypatch) -> None:
+    """Their environment is not that of the command."""
+
+    kept = []
+
+    def translate(manifest, output, missing, load, workers):
+        monkeypatch.delenv("LRU_CACHE_CAPACITY")
+        load()
+        kept.append(os.environ["LRU_CACHE_CAPACITY"])
+        yield from ()
+
+    monkeypatch.setattr("hf_vaswani.scale.cluster.translate_on_ray", translate)
+    assert main(command(teacher, table, tmp_path / "out", "--engine-cluster", "ray")) == 2
+    assert kept == ["256"]
+
+
 def start(*arguments: str, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import math
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -222,3 +223,29 @@ def test_a_date_that_python_lacks_is_no_json(tmp_path) -> None:
     run(manifest(tmp_path / "table.parquet", format="parquet"), tmp_path / "parquet")
     found = pq.read_table(tmp_path / "parquet" / "data" / "part-00000.parquet")
     assert found.column("when").cast(pa.int64()).to_pylist() == [0, 10**18]
+
+
+def test_json_has_null_for_numbers_that_are_not_finite(tmp_path) -> None:
+    nan, infinity = float("nan"), float("inf")
+    more = [{"a": nan, "b": 1.5}, {"a": -infinity, "b": infinity}]
+    table = pa.table({"en": ["one", "two", None], "price": [nan, 2.0, infinity], "more": [[more[0]], more, None]})
+    pairs = pa.array([[("x", nan)], [], None], pa.map_(pa.string(), pa.float64()))
+    table = table.append_column("pairs", pairs)
+    pq.write_table(table, tmp_path / "table.parquet")
+    run(manifest(tmp_path / "table.parquet", format="jsonl"), tmp_path / "out")
+    lines = (tmp_path / "out" / "data" / "part-00000.jsonl").read_text().splitlines()
+    assert not any(word in line for line in lines for word in ("NaN", "Infinity"))
+    first = {"a": None, "b": 1.5}
+    assert [json.loads(line) for line in lines] == [
+        {"en": "one", "price": None, "more": [first], "pairs": [["x", None]], "de": "ONE"},
+        {"en": "two", "price": 2.0, "more": [first, {"a": None, "b": None}], "pairs": [], "de": "TWO"},
+    ]
+    (rejected,) = read_rejected(tmp_path / "out")
+    assert rejected["content"] == {"en": None, "price": None, "more": None, "pairs": None}
+
+
+def test_json_with_nan_fits_in_parquet(tmp_path) -> None:
+    (tmp_path / "table.jsonl").write_text('{"en": "one", "price": 1.5}\n{"en": "two", "price": NaN}\n')
+    run(manifest(tmp_path / "table.jsonl", format="parquet"), tmp_path / "out")
+    first, second = read_output(tmp_path / "out")
+    assert first == {"en": "one", "price": 1.5, "de": "ONE"} and second["de"] == "TWO" and math.isnan(second["price"])

@@ -108,6 +108,19 @@ def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
     assert not (tmp_path / "requests").exists()
 
 
+def test_slurm_a_run_without_a_checkpoint_is_not_queued_again(slurm, tmp_path) -> None:
+    (tmp_path / "programs" / "torchrun").write_text('#!/bin/bash\ntouch "$REQUESTS.begun"\nexec sleep 60\n')
+    job = slurm(str(tmp_path / "tiny.yaml"))
+    until = time.monotonic() + 30
+    while not (tmp_path / "requests.begun").exists():
+        assert job.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    job.send_signal(signal.SIGUSR1)
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 128 + signal.SIGTERM and not (tmp_path / "requests").exists()
+    assert "before runs/tiny-7 had a checkpoint: the job is not queued again" in err
+
+
 def test_slurm_reads_its_options() -> None:
     lines = [line for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
     options = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
