@@ -42,7 +42,8 @@ SCALARS = st.one_of(
 )
 LINES = st.tuples(st.sampled_from(KEYS), SCALARS)
 LETTERS = st.characters(codec="utf-8")
-WORDS = st.text(st.one_of(st.sampled_from("ab ,\t\"'\ufeff\u2028\x85\x0b\x00é"), LETTERS), max_size=12)
+# Half of them special: `st.text` would draw from both kinds as from one alphabet, so nearly always other letters.
+WORDS = st.lists(st.one_of(st.sampled_from("ab ,\t\"'\ufeff\u2028\x85\x0b\x00é"), LETTERS), max_size=12).map("".join)
 # Without the two characters that end a line in these files.
 FIELDS = WORDS.map(lambda text: text.replace("\n", " ").replace("\r", " "))
 
@@ -178,8 +179,8 @@ FORMS = st.tuples(st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(),
 
 
 def without_marks(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns pairs without byte order marks at the start: one or two of them in a file are not part of its text."""
-    return [(one.lstrip("\ufeff"), two.lstrip("\ufeff")) for one, two in pairs[:1]] + pairs[1:]
+    """Returns pairs without byte order marks at the start of a text, which come from files that were concatenated."""
+    return [(one.lstrip("\ufeff"), two.lstrip("\ufeff")) for one, two in pairs]
 
 
 def test_aligned_files_are_read_as_they_stand(campaign, tmp_path) -> None:
@@ -191,7 +192,7 @@ def test_aligned_files_are_read_as_they_stand(campaign, tmp_path) -> None:
             files[language] = str(
                 saved(tmp_path / f"text.{language}{suffix}", (b"\xef\xbb\xbf" * mark) + text.encode())
             )
-        assert read(train_files=files) in (pairs, without_marks(pairs))
+        assert read(train_files=files) == without_marks(pairs)
 
     attack(campaign, 15, 15, check, st.tuples(PAIRS, FORMS))
 
@@ -212,7 +213,7 @@ def test_aligned_files_of_any_bytes_are_read_or_refused(campaign, tmp_path) -> N
             assert found is None, f"{sides} was read as {found}"
         elif found is not None:
             pairs = [(one.rstrip("\r"), two.rstrip("\r")) for one, two in zip(*texts, strict=True)]
-            assert found in (pairs, without_marks(pairs))
+            assert found == without_marks(pairs)
 
     part = st.lists(st.one_of(st.just(b"\n"), st.just(b"a"), st.just(b"\r"), st.binary(max_size=3)), max_size=8)
     attack(campaign, 15, 15, check, st.tuples(part.map(b"".join), part.map(b"".join)))
@@ -244,7 +245,7 @@ def test_tables_are_read_as_they_stand(campaign, tmp_path, writer) -> None:
         text = writer(pairs, end)
         path = saved(tmp_path / f"text.{writer.__name__}{suffix}", (b"\xef\xbb\xbf" * mark) + text.encode())
         expected = [tuple(side.replace("\t", " ") for side in pair) for pair in pairs] if writer is tsv else pairs
-        assert read(train_files=str(path)) == expected
+        assert read(train_files=str(path)) == without_marks(expected)
 
     attack(campaign, 12, 12, check, st.tuples(PAIRS, FORMS))
 
