@@ -42,7 +42,7 @@ R_DROP = {
 # Layers of encoder and decoder, d_model, d_ff.
 STUDENTS = {"6+1": (6, 1, 128, 256), "4+1": (4, 1, 128, 256), "2+1": (2, 1, 128, 256), "6+1 narrow": (6, 1, 64, 128)}
 # Layers of the teacher that are kept.
-SHRUNK = {"4+2 shrunk": (4, 2), "4+1 shrunk": (4, 1)}
+SHRUNK = {"4+2 shrunk": (4, 2), "3+2 shrunk": (3, 2), "4+1 shrunk": (4, 1)}
 # Sentences of a round, by batch size.
 SENTENCES = {64: 1000, 1: 100}
 

@@ -74,7 +74,7 @@ class EngineOptions:
             raise ValueError(f"{self.option('engine')} must be one of {', '.join(known)}, but it is {self.name!r}.")
         for given, name in ((self.compute_type, "compute_type"), (self.approximate, "approximate")):
             if given and self.name in ("torch", "onnx"):
-                needed = self.option("engine", "ctranslate2")
+                needed = f"{self.option('engine', 'ctranslate2')} or {self.option('engine', 'auto')}"
                 raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
 
     @property
@@ -447,6 +447,9 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     # A tokenizer may be given that is not the one in the folder.
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
     record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
+    beside = folder.resolve() / BESIDE / name
+    if not os.access(beside.parent, os.W_OK) and _reason_to_write(beside, record) is None:
+        return beside
     try:
         place = _place(folder, name)
         with FileLock(place.with_name(f".{name}.lock")):

@@ -87,7 +87,14 @@ def fastest_translation(model: Any) -> tuple[torch.dtype, str]:
     mask = torch.ones_like(ids)
     settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "return_dict_in_generate": False}
     found = speedup_of_bfloat16(lambda: model.generate(ids, attention_mask=mask, **settings), device)
-    return torch.bfloat16 if found >= WORTHWHILE else torch.float32, f"bfloat16 is {found:.2f} times as fast"
+    return _choice(found)
+
+
+def _choice(speedup: float) -> tuple[torch.dtype, str]:
+    why = f"bfloat16 is {speedup:.2f} times as fast"
+    if speedup >= WORTHWHILE:
+        return torch.bfloat16, why
+    return torch.float32, f"{why}, and {WORTHWHILE} are needed"
 
 
 def fastest_training(device: torch.device, rows: int, d_model: int, d_ff: int) -> tuple[torch.dtype, str]:
@@ -108,4 +115,4 @@ def fastest_training(device: torch.device, rows: int, d_model: int, d_ff: int) -
     fc1, fc2 = (torch.full(shape, 0.01, device=device, requires_grad=True) for shape in shapes)
     states, linear = torch.ones(min(rows, 4096), d_model, device=device), torch.nn.functional.linear
     found = speedup_of_bfloat16(lambda: linear(linear(states, fc1).relu(), fc2).sum().backward(), device)
-    return torch.bfloat16 if found >= WORTHWHILE else torch.float32, f"bfloat16 is {found:.2f} times as fast"
+    return _choice(found)

@@ -158,14 +158,23 @@ def write_texts(recipe: Recipe) -> None:
     Writes the sides of the training pairs that are to be translated, each sentence once.
 
     Raises:
-        ValueError: the text cannot be read, or has no pairs.
+        ValueError: the text cannot be read, has no pairs, or is another one than that of models that are trained.
         FileNotFoundError: a file or dataset does not exist.
     """
-    for path in dict.fromkeys(member.text for member in members_of(recipe)):
+    members = members_of(recipe)
+    is_begun = any(recipe_of(member).is_file() for member in members)
+    for path in dict.fromkeys(member.text for member in members):
+        lines = [f"{sentence}\n" for sentence in dict.fromkeys(_sentences(recipe, path.suffix.removeprefix(".")))]
+        if is_begun and path.is_file():
+            with path.open(encoding="utf-8", newline="\n") as file:
+                if list(file) != lines:
+                    raise ValueError(
+                        f"By {path}, the models in its folder learned another text than the recipe has now: give the "
+                        "text back, or name another diversification.folder."
+                    )
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_lines(path) as file:
-            for sentence in dict.fromkeys(_sentences(recipe, path.suffix.removeprefix("."))):
-                file.write(f"{sentence}\n")
+            file.writelines(lines)
 
 
 def _sentences(recipe: Recipe, language: str) -> Iterator[str]:

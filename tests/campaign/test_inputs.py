@@ -202,7 +202,7 @@ def test_aligned_files_of_any_bytes_are_read_or_refused(campaign, tmp_path) -> N
         files = {name: str(saved(tmp_path / name, content)) for name, content in zip(("en", "de"), sides, strict=True)}
         texts: list[list[str]] | None
         try:
-            texts = [content.decode("utf-8-sig").split("\n") for content in sides]
+            texts = [content.decode().split("\n") for content in sides]
             texts = [lines[:-1] if not lines[-1] else lines for lines in texts]
         except UnicodeDecodeError:
             texts = None

@@ -126,7 +126,10 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         (["--direction", "en-de"], "--direction is for a model whose config names no languages"),
         (["--api-keys", "nowhere.txt"], "There is no file 'nowhere.txt'."),
         (["--engine", "onnx", "--dtype", "auto"], "--dtype is for torch, but --engine is onnx"),
-        (["--compute-type", "int8"], "--compute-type needs --engine ctranslate2, but --engine is torch."),
+        (
+            ["--compute-type", "int8"],
+            "needs --engine ctranslate2 or --engine auto, but --engine is torch.",
+        ),
         (["--engine", "ctranslate2"], "--approximate"),
         (["--engine", "onnx"], "ONNX Runtime cannot translate with"),
         (["--model", "nowhere"], "There is no model folder 'nowhere'"),

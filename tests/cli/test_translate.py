@@ -322,7 +322,7 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
         monkeypatch.setattr(precision_vaswani, "speedup_of_bfloat16", lambda work, device, found=speedup: found)
         code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
-    assert "Products in float32, because bfloat16 is 1.00 times as fast" in caplog.text
+    assert "Products in float32, because bfloat16 is 1.00 times as fast, and 1.15 are needed" in caplog.text
     for options, words in (
         (("--dtype", "auto", "--int8"), "--dtype is for torch with unquantized weights, but --int8 is given"),
         (("--dtype", "auto", "--engine", "onnx"), "but --engine is onnx: with ctranslate2, use --compute-type"),

@@ -319,6 +319,20 @@ def test_elsewhere_it_lies_in_the_cache(tmp_path, monkeypatch, reason) -> None:
     assert len(list(cache.rglob("model.bin"))) == 1
 
 
+def test_a_prepared_model_is_used_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
+    """As in an image of a container."""
+    folder, cache, sentences = saved(tmp_path / "model"), tmp_path / "cache", random_sentences(2)
+    expected = translated(folder, sentences, "ctranslate2")
+    monkeypatch.setattr(engines.os, "access", lambda *_: False)
+    monkeypatch.setattr(engines, "HF_HOME", str(cache))
+    assert translated(folder, sentences, "ctranslate2") == expected
+    assert not cache.exists()
+    # A damaged one is not.
+    (folder / BESIDE / "ctranslate2" / "model.bin").write_bytes(b"")
+    assert translated(folder, sentences, "ctranslate2") == expected
+    assert len(list(cache.rglob("model.bin"))) == 1
+
+
 def test_what_fails_leaves_nothing(tmp_path, caplog) -> None:
     folder = saved(tmp_path / "model", activation_function="mish")
     with pytest.raises(ValueError, match="activation_function 'mish', but CTranslate2 supports only"):
@@ -470,7 +484,7 @@ def test_a_model_that_has_changed_is_refused(tmp_path, caplog) -> None:
     ("options", "words"),
     [
         ({"engine": "fast"}, "engine must be one of auto, torch, ctranslate2, onnx, but it is 'fast'"),
-        ({"compute_type": "int8"}, "compute_type needs engine='ctranslate2', but engine is torch"),
+        ({"compute_type": "int8"}, "compute_type needs engine='ctranslate2' or engine='auto', but engine is torch"),
         ({"engine": "ctranslate2", "compute_type": "int3"}, "compute_type int3 is not supported by the CPU"),
         ({"engine": "ctranslate2", "autocast": "bfloat16"}, "autocast is for torch, but engine is 'ctranslate2'"),
     ],
@@ -503,8 +517,14 @@ def test_models_of_other_classes_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--compute-type", "int8"], "--compute-type needs --engine ctranslate2, but --engine is torch"),
-        (["--engine", "onnx", "--approximate"], "--approximate needs --engine ctranslate2, but --engine is onnx"),
+        (
+            ["--compute-type", "int8"],
+            "needs --engine ctranslate2 or --engine auto, but --engine is torch",
+        ),
+        (
+            ["--engine", "onnx", "--approximate"],
+            "needs --engine ctranslate2 or --engine auto, but --engine is onnx",
+        ),
         (["--engine", "ctranslate2", "--int8"], "--int8 is for torch, but --engine is ctranslate2"),
         (["--engine", "ctranslate2"], "CTranslate2 cannot translate with length_penalty_type='gnmt'"),
     ],

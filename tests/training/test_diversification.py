@@ -13,6 +13,7 @@ from hf_vaswani.training.diversification import (
     check_diversification,
     final_recipe,
     members_of,
+    recipe_of,
     reversed_recipe,
     write_texts,
 )
@@ -73,6 +74,13 @@ def test_the_text_is_each_sentence_once(recipe) -> None:
     Path(str(recipe.data.train_files)).write_text("english\tgerman\nfour\tvier\n", encoding="utf-8")
     write_texts(recipe)
     assert (folder / "text.en").read_text() == "four\nthree\none\n"
+    # Models have learned the text as soon as the first one has its recipe.
+    recipe_of(members_of(recipe)[0]).touch()
+    write_texts(recipe)
+    Path(str(recipe.data.train_files)).write_text("english\tgerman\nfour\tfünf\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"By .*text\.de, the models in its folder learned another text"):
+        write_texts(recipe)
+    assert (folder / "text.de").read_text() == "vier\ndrei\neins\n"
 
 
 def test_translations_of_both_directions_are_sources_of_the_recipe_s_own(recipe) -> None:
