@@ -3,6 +3,7 @@ Fixtures for all tests. Set before any other import: no Hub, temporary caches, w
 the progress bars of datasets, which some verbs turn off for the whole process.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -54,6 +55,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "real_data" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def verbosity() -> Iterator[None]:
+    """Restores the verbosity of transformers, which a server turns down for its whole process."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    yield
+    # It has none before the first import.
+    logger.setLevel(level or logging.WARNING)
 
 
 @pytest.fixture(scope="session")

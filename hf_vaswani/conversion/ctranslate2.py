@@ -486,8 +486,9 @@ class Ctranslate2Translator:
         limits = [max_new_tokens_for(settings, len(ids), self.positions) for ids in sources]
         groups: dict[int, list[int]] = defaultdict(list)
         for i, limit in enumerate(limits):
-            # Greedy search can be cut afterwards.
-            groups[max(limits) if beams == 1 else limit].append(i)
+            # Greedy search can be cut afterwards. A forced </s> may leave no room.
+            if limit > 0:
+                groups[max(limits) if beams == 1 else limit].append(i)
         # No thread shall be without work.
         share = -(-sum(map(len, sources)) // self.threads)
         pending: list[tuple[int, Any]] = []
@@ -503,7 +504,7 @@ class Ctranslate2Translator:
                 **self.search_settings(settings, self.shortlist and not all_entries),
             )
             pending += zip(members, results, strict=True)
-        found: list[list[tuple[float, list[int]]]] = [[] for _ in sources]
+        found: list[list[tuple[float, list[int]]]] = [[(0.0, [])] * (n_best or 1) for _ in sources]
         for i, waiting in pending:
             result = waiting.result()
             rows = [[self.ids[token] for token in tokens[: limits[i]]] for tokens in result.hypotheses]

@@ -32,7 +32,7 @@ from ..translation.batches import to_translate
 from ..translation.lines import Candidates
 from ..translation.loading import model_folder
 from .protocol import Loaded, Translate
-from .settings import active_settings, start_token_id, unsupported_settings
+from .settings import active_settings, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -160,7 +160,10 @@ def check_search(
 
     Raises:
         UnsupportedError: it cannot.
+        ValueError: no translation could have a token.
     """
+    if fixed_limit(settings) == 0:
+        raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
     reasons = obstacles(options, models) or _unsupported(options, settings, n_best)
     advice = f"Use {options.option('engine', 'torch')}"
     if not reasons and options.kind == "ctranslate2" and not options.approximate:
@@ -412,6 +415,11 @@ class PipelineEngine:
         else:
             found = self.translator.search(sources, config, n_best, all_entries)
             rows = [row for candidates in found for _, row in candidates]
+        if (forced := config.forced_eos_token_id) is not None:
+            ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id)
+            last = forced if isinstance(forced, int) else forced[0]
+            # Engines leave room for it.
+            rows = [row if row and row[-1] in ends else [*row, last] for row in rows]
         start = start_token_id(config, self.model.config)
         longest, pad = max(map(len, rows)), self.model.config.pad_token_id
         padded = [[start, *row, *[pad] * (longest - len(row))] for row in rows]
@@ -448,8 +456,10 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
     record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
     beside = folder.resolve() / BESIDE / name
-    if not os.access(beside.parent, os.W_OK) and _reason_to_write(beside, record) is None:
-        return beside
+    # It may be one that cannot be read either.
+    with suppress(OSError):
+        if not os.access(beside.parent, os.W_OK) and _reason_to_write(beside, record) is None:
+            return beside
     try:
         place = _place(folder, name)
         with FileLock(place.with_name(f".{name}.lock")):

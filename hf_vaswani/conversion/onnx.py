@@ -171,7 +171,8 @@ class OnnxTranslator:
         forbidden = [ids[0] for ids in forbidden_sequences(settings) if len(ids) == 1]
         tokens = np.full((len(input_ids), 1), start_token_id(settings, self.config), dtype=np.int64)
         found: list[list[int]] = [[] for _ in input_ids]
-        is_open = np.ones(len(input_ids), dtype=bool)
+        # A forced </s> may leave no room.
+        is_open = np.array(limits) > 0
         while is_open.any():
             logits, past = self.write(tokens, attention_mask, past, source)
             logits[..., forbidden] = -np.inf

@@ -327,7 +327,18 @@ def test_a_prepared_model_is_used_where_nothing_can_be_written(tmp_path, monkeyp
     monkeypatch.setattr(engines, "HF_HOME", str(cache))
     assert translated(folder, sentences, "ctranslate2") == expected
     assert not cache.exists()
-    # A damaged one is not.
+    # One that is damaged or belongs to someone else is not.
+    reason_to_write = engines._reason_to_write
+
+    def denied(place, record):
+        if place.is_relative_to(folder):
+            raise PermissionError(place)
+        return reason_to_write(place, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "_reason_to_write", denied)
+        assert translated(folder, sentences, "ctranslate2") == expected
+    assert len(list(cache.rglob("model.bin"))) == 1
     (folder / BESIDE / "ctranslate2" / "model.bin").write_bytes(b"")
     assert translated(folder, sentences, "ctranslate2") == expected
     assert len(list(cache.rglob("model.bin"))) == 1
@@ -390,6 +401,21 @@ def test_a_pipeline_generates_what_torch_generates(tmp_path, engine) -> None:
     ids = [pipe("one two", return_tensors=True)[0]["translation_token_ids"].tolist() for pipe in (ours, theirs)]
     assert ids[0] == ids[1]
     assert ours("one two. nine", split_sentences=True) == theirs("one two. nine", split_sentences=True)
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_a_translation_that_is_cut_ends_as_torch_s_does(tmp_path, engine) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 1, "forced_eos_token_id": 2}), random_sentences()
+    settings = {"max_new_tokens": 4, "batch_size": 8, "return_tensors": True}
+    ours, theirs = (pipe(sentences, **settings) for pipe in (translator(folder), translator(folder, engine=engine)))
+    expected, found = ([row["translation_token_ids"].tolist() for row in rows] for rows in (ours, theirs))
+    assert all(2 in row for row in found) and any(row[-1] == 2 and len(row) == 5 for row in found)
+    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 2
+    # There is room for the end alone, or for nothing.
+    pipe = translator(folder, engine=engine)
+    assert pipe("one", max_new_tokens=1, return_tensors=True)[0]["translation_token_ids"].tolist()[1:] == [2]
+    with pytest.raises(ValueError, match="max_length must be at least 2"):
+        pipe("one", max_length=1)
 
 
 def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
