@@ -63,7 +63,7 @@ NOT_RUN = {
     "python benchmarks/parity.py": "takes minutes",
     "python benchmarks/train_throughput.py": "takes hours",
     "python benchmarks/decode_speed.py runs/quickstart/model in.txt --threads 1": "takes minutes",
-    "python benchmarks/decode_speed.py 256 --threads 1": "takes minutes",
+    "python benchmarks/decode_speed.py 256 --threads 1 --rounds 5": "takes minutes",
     "python benchmarks/decode_speed.py base --device cuda --batches 32 128 --beams 4 --rounds 2": "needs a GPU",
     "python train.py configs/multi30k_en_de.yaml --training.tokens_per_batch 16384 --training.max_steps 2000 "
     "--training.peak_learning_rate 0.005 --training.warmup_steps 250 --training.save_every 60 "
