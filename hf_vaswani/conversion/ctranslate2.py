@@ -40,6 +40,7 @@ from ..translation.lines import Candidates
 from .protocol import Foreign, Loaded, check_quantization
 from .settings import (
     active_settings,
+    eos_token_ids,
     fixed_limit,
     forbidden_sequences,
     forces_eos,
@@ -206,19 +207,6 @@ def number_of_positions(config: Any) -> int:
     """Returns the number of rows in the table of positions."""
     learned = config.position_encoding == "learned"
     return config.max_position_embeddings if learned else max(config.max_position_embeddings, MIN_POSITIONS)
-
-
-def eos_token_ids(generation_config: GenerationConfig) -> list[int]:
-    """
-    Returns the ids that end a translation.
-
-    Raises:
-        ValueError: The generation config does not set any.
-    """
-    ids = generation_config.eos_token_id
-    if ids is None or ids == []:
-        raise ValueError("The generation config has no eos_token_id, which CTranslate2 needs to end a translation.")
-    return [ids] if isinstance(ids, int) else list(ids)
 
 
 def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Foreign:

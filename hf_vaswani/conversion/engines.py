@@ -32,7 +32,7 @@ from ..translation.batches import to_translate
 from ..translation.lines import Candidates
 from ..translation.loading import model_folder
 from .protocol import Loaded, Translate
-from .settings import active_settings, fixed_limit, start_token_id, unsupported_settings
+from .settings import active_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -416,7 +416,7 @@ class PipelineEngine:
             found = self.translator.search(sources, config, n_best, all_entries)
             rows = [row for candidates in found for _, row in candidates]
         if (forced := config.forced_eos_token_id) is not None:
-            ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id)
+            ends = eos_token_ids(config)
             last = forced if isinstance(forced, int) else forced[0]
             # Engines leave room for it.
             rows = [row if row and row[-1] in ends else [*row, last] for row in rows]

@@ -112,6 +112,19 @@ def forces_eos(generation_config: GenerationConfig) -> bool:
     return generation_config.forced_eos_token_id is not None
 
 
+def eos_token_ids(generation_config: GenerationConfig) -> list[int]:
+    """
+    Returns the ids that end a translation.
+
+    Raises:
+        ValueError: the generation config does not set any.
+    """
+    ids = generation_config.eos_token_id
+    if ids is None or ids == []:
+        raise ValueError("The generation config has no eos_token_id, which engines need to end a translation.")
+    return [ids] if isinstance(ids, int) else list(ids)
+
+
 def forbidden_sequences(generation_config: GenerationConfig) -> list[list[int]]:
     """Returns the sequences of ids that no translation may contain."""
     return [*(generation_config.bad_words_ids or []), *([id_] for id_ in generation_config.suppress_tokens or [])]
