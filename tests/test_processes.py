@@ -190,6 +190,28 @@ def test_processes_after_a_restart_do_not_meet_where_those_before_it_did() -> No
     assert said[0][0] not in (str(gone), str(launcher.port))
 
 
+@pytest.mark.parametrize("end", ["pass", "sys.exit(2)", "raise ValueError('bad')"])
+def test_the_process_group_is_closed_while_python_is_alive(end) -> None:
+    """However a process ends: a thread of gloo that needs Python's lock after that would abort it."""
+    program = (
+        "import atexit, sys; from torch import distributed; from hf_vaswani.processes import Processes; "
+        # Called last.
+        "atexit.register(lambda: print('closed' if not distributed.is_initialized() else 'open')); "
+        f"processes = Processes(); print(processes.gather(processes.process_index)); {end}"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode == 0) == (end == "pass"), done.stderr[-2000:]
+    assert done.stdout.count("[0, 1]") == done.stdout.count("closed") == 2 and "open" not in done.stdout
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a process that its parent has died")
 def test_a_process_ends_with_its_launcher() -> None:
     child = (

@@ -28,7 +28,7 @@ from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
-from ..processes import build_accelerator, on_main_process, threads_of_a_process
+from ..processes import build_accelerator, leave, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result
 from ..run_folder import (
@@ -239,11 +239,8 @@ def _lost_processes_as_os_error() -> Iterator[None]:
 
 
 def _end(accelerator: Accelerator) -> None:
-    """Closes the trackers and the process group."""
-    if accelerator.num_processes > 1:
-        # gloo's threads need Python's lock to release the tensors they sent last, and closing the group waits for
-        # these threads while it holds that lock: a deadlock, unless they are done by then.
-        time.sleep(0.5)
+    """Closes the process group and the trackers."""
+    leave()
     accelerator.end_training()
 
 
