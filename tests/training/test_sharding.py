@@ -18,6 +18,7 @@ from hf_vaswani import (
     VaswaniForMaskedLM,
     VaswaniForSequenceClassification,
 )
+from hf_vaswani.processes import leave
 from hf_vaswani.training.optimization import build_optimizer
 from hf_vaswani.training.sharding import full_weights, shard_tied_weights, vocabulary_modules
 
@@ -141,7 +142,7 @@ def train_sharded(folder: Path) -> None:
         if accelerator.is_main_process:
             save_file(whole, folder / f"{tie}.safetensors")
         accelerator.free_memory()
-    accelerator.end_training()
+    leave()
 
 
 @pytest.mark.parametrize("starts_from_a_model", [pytest.param(False, marks=pytest.mark.slow), True])
