@@ -92,7 +92,7 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
 
 def leave() -> None:
     """
-    Closes a process group of gloo; called at the end of the process at the latest.
+    Closes a process group that uses gloo, be it for CPUs only; called at the end of the process at the latest.
 
     Gloo's threads need Python's lock to release the tensors they sent last. One that asks for it while Python shuts
     down aborts the process ("terminate called without an active exception"), and closing the group may wait for the
@@ -100,7 +100,7 @@ def leave() -> None:
     """
     from torch import distributed
 
-    if distributed.is_initialized() and distributed.get_backend() == "gloo":
+    if distributed.is_initialized() and "gloo" in distributed.get_backend():
         time.sleep(0.5)
         distributed.destroy_process_group()
 

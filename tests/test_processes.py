@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hf_vaswani import processes
-from hf_vaswani.processes import Processes, build_accelerator, on_main_process
+from hf_vaswani.processes import Processes, build_accelerator, leave, on_main_process
 from hf_vaswani.recipe_file import load_recipe
 
 from .conftest import tiny_recipe
@@ -210,6 +210,15 @@ def test_the_process_group_is_closed_while_python_is_alive(end) -> None:
     )
     assert (done.returncode == 0) == (end == "pass"), done.stderr[-2000:]
     assert done.stdout.count("[0, 1]") == done.stdout.count("closed") == 2 and "open" not in done.stdout
+
+
+def test_a_group_with_gloo_for_one_kind_of_device_is_closed() -> None:
+    """As in FSDP that offloads weights, whose group is of NCCL and gloo."""
+    from torch import distributed
+
+    distributed.init_process_group("cpu:gloo,cuda:gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    leave()
+    assert not distributed.is_initialized()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a process that its parent has died")
