@@ -116,7 +116,7 @@ class TargetGraph(nn.Module):
             input_ids=decoder_input_ids,
             encoder_hidden_states=states,
             encoder_attention_mask=attention_mask,
-            past_key_values=cache,
+            cache=cache,
         ).last_hidden_state
         layers: list[Any] = cache.self_attention_cache.layers
         return {

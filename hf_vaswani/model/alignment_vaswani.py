@@ -302,10 +302,9 @@ def attention_to_source(
     encoder_states = model.model.encoder(**inputs).last_hidden_state
     decoder = model.model.decoder
     states = decoder.positions(decoder.embed(model.prepare_decoder_input_ids_from_labels(labels), None))
-    common = {"config": model.config, "inputs_embeds": states}
-    causal_mask = create_causal_mask(**common, attention_mask=None, past_key_values=None)
+    causal_mask = create_causal_mask(model.config, states, None, None)
     padding_mask = create_bidirectional_mask(
-        **common, attention_mask=inputs["attention_mask"], encoder_hidden_states=encoder_states
+        model.config, states, inputs["attention_mask"], encoder_hidden_states=encoder_states
     )
     found: dict[int, torch.Tensor] = {}
     # Hooks would stop the fast search of other threads that translate with the model.

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_hooks
+from transformers import cache_utils, masking_utils
 from transformers.activations import ACT2FN
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import PreTrainedModel
+
+from .contract_vaswani import existing
 
 # Modules that `IncrementalDecoder` replaces, with their submodules: each must be exactly the class of this name in the
 # modelling file, or one of torch's.
@@ -66,9 +67,7 @@ FUNCTIONS = ("dropout", "embedding", "layer_norm", "linear", "relu", "scaled_dot
 FOREIGN = (
     GenerationMixin,
     PreTrainedModel,
-    EncoderDecoderCache,
-    DynamicCache,
-    DynamicLayer,
+    *existing(cache_utils, "EncoderDecoderCache", "DynamicCache", "DynamicLayer"),
     GradientCheckpointingLayer,
     nn.Module,
     nn.Linear,
@@ -99,6 +98,13 @@ def _is_regular(attention: Any) -> bool:
     biases = {callable(layer.bias) or layer.bias is not None for layer in projections}
     widths = [layer.out_features % attention.num_heads for layer in projections]
     return len(biases) == 1 and not any(widths) and isinstance(attention.scaling, float)
+
+
+def mask_functions() -> dict[str, Any]:
+    """Returns transformers' functions that make masks, by the name of the attention."""
+    return {
+        name: make for table in existing(masking_utils, "ALL_MASK_ATTENTION_FUNCTIONS") for name, make in table.items()
+    }
 
 
 def computes(name: str, value: Any) -> bool:
@@ -136,7 +142,7 @@ class AsWritten:
         }
         self.torch = {name: getattr(nn.functional, name) for name in FUNCTIONS}
         self.attentions = dict(self.names["ALL_ATTENTION_FUNCTIONS"])
-        self.masks = dict(ALL_MASK_ATTENTION_FUNCTIONS)
+        self.masks = mask_functions()
         self.callables: dict[type, set[str]] = {}
 
     def matches(self, model: Any) -> bool:
@@ -196,7 +202,7 @@ class AsWritten:
         name = attention.config._attn_implementation
         if name not in (None, "eager") and name not in self.attentions:
             return False
-        tables = ((self.names["ALL_ATTENTION_FUNCTIONS"], self.attentions), (ALL_MASK_ATTENTION_FUNCTIONS, self.masks))
+        tables = ((self.names["ALL_ATTENTION_FUNCTIONS"], self.attentions), (mask_functions(), self.masks))
         return all(now.get(name) is before.get(name) for now, before in tables)
 
     def _callables(self, kind: type) -> set[str]:

@@ -72,7 +72,7 @@ class Prompt:
             mask (`torch.Tensor` of shape `(sentences, prompt)`, *optional*): 1 for tokens, 0 for padding.
             cache ([`Cache`]): an empty one.
         """
-        states = decoder(input_ids, mask, past_key_values=cache, use_cache=True).last_hidden_state
+        states = decoder(input_ids, mask, cache=cache, use_cache=True).last_hidden_state
         return cls(states[:, -1], cache.layers, None if mask is None or mask.all() else mask != 0)
 
 

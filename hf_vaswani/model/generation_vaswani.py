@@ -34,7 +34,7 @@ same vocabulary on the same device, with the settings of this model. `generate(.
 tokenizer, vocab_size))` searches among the likely entries of the vocabulary alone, see `shortlist_vaswani.py`.
 
 Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
-and `sequences_scores` without `output_scores`, but no `past_key_values`. Everything else (beams with sampling, outputs
+and `sequences_scores` without `output_scores`, but no `cache`. Everything else (beams with sampling, outputs
 of every step, custom caches or stopping criteria, hooks, autocast to float16, training mode) falls back to
 transformers' own searches. A decoder on its own has this search, too, with the settings and rules of transformers.
 """
@@ -52,6 +52,7 @@ from transformers import GenerationConfig, MaxLengthCriteria
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
+from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
 from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
 from .products_vaswani import fast_products
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
@@ -60,8 +61,7 @@ from .shortlist_vaswani import Shortlist
 
 logger = logging.get_logger(__name__)
 
-# Releases of transformers whose private methods this file overrides, and the names of these methods.
-WRITTEN_FOR = "5.20 to 5.23"
+# Private methods of transformers that this file overrides.
 HOOKS = (
     "_prepare_generation_config",
     "_validate_generation_mode",
@@ -86,6 +86,13 @@ RUNNING_RULES: ContextVar[BeamSearchRules] = ContextVar("running_rules")
 class FastSearchMixin(GenerationMixin):
     """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
 
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Proves at its first use that `generate()` works with the class, and gives the cache transformers' name."""
+        prove_generate(type(self))
+        return super()._prepare_generation_config(generation_config, **rename_cache(kwargs, CACHE))
+
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`single_search`], or transformers' own search if it cannot take the call."""
         streamer = kwargs.pop("streamer", None)
@@ -98,9 +105,11 @@ class FastSearchMixin(GenerationMixin):
 class CausalGenerationMixin(FastSearchMixin):
     """`generate()` of a decoder on its own: the settings and rules of transformers."""
 
-    def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> tuple[GenerationConfig, dict[str, Any]]:
+    def _prepare_generation_config(
+        self, generation_config: GenerationConfig | None, **kwargs: Any
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Notes the padding, which [`_prepare_generated_length`] does not receive."""
-        prepared, model_kwargs = super()._prepare_generation_config(*args, **kwargs)
+        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         mask = model_kwargs.get("attention_mask")
         prepared._padding = int((mask == 0).sum(dim=1).min()) if mask is not None and mask.dim() == 2 else 0
         return prepared, model_kwargs
@@ -461,7 +470,8 @@ def generate_as_transformers(self: Any, inputs: Any = None, generation_config: A
         ValueError: the call has an ensemble or a shortlist, which transformers' search does not support.
     """
     names = ", ".join(CHANGED_HOOKS)
-    advice = f"Upgrade hf_vaswani, or install transformers {WRITTEN_FOR}."
+    advice = f"Upgrade hf_vaswani, or install transformers {TESTED_RELEASES}."
+    prove_generate(type(self))
     for name in ("ensemble", "shortlist"):
         if kwargs.pop(name, None):
             raise ValueError(f"{name} is not supported with transformers {transformers.__version__}. {advice}")
@@ -487,4 +497,4 @@ if CHANGED_HOOKS:
     for kind, name in itertools.product((VaswaniGenerationMixin, CausalGenerationMixin, FastSearchMixin), HOOKS):
         if name in vars(kind):
             delattr(kind, name)
-    VaswaniGenerationMixin.generate = generate_as_transformers
+    FastSearchMixin.generate = generate_as_transformers

@@ -13,17 +13,13 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import (
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
+from .contract_vaswani import CausalLMOutputWithPast, takes_both_cache_names
 from .generation_vaswani import CausalGenerationMixin
 from .modeling_vaswani import (
     HEADS,
@@ -272,13 +268,14 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
@@ -296,12 +293,13 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
             attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
             position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): as in
                 [`VaswaniDecoder.forward`]; they tell the texts of a row apart.
-            past_key_values ([`Cache`], *optional*): keys and values of the tokens so far.
+            cache ([`Cache`], *optional*): keys and values of the tokens so far, also by its old name
+                `past_key_values`.
             inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): instead of `input_ids`.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): the tokens themselves, or -100 for
                 those that are not to be predicted. As in every causal model of transformers, each is predicted at the
                 position before it.
-            use_cache (`bool`, *optional*): whether to return `past_key_values`.
+            use_cache (`bool`, *optional*): whether to return `cache`.
             logits_to_keep (`int` or `torch.LongTensor`): number of last positions, or indices of positions, whose
                 logits to return; 0 means all. Without effect if there are labels.
             epsilon_ls (`float`), num_items_in_batch (`int`, *optional*), loss_only (`bool`): as in
@@ -321,7 +319,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         outputs = self.model(
             input_ids,
             attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             position_ids=position_ids,
@@ -338,7 +336,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -414,7 +412,7 @@ class VaswaniForSequenceClassification(VaswaniClassifier):
             input_ids,
             attention_mask,
             inputs_embeds=inputs_embeds,
-            use_cache=False,
+            use_cache=kwargs.pop("use_cache", False),
             token_type_ids=token_type_ids,
             **kwargs,
         )

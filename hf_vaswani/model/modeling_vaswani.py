@@ -21,12 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -35,6 +30,15 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
+from .contract_vaswani import (
+    CACHE,
+    NAMES_OF_THE_CACHE,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    refuse_unread,
+    takes_both_cache_names,
+)
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
     Consistency,
@@ -122,12 +126,13 @@ class VaswaniAttention(nn.Module):
         """`(batch, length, heads * head_dim)` -> `(batch, heads, length, head_dim)`."""
         return states.view(*states.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
+    @takes_both_cache_names
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
@@ -139,14 +144,14 @@ class VaswaniAttention(nn.Module):
                 [`eager_attention_forward`].
             encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): input of keys and
                 values; `hidden_states` by default (self-attention).
-            past_key_values ([`Cache`], *optional*): keys and values of earlier calls, updated in place.
+            cache ([`Cache`], *optional*): keys and values of earlier calls, updated in place.
 
         Returns:
             The output of shape `(batch, target, d_model)`, and the attention weights of shape
             `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
         """
         query = self.split_heads(self.q_proj(hidden_states))
-        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, past_key_values)
+        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache)
         attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -167,22 +172,22 @@ class VaswaniAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None,
-        past_key_values: Cache | None,
+        cache: Cache | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V split into heads, those of earlier positions from the cache. Arguments as in `forward`."""
         if encoder_hidden_states is None:
-            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            own_cache = getattr(cache, "self_attention_cache", cache)
         else:
-            cache = getattr(past_key_values, "cross_attention_cache", None)
+            own_cache = getattr(cache, "cross_attention_cache", None)
             # The source is the same at every decoding step: its keys and values are computed once.
-            if cache is not None and past_key_values.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
-                return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+            if own_cache is not None and cache.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
+                return own_cache.layers[self.layer_idx].keys, own_cache.layers[self.layer_idx].values
         states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+        if own_cache is not None:
+            key, value = own_cache.update(key, value, self.layer_idx)
             if encoder_hidden_states is not None:
-                past_key_values.is_updated[self.layer_idx] = True  # type: ignore[union-attr]
+                cache.is_updated[self.layer_idx] = True  # type: ignore[union-attr]
         return key, value
 
 
@@ -411,28 +416,26 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward = VaswaniFeedForward(config)
         self.feed_forward_norm = VaswaniAddAndNorm(config)
 
+    @takes_both_cache_names
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
         # Masked Multi-Head Attention, Add & Norm
         hidden_states = self.self_attn_norm(
-            hidden_states,
-            lambda x: self.self_attn(x, attention_mask, past_key_values=past_key_values, **kwargs)[0],
+            hidden_states, lambda x: self.self_attn(x, attention_mask, cache=cache, **kwargs)[0]
         )
         # Multi-Head Attention from the target to the source, Add & Norm
         if self.has_source:
             hidden_states = self.cross_attn_norm(
                 hidden_states,
-                lambda x: self.cross_attn(
-                    x, encoder_attention_mask, encoder_hidden_states, past_key_values=past_key_values, **kwargs
-                )[0],
+                lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, cache=cache, **kwargs)[0],
             )
         # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
@@ -451,7 +454,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     # transformers adds those of the stacks that a model has.
     _no_split_modules: list[str] = []
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = [*NAMES_OF_THE_CACHE]
     # Stacks of the class; None if the config names them.
     stacks: tuple[str, ...] | None = None
 
@@ -594,7 +597,9 @@ class VaswaniEncoder(VaswaniStack):
             ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, the mask has another shape, an
                 id is not in the vocabulary, a segment has no embedding, or a position is beyond the table of learned
                 ones.
+            TypeError: a keyword is given that neither the stack nor its attention reads.
         """
+        refuse_unread(self, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
         segments = self.segments(inputs_embeds, token_type_ids)
@@ -609,9 +614,7 @@ class VaswaniEncoder(VaswaniStack):
     def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor | None:
         """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
         if self.embed_segments is None:
-            # transformers' tokenizers give segments to models that tell none apart: all 0.
-            if token_type_ids is not None:
-                check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
+            check_one_segment(token_type_ids)
             return None
         if token_type_ids is None:
             token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
@@ -637,6 +640,7 @@ class VaswaniDecoder(VaswaniStack):
         if not self.has_source:
             self.argument_prefix = ""
 
+    @takes_both_cache_names
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -645,7 +649,7 @@ class VaswaniDecoder(VaswaniStack):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: torch.LongTensor | None = None,
@@ -660,8 +664,8 @@ class VaswaniDecoder(VaswaniStack):
             encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output; none for
                 a decoder on its own.
             encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): padding of the source.
-            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`]
-                for a decoder on its own.
+            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
+                decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
             inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of `input_ids`.
             use_cache (`bool`, *optional*): whether to create and return a cache.
             position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of the tokens, counted
@@ -675,21 +679,23 @@ class VaswaniDecoder(VaswaniStack):
         Raises:
             ValueError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another batch size or
                 have no attention that reads them, or if two layers share an entry of the cache.
+            TypeError: as in [`VaswaniEncoder`].
         """
+        refuse_unread(self, encoder_attention_mask=None if self.has_source else encoder_attention_mask, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         if self.has_source and encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is missing: pass the encoder's output to the decoder.")
         if not self.has_source and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
         # The mask is made without a new, empty cache: with one, transformers does not tell the texts of a row apart.
-        read_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        read_cache = getattr(cache, "self_attention_cache", cache)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
             if self.has_source:
-                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        if past_key_values is not None:
+                cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        if cache is not None:
             check_layer_indices(self.layers)
-        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        past_length = cache.get_seq_length() if cache is not None else 0
         batch, target = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
             check_shape("the encoder's output", encoder_hidden_states, batch)
@@ -702,11 +708,7 @@ class VaswaniDecoder(VaswaniStack):
             check_shape("position_ids", position_ids.expand(batch, -1), batch, target)
         # 3.2.3: a target position attends to itself, to those before it, and to every position of the source.
         causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=read_cache,
-            position_ids=position_ids,
+            self.config, inputs_embeds, attention_mask, read_cache, position_ids=position_ids
         )
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
@@ -722,12 +724,11 @@ class VaswaniDecoder(VaswaniStack):
                 causal_mask,
                 encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
+                # By the name under which gradient checkpointing leaves it out.
+                **{CACHE: cache},
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
 
 
 # ---- 5.4 Regularization ------------------------------------------------------------------------------------------
@@ -839,6 +840,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         if self.config.is_encoder_decoder and self.config.share_embeddings and self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,
@@ -847,7 +849,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
@@ -867,11 +869,12 @@ class VaswaniModel(VaswaniPreTrainedModel):
                 padding.
             encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
                 encoder is skipped.
-            past_key_values ([`EncoderDecoderCache`], *optional*): keys and values of the target so far.
+            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far, also by its old name
+                `past_key_values`.
             inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
             decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of
                 `decoder_input_ids`.
-            use_cache (`bool`, *optional*): whether to return `past_key_values`.
+            use_cache (`bool`, *optional*): whether to return `cache`.
             token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the source.
             position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
                 own.
@@ -882,19 +885,26 @@ class VaswaniModel(VaswaniPreTrainedModel):
 
         Raises:
             ValueError: as in [`VaswaniEncoder`] and [`VaswaniDecoder`], and if `encoder_outputs` is a tensor.
+            TypeError: as in these, and if an argument is given of a stack that the model does not have.
         """
+        of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
+        of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
+            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target, **of_both)
             return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         if self.encoder is None:
+            refuse_unread(self, **of_the_target, **of_both)
+            check_one_segment(token_type_ids)
             return self.decoder(
                 input_ids,
                 attention_mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 inputs_embeds=inputs_embeds,
                 use_cache=use_cache,
                 position_ids=position_ids,
                 **kwargs,
             )
+        refuse_unread(self, position_ids=position_ids)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         elif isinstance(encoder_outputs, torch.Tensor):
@@ -906,14 +916,14 @@ class VaswaniModel(VaswaniPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            cache=decoder_outputs.cache,
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -1007,6 +1017,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         # The causal mask hides the end of a target from its tokens: any id will do there.
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id or 0)
 
+    @takes_both_cache_names
     @can_return_tuple
     def forward(
         self,
@@ -1015,7 +1026,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
@@ -1065,7 +1076,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -1077,7 +1088,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            cache=outputs.cache,
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,
@@ -1239,6 +1250,12 @@ def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str) -> None:
     for id_ in (int(ids.min()), int(ids.max())):
         if not 0 <= id_ < size:
             raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
+
+
+def check_one_segment(token_type_ids: torch.Tensor | None) -> None:
+    """Checks that the tokens of a model without segments have none; transformers' tokenizers give all of them 0."""
+    if token_type_ids is not None:
+        check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
 
 
 def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int | None = None) -> None:

@@ -19,7 +19,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.pipelines.pt_utils import PipelineIterator
 
 from .alignment_vaswani import aligning_layers, alignments
 from .markup_vaswani import check_kind
@@ -316,6 +315,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         def translate(text: Any) -> Any:
             _require_text(text, "a sentence")
             return translate_texts([text], 0)[0]
+
+        from transformers.pipelines.pt_utils import PipelineIterator
 
         return PipelineIterator(inputs, translate, {})
 

@@ -18,15 +18,14 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation import (
-    EosTokenCriteria,
     GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
     GenerateDecoderOnlyOutput,
     GenerateEncoderDecoderOutput,
-    logits_process,
 )
 
 from .as_written_vaswani import is_unmodified
+from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
 from .decoding_vaswani import EnsembleDecoder, Prompt
 from .products_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of
@@ -49,32 +48,33 @@ TRANSFORMERS_ONLY = (
 )
 # Arguments of the model that a search reads, and the tokenizer of pipelines, which only stopping criteria read.
 MODEL_KWARGS = {
+    *NAMES_OF_THE_CACHE,
     "encoder_outputs",
     "attention_mask",
-    "past_key_values",
     "use_cache",
     "tokenizer",
     "position_ids",
     "logits_to_keep",
 }
-# Processors that treat each row by itself, and so do not notice that finished sentences have left the batch.
+# transformers' processors that treat each row by itself, and so do not notice that finished sentences have left the
+# batch. By their names, because the import of this file must not depend on them.
 ROW_BY_ROW = {
-    logits_process.ExponentialDecayLengthPenalty,
-    logits_process.ForcedBOSTokenLogitsProcessor,
-    logits_process.ForcedEOSTokenLogitsProcessor,
-    logits_process.InfNanRemoveLogitsProcessor,
-    logits_process.LogitNormalization,
-    logits_process.MinLengthLogitsProcessor,
-    logits_process.MinNewTokensLengthLogitsProcessor,
-    logits_process.NoBadWordsLogitsProcessor,
-    logits_process.NoRepeatNGramLogitsProcessor,
-    logits_process.RepetitionPenaltyLogitsProcessor,
-    logits_process.SequenceBiasLogitsProcessor,
-    logits_process.SuppressTokensAtBeginLogitsProcessor,
-    logits_process.SuppressTokensLogitsProcessor,
-    logits_process.TemperatureLogitsWarper,
-    logits_process.TopKLogitsWarper,
-    logits_process.TopPLogitsWarper,
+    "ExponentialDecayLengthPenalty",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
 }
 
 
@@ -124,7 +124,7 @@ class FastSearchInputs:
         """True if every logits processor treats each row by itself, and alike."""
         # Prompts of different lengths make a processor count the rows.
         return not any(
-            type(processor) not in ROW_BY_ROW
+            not is_of_transformers(type(processor), ROW_BY_ROW)
             or isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
             for processor in self.logits_processor
         )
@@ -159,7 +159,7 @@ def fast_search_inputs(
     mask = model_kwargs.get("attention_mask")
     mask = None if mask is None else mask[of_each]
     if not model.config.is_encoder_decoder:
-        prompt = Prompt.read(model.model.decoder, input_ids[of_each], mask, model_kwargs["past_key_values"])
+        prompt = Prompt.read(model.model.decoder, input_ids[of_each], mask, model_kwargs[CACHE])
         return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
@@ -181,7 +181,7 @@ def searched_entries(
         return None
     for processor in logits_processor:
         # Others may allow or favour only tokens that are not on the list.
-        if type(processor) not in ROW_BY_ROW - {logits_process.SequenceBiasLogitsProcessor}:
+        if not is_of_transformers(type(processor), ROW_BY_ROW - {"SequenceBiasLogitsProcessor"}):
             raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
     names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
     needed = (getattr(generation_config, name) for name in names)
@@ -213,8 +213,8 @@ def find_obstacle(
     if synced_gpus or not model_kwargs.get("use_cache"):
         return f"{'synced_gpus=True' if synced_gpus else 'use_cache=False'} was given"
     # A cache of the caller's may have entries, and must have more of them afterwards.
-    if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
-        return "past_key_values was given"
+    if getattr(model_kwargs.get(CACHE), "_is_user_defined", False):
+        return f"{CACHE} was given"
     for name, value in model_kwargs.items():
         if value is not None and name not in MODEL_KWARGS:
             return f"{name} was given"
@@ -258,9 +258,9 @@ def is_supported_criterion(criterion: StoppingCriteria, generation_config: Gener
     """Returns whether a stopping criterion only repeats what the generation config of the call says."""
     if isinstance(criterion, MaxLengthCriteria):
         return type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length
-    if isinstance(criterion, EosTokenCriteria):
+    if is_of_transformers(type(criterion), {"EosTokenCriteria"}):
         eos = generation_config._eos_token_tensor
-        return type(criterion) is EosTokenCriteria and eos is not None and torch.equal(criterion.eos_token_id, eos)
+        return eos is not None and torch.equal(criterion.eos_token_id, eos)
     return type(criterion) is SourceLengthCriteria
 
 

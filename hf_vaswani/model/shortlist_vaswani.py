@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import cached_file
 
 FILE = "shortlist.json"
 
@@ -55,6 +54,8 @@ class Shortlist:
         Raises:
             ValueError: the file is missing or damaged, cannot be loaded, or belongs to another vocabulary.
         """
+        from transformers.utils import cached_file
+
         try:
             found = cached_file(name, FILE, _raise_exceptions_for_missing_entries=False, **hub) if name else None
         except OSError as error:

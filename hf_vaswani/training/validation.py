@@ -81,7 +81,7 @@ def _without_mixed_precision(model: VaswaniForConditionalGeneration) -> Iterator
         yield
     finally:
         if wrapper is not None:
-            model.forward = wrapper
+            model.__dict__["forward"] = wrapper
 
 
 def share(run: Run, sentences: list[str], translate_part: Callable[[list[str]], list[str]]) -> list[str]:

@@ -1,0 +1,510 @@
+"""The contract with transformers: both names of the cache, no keyword that vanishes, and no release that lies."""
+
+import ast
+import importlib
+import inspect
+import itertools
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.generation import GenerationMixin
+
+from hf_vaswani import (
+    VaswaniEncoderModel,
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+    VaswaniModel,
+)
+from hf_vaswani.model import contract_vaswani, heads_vaswani, modeling_vaswani
+from hf_vaswani.model.contract_vaswani import CACHE, NAMES_OF_THE_CACHE, prove_generate
+from hf_vaswani.model.generation_vaswani import HOOKS
+from hf_vaswani.model.modeling_vaswani import VaswaniDecoder, VaswaniEncoder, eager_attention_forward
+from hf_vaswani.model.search_vaswani import ROW_BY_ROW
+
+from ..conftest import ROOT
+from ..networks import tiny_config, tiny_model
+
+IDS = torch.arange(4, 16).view(2, 6)
+ENCODER, DECODER = {"is_encoder_decoder": False}, {"is_encoder_decoder": False, "is_decoder": True}
+SOURCE, BOTH = {"input_ids": IDS}, {"input_ids": IDS, "decoder_input_ids": IDS}
+
+
+def make(kind: type, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(tiny_config(**fields)).eval()
+
+
+# Each class, in each form that it can have, and what its `forward` needs.
+MODELS: dict[str, tuple[Callable[[], Any], dict[str, torch.Tensor]]] = {
+    "encoder": (lambda: make(VaswaniEncoder), SOURCE),
+    "decoder": (
+        lambda: make(VaswaniDecoder),
+        {"input_ids": IDS, "encoder_hidden_states": torch.ones(2, 3, 16)},
+    ),
+    "decoder alone": (lambda: make(VaswaniDecoder, **DECODER), SOURCE),
+    "model": (lambda: make(VaswaniModel), BOTH),
+    "model of an encoder": (lambda: make(VaswaniModel, **ENCODER), SOURCE),
+    "model of a decoder": (lambda: make(VaswaniModel, **DECODER), SOURCE),
+    "translation": (lambda: make(VaswaniForConditionalGeneration), BOTH),
+    "encoder model": (lambda: make(VaswaniEncoderModel), SOURCE),
+    "masked": (lambda: make(VaswaniForMaskedLM), SOURCE),
+    "pre-training": (lambda: make(VaswaniForPreTraining), SOURCE),
+    "causal": (lambda: make(VaswaniForCausalLM), SOURCE),
+    "text classifier of an encoder": (lambda: make(VaswaniForSequenceClassification), SOURCE),
+    "text classifier of a decoder": (lambda: make(VaswaniForSequenceClassification, **DECODER), SOURCE),
+    "token classifier": (lambda: make(VaswaniForTokenClassification), SOURCE),
+}
+WITH_CACHE = ["decoder", "decoder alone", "model", "model of a decoder", "translation", "causal"]
+
+
+def test_the_models_are_of_every_class() -> None:
+    ours = {
+        value
+        for file in (modeling_vaswani, heads_vaswani)
+        for value in vars(file).values()
+        if isinstance(value, type) and issubclass(value, PreTrainedModel) and value.forward is not nn.Module.forward
+    }
+    has_forward = {kind for kind in ours if kind is not PreTrainedModel and "forward" in vars(kind)}
+    assert has_forward == {type(build()) for build, _ in MODELS.values()}
+
+
+def call(name: str, **keywords: Any) -> Any:
+    build, inputs = MODELS[name]
+    with torch.no_grad():
+        return build()(**inputs | keywords)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What transformers logs; a warning of Python is an error."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    # It says some things once in a process.
+    transformers.utils.logging.warning_once.cache_clear()
+    return caplog
+
+
+# ---- Two names of the cache --------------------------------------------------------------------------------------
+
+
+def last(output: Any) -> torch.Tensor:
+    return output.logits if "logits" in output else output.last_hidden_state
+
+
+@pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
+@pytest.mark.parametrize("name", WITH_CACHE)
+def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
+    build, inputs = MODELS[name]
+    ids = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    model = build()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = last(model(**inputs, use_cache=False))
+        first = model(**inputs | {ids: IDS[:, :4]}, use_cache=True)
+        cache = first.cache
+        assert cache is first["cache"] and "cache" in first
+        for column in (4, 5):
+            step = model(**inputs | {ids: IDS[:, column : column + 1], argument: cache})
+            torch.testing.assert_close(last(step)[:, 0], expected[:, column])
+            assert step.cache is cache
+    assert cache.get_seq_length() == 6
+    assert not said.records
+    # transformers itself warns of its old name.
+    assert first.past_key_values is cache and first["past_key_values"] is cache
+
+
+@pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_is_used_or_refused(name, argument) -> None:
+    cache = DynamicCache()
+    if name in ("decoder", "model", "translation"):
+        cache = EncoderDecoderCache(cache, DynamicCache())
+    if name in [*WITH_CACHE, "text classifier of a decoder"]:
+        call(name, **{argument: cache})
+        assert cache.get_seq_length() == 6
+    else:
+        with pytest.raises(TypeError, match="cache was given|past_key_values was given"):
+            call(name, **{argument: cache})
+
+
+@pytest.mark.parametrize("name", WITH_CACHE)
+def test_two_caches_are_refused(name) -> None:
+    with pytest.raises(TypeError, match="Both cache and past_key_values were given"):
+        call(name, cache=DynamicCache(), past_key_values=DynamicCache())
+    call(name, cache=None, past_key_values=None)
+
+
+@pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
+@pytest.mark.parametrize("kind", [VaswaniForConditionalGeneration, VaswaniForCausalLM])
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_generate_takes_a_cache_by_each_of_its_names(kind, argument) -> None:
+    """transformers 5.24 warns of the old name by itself."""
+    model = tiny_model(kind=kind)
+    cache = DynamicCache(config=model.config)
+    if kind is VaswaniForConditionalGeneration:
+        cache = EncoderDecoderCache(cache, DynamicCache(config=model.config))
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5}
+    found = model.generate(IDS, **settings, **{argument: cache})
+    assert torch.equal(found, model.generate(IDS, **settings, use_cache=False))
+    assert cache.get_seq_length() == found.shape[1] - 1
+
+
+def test_an_output_can_be_copied_and_read_as_a_tuple() -> None:
+    output = call("translation", use_cache=True)
+    copied = type(output)(**dict(output.items()))
+    assert copied.cache is output.cache and copied.to_tuple()[1] is output.to_tuple()[1] is output.cache
+    assert isinstance(output, transformers.modeling_outputs.Seq2SeqLMOutput)
+
+
+# ---- Keywords that nobody reads ----------------------------------------------------------------------------------
+
+NOBODY_READS = ["kv_cache", "labls", "shift_labels", "decoder_position_ids", "seq_idx", "output_router_logits"]
+OF_ANOTHER_STACK = {
+    "encoder": ["decoder_input_ids", "encoder_outputs", "position_ids"],
+    "decoder": ["token_type_ids", "encoder_outputs", "decoder_input_ids"],
+    "decoder alone": ["encoder_attention_mask", "decoder_input_ids"],
+    "model": ["position_ids", "labels"],
+    "model of an encoder": ["decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "encoder_outputs"],
+    "model of a decoder": ["decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds", "encoder_outputs"],
+    "translation": ["position_ids", "logits_to_keep", "next_sentence_label"],
+    "encoder model": ["decoder_input_ids", "position_ids", "labels"],
+    "masked": ["decoder_input_ids", "encoder_outputs", "position_ids", "next_sentence_label"],
+    "pre-training": ["decoder_input_ids", "encoder_outputs", "position_ids"],
+    "causal": ["decoder_input_ids", "decoder_attention_mask", "encoder_outputs"],
+    "text classifier of an encoder": ["decoder_input_ids", "position_ids"],
+    "text classifier of a decoder": ["decoder_input_ids"],
+    "token classifier": ["decoder_input_ids", "position_ids", "use_cashe"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"), [(name, keyword) for name in MODELS for keyword in NOBODY_READS + OF_ANOTHER_STACK[name]]
+)
+def test_a_keyword_that_nobody_reads_is_refused_by_name(name, keyword) -> None:
+    with pytest.raises(TypeError, match=rf"^{keyword} was given, but neither Vaswani\w+ nor its attention \(sdpa\)"):
+        call(name, **{keyword: IDS})
+    # As everywhere in transformers, None is as good as nothing.
+    call(name, **{keyword: None})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_keywords_that_somebody_reads_are_taken(name) -> None:
+    build, inputs = MODELS[name]
+    output = call(name, output_hidden_states=True, output_attentions=True, use_cache=False)
+    assert [key for key in output if "hidden_states" in key] and [key for key in output if "attentions" in key]
+    assert isinstance(build()(**inputs, return_dict=False), tuple)
+
+
+@pytest.mark.parametrize("name", ["decoder alone", "causal", "model of a decoder", "text classifier of a decoder"])
+def test_segments_of_a_decoder_are_taken_if_there_is_one(name) -> None:
+    if name == "text classifier of a decoder" or name == "model of a decoder":
+        call(name, token_type_ids=torch.zeros_like(IDS))
+        with pytest.raises(ValueError, match="token_type_ids has 1, but the number of segments is 1"):
+            call(name, token_type_ids=torch.ones_like(IDS))
+    elif name == "decoder alone":
+        with pytest.raises(TypeError, match="token_type_ids was given"):
+            call(name, token_type_ids=torch.zeros_like(IDS))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_attention_function_gets_the_keywords_that_it_names(name) -> None:
+    got = []
+
+    def listening(module, query, key, value, attention_mask, loudness=None, **kwargs):
+        got.append(loudness)
+        return eager_attention_forward(module, query, key, value, attention_mask, kwargs["scaling"])
+
+    transformers.AttentionInterface.register("listening", listening)
+    transformers.AttentionMaskInterface.register("listening", transformers.masking_utils.eager_mask)
+    build, inputs = MODELS[name]
+    model = build()
+    model.set_attn_implementation("listening")
+    model(**inputs, loudness=11)
+    assert got and set(got) == {11}
+    with pytest.raises(TypeError, match=r"volume was given, but neither Vaswani\w+ nor its attention \(listening\)"):
+        model(**inputs, volume=11)
+    for keyword in ("scaling", "query"):
+        with pytest.raises(TypeError, match=f"{keyword} was given"):
+            model(**inputs, **{keyword: 11})
+
+
+def test_the_lengths_of_packed_texts_are_for_flash_attention_alone() -> None:
+    lengths = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3}
+    with pytest.raises(TypeError, match=r"cu_seq_lens_q was given, .*\(sdpa\)"):
+        call("causal", **lengths)
+    model = make(VaswaniForCausalLM)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    contract_vaswani.refuse_unread(model.model.decoder, **lengths)
+
+
+# ---- The proof of generate() -------------------------------------------------------------------------------------
+
+GENERATING = [VaswaniForConditionalGeneration, VaswaniForCausalLM]
+
+
+@pytest.fixture
+def unproved(monkeypatch: pytest.MonkeyPatch) -> set[type]:
+    proved: set[type] = set()
+    monkeypatch.setattr(contract_vaswani, "PROVED", proved)
+    return proved
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_generate_is_proved_once_and_in_silence(kind, unproved, said) -> None:
+    model = tiny_model(kind=kind)
+
+    class Mine(kind):
+        pass
+
+    mine = Mine(model.config).eval()
+    before = torch.random.get_rng_state()
+    for each in (model, mine, model):
+        each.generate(IDS, max_new_tokens=2, min_new_tokens=2)
+    assert unproved == {kind}
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not said.records
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_the_proof_does_not_depend_on_where_it_is_called(kind, unproved) -> None:
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            prove_generate(kind)
+    finally:
+        torch.set_default_dtype(dtype)
+    assert unproved == {kind}
+
+
+def forgets_the_cache(kind: type, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What happened to models whose `forward` did not know the name that transformers 5.24 gave the cache."""
+    forward = kind.forward
+
+    def forgetful(self, *args, **kwargs):
+        for name in NAMES_OF_THE_CACHE:
+            kwargs.pop(name, None)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", forgetful)
+    if kind is VaswaniForCausalLM:
+        # The positions of its padding do not fit a single token.
+        return "its decoding steps end with "
+    return "its decoding steps with a cache differ from those without one"
+
+
+def another_name_of_the_cache(kind: type, monkeypatch: pytest.MonkeyPatch) -> str:
+    prepare = kind.prepare_inputs_for_generation
+
+    def renaming(self, *args, **kwargs):
+        inputs = prepare(self, *args, **kwargs)
+        return {"kv_cache" if name == CACHE else name: value for name, value in inputs.items()}
+
+    monkeypatch.setattr(kind, "prepare_inputs_for_generation", renaming)
+    return "its decoding steps end with TypeError: kv_cache was given, but neither VaswaniDecoder"
+
+
+def the_whole_target_at_each_step(kind: type, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The cache is right, but its tokens are read again."""
+    prepare = kind.prepare_inputs_for_generation
+
+    def whole(self, *args, next_sequence_length=None, **kwargs):
+        return prepare(self, *args, next_sequence_length=None, **kwargs)
+
+    monkeypatch.setattr(kind, "prepare_inputs_for_generation", whole)
+    return "its decoding steps"
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+@pytest.mark.parametrize("change", [forgets_the_cache, another_name_of_the_cache, the_whole_target_at_each_step])
+def test_a_broken_contract_is_an_error_that_names_the_versions(monkeypatch, unproved, kind, change) -> None:
+    model = tiny_model(kind=kind)
+    with monkeypatch.context() as changed:
+        reason = change(kind, changed)
+        # Whichever search would run, and each time.
+        for settings in ({}, {"num_beams": 2}, {"use_cache": False}):
+            with pytest.raises(RuntimeError) as error:
+                model.generate(IDS, max_new_tokens=3, **settings)
+            said = str(error.value)
+            assert said.startswith(f"generate() of transformers {transformers.__version__} does not work with ")
+            assert f"{kind.__name__}, which was tested with {contract_vaswani.TESTED_RELEASES}: {reason}" in said
+    model.generate(IDS, max_new_tokens=3)
+    assert unproved == {kind}
+
+
+# ---- Names that may be missing -----------------------------------------------------------------------------------
+
+FILES = sorted((ROOT / "hf_vaswani" / "model").glob("*_vaswani.py"))
+# What the network, its settings and its pipeline are made of, and what types name: without it there is no model.
+NEEDED = {
+    "transformers": {
+        *("BatchEncoding", "GenerationConfig", "LogitsProcessorList", "MaxLengthCriteria", "Pipeline"),
+        *("PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"),
+        *("StoppingCriteria", "StoppingCriteriaList", "cache_utils", "initialization", "masking_utils"),
+        "modeling_outputs",
+    },
+    "transformers.activations": {"ACT2FN"},
+    "transformers.cache_utils": {"Cache", "DynamicCache", "EncoderDecoderCache"},
+    "transformers.generation": {
+        *("GenerateBeamDecoderOnlyOutput", "GenerateBeamEncoderDecoderOutput"),
+        *("GenerateDecoderOnlyOutput", "GenerateEncoderDecoderOutput", "GenerationMixin"),
+    },
+    "transformers.masking_utils": {"create_bidirectional_mask", "create_causal_mask"},
+    "transformers.modeling_layers": {"GradientCheckpointingLayer"},
+    "transformers.modeling_outputs": {
+        *("BaseModelOutput", "MaskedLMOutput", "SequenceClassifierOutput", "TokenClassifierOutput"),
+    },
+    "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS", "PreTrainedModel"},
+    "transformers.processing_utils": {"Unpack"},
+    "transformers.utils": {"ModelOutput", "TransformersKwargs", "can_return_tuple", "logging"},
+    "transformers.utils.generic": {"merge_with_config_defaults"},
+    "transformers.utils.output_capturing": {"OutputRecorder", "capture_outputs"},
+}
+
+
+def imported(within_functions: bool) -> Iterator[tuple[str, str]]:
+    """Modules and names that the travelling files import from transformers, when they are imported or later."""
+    for path in FILES:
+        tree = ast.parse(path.read_text("utf-8"))
+        inside = {id(each) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for each in ast.walk(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (id(node) in inside) == within_functions:
+                module = str(node.module)
+                if node.level == 0 and module.split(".")[0] == "transformers":
+                    yield from ((module, alias.name) for alias in node.names)
+
+
+def optional_names() -> list[tuple[str, str]]:
+    """Modules and names that are looked up where they are used."""
+    found = {*imported(within_functions=True)}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "existing":
+                module, *names = node.args
+                found |= {(f"transformers.{ast.unparse(module)}", ast.literal_eval(name)) for name in names}
+    found |= {("transformers.generation.logits_process", name) for name in ROW_BY_ROW}
+    found |= {("transformers.generation.stopping_criteria", "EosTokenCriteria")}
+    return sorted(found - {(module, name) for module, names in NEEDED.items() for name in names})
+
+
+def test_the_import_of_a_model_needs_nothing_but_what_it_is_made_of() -> None:
+    for module, name in imported(within_functions=False):
+        assert name in NEEDED[module], f"{module}.{name}"
+    assert {*optional_names()} >= {
+        ("transformers.cache_utils", "DynamicLayer"),
+        ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
+        ("transformers.pipelines.pt_utils", "PipelineIterator"),
+    }
+
+
+class Without(ModuleType):
+    """A module of transformers as another release may have it: without one of its names."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        super().__init__(module.__name__)
+        self.__dict__.update(__path__=getattr(module, "__path__", []), hidden=(module, name))
+
+    def __getattr__(self, key: str) -> Any:
+        module, name = self.__dict__["hidden"]
+        if key == name:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return getattr(module, key)
+
+
+COPIES = itertools.count()
+
+
+def copy_of_the_code() -> tuple[ModuleType, ModuleType]:
+    """Imports the travelling files once more, as the code of a saved model is, and returns two of them."""
+    package = ModuleType(f"transformers_modules_copy_{next(COPIES)}")
+    package.__path__ = [str(ROOT / "hf_vaswani" / "model")]
+    sys.modules[package.__name__] = package
+    names = ("heads_vaswani", "pipeline_vaswani")
+    heads, pipelines = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
+    return heads, pipelines
+
+
+def what_it_does(heads: ModuleType, pipelines: ModuleType, folder: Path) -> list[Any]:
+    """Loads, trains, translates and writes with a copy of the code."""
+    modeling = sys.modules[heads.__package__ + ".modeling_vaswani"]
+    done: list[Any] = []
+    model = modeling.VaswaniForConditionalGeneration.from_pretrained(folder)
+    torch.manual_seed(0)
+    model.train()(input_ids=IDS, labels=IDS, epsilon_ls=0.1, loss_only=True).loss.backward()
+    done.append(model.model.encoder.embed_tokens.weight.grad)
+    model.eval()
+    settings = {"repetition_penalty": 1.2, "max_new_tokens": 6, "return_dict_in_generate": True}
+    for each in ({}, {"num_beams": 3}, {"num_beams": 3, "output_scores": True}, {"do_sample": True, "top_k": 3}):
+        torch.manual_seed(0)
+        done.append(model.generate(IDS, **settings, **each).sequences)
+    causal = heads.VaswaniForCausalLM(tiny_config(lm_head_bias=True)).eval()
+    causal.load_state_dict({name: weight.sin() + 0.01 for name, weight in causal.state_dict().items()})
+    done += [causal.generate(IDS, max_new_tokens=6, num_beams=beams) for beams in (1, 2)]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    translator = pipelines.VaswaniTranslationPipeline(model, tokenizer)
+    done.append([each["translation_text"] for each in translator(["one two", "three"], max_new_tokens=6)])
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(tiny_run / "model").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Any]:
+    return what_it_does(heads_vaswani, importlib.import_module("hf_vaswani.model.pipeline_vaswani"), folder)
+
+
+def assert_the_same(found: list[Any], expected: list[Any]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+@pytest.mark.parametrize(("module", "name"), optional_names())
+def test_without_a_name_of_transformers_a_model_loads_trains_and_translates(
+    monkeypatch, folder, expected, module, name
+) -> None:
+    whole = importlib.import_module(module)
+    assert hasattr(whole, name)
+    parent, _, child = module.rpartition(".")
+    without = Without(whole, name)
+    monkeypatch.setitem(sys.modules, module, without)
+    monkeypatch.setattr(importlib.import_module(parent), child, without)
+    # Where transformers reads the name itself, it is still there: another release has its own.
+    assert_the_same(what_it_does(*copy_of_the_code(), folder), expected)
+
+
+@pytest.mark.parametrize("name", [*HOOKS, "_maybe_prepare_encoder_kwargs_for_generation", "adjust_generation_fn"])
+def test_without_a_method_of_transformers_a_model_loads_trains_and_translates(
+    monkeypatch, folder, expected, name
+) -> None:
+    """By transformers' own rules if a method is missing that these classes override."""
+    theirs = inspect.getattr_static(GenerationMixin, name)
+    owner = next(kind for kind in GenerationMixin.__mro__ if name in vars(kind))
+    with monkeypatch.context() as hidden:
+        # While the code is imported, as in a release in which the method has another name.
+        hidden.delattr(owner, name)
+        copied = copy_of_the_code()
+    assert inspect.getattr_static(GenerationMixin, name) is theirs
+    found = what_it_does(*copied, folder)
+    assert torch.equal(found[0], expected[0])
+    if name in HOOKS:
+        return
+    assert_the_same(found, expected)
