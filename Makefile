@@ -1,13 +1,15 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-slow test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest campaign docs lint format
+.PHONY: quickstart test test-slow test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest \
+	test-newest test-quickstart campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
 
 # Two processes of one thread each: most of what is tested is too small for more. Files in the order of tests/conftest.py.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO_PROCESSES)
 
 test: .venv/installed  ## run the tests
 	$(PYTEST)
@@ -44,10 +46,43 @@ test-extras: .venv/installed  ## install each extra alone in a fresh environment
 docs: .venv/installed  ## build the manual into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-test-oldest: .venv/installed  ## run the tests of pipelines and of the search with the oldest transformers that is supported
+test-quickstart: quickstart  ## translate with the quickstart's model in every way
+	HF_VASWANI_QUICKSTART=runs/quickstart $(BIN)/pytest -m quickstart tests/test_quickstart.py
+
+# What calls most of transformers: pipelines, the search, the code that travels, and the contract with transformers.
+OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py search.py decoding.py as_written.py contract.py)
+
+test-oldest: quickstart  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
-	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) tests/model/test_pipeline.py tests/model/test_remote_code.py \
-		tests/model/test_search.py tests/model/test_decoding.py tests/model/test_as_written.py
+	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) $(OF_TRANSFORMERS)
+	PYTHONPATH=$(CURDIR)/.oldest HF_VASWANI_QUICKSTART=runs/quickstart $(BIN)/pytest -m quickstart tests/test_quickstart.py
+
+# What users get. First the lines of README, in a folder of their own, with the versions that pip takes today: the base
+# package translates with the model of an earlier version. Then, with the extras and the newest transformers, even one
+# that pyproject.toml does not allow yet: the quickstart, trained and used in every way, and the tests of what calls most
+# of transformers, trains, resumes and converts.
+define README_LINES
+import hf_vaswani
+from transformers import pipeline
+translator = pipeline("translation", model="run/model")
+found = [output["translation_text"] for output in translator(open("test.en").read().splitlines())]
+assert found == open("test.de").read().splitlines(), found
+endef
+export README_LINES
+
+test-newest:  ## run README's lines, the quickstart and the tests of test-oldest with the newest versions of everything
+	rm -rf .newest
+	$(PYTHON) -m venv .newest
+	.newest/bin/pip install --quiet .
+	folder=$$(mktemp -d) && tar -xf tests/saved/run_0.1.0.tar.xz -C $$folder && cd $$folder && \
+		$(CURDIR)/.newest/bin/python -c "$$README_LINES" && \
+		$(CURDIR)/.newest/bin/hf-vaswani translate --model run/model < test.en | cmp - test.de
+	.newest/bin/pip install --quiet '.[train,adapt,clean,viz,convert,serve,dev]'
+	.newest/bin/pip install --quiet --upgrade transformers
+	.newest/bin/pip list
+	.newest/bin/pytest -m quickstart tests/test_quickstart.py
+	OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO_PROCESSES) $(OF_TRANSFORMERS) tests/test_earlier_versions.py \
+		tests/conversion/test_ctranslate2.py tests/conversion/test_onnx.py
 
 # What `make test` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.
 ifndef SEED

@@ -165,13 +165,16 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
 
     Args:
         folder (`Path`): the folder.
-        digests (`Mapping[str, str]`): SHA-256 by file name. Other files are not checked.
+        digests (`Mapping[str, str]`): SHA-256 by file name. Other files are not checked. Code that [`renew_code`] has
+            replaced since is intact.
 
     Returns:
         `str`, *optional*: the first file that differs and how, as the beginning of a sentence; `None` if no file does.
     """
     for name, sha256 in digests.items():
         path = folder / name
+        if is_renewed(path):
+            continue
         if not path.is_file():
             return f"{path} is missing"
         if digest(path) != sha256:
@@ -315,3 +318,52 @@ def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[s
             raise ValueError(
                 f"{name}, line {number}, is not UTF-8: {error.reason} at byte {error.start + 1}."
             ) from error
+
+
+# ---- The code of a model -----------------------------------------------------------------------------------------
+
+# End of the names of the files that travel with every model.
+CODE = "_vaswani.py"
+
+
+def installed_code() -> dict[str, bytes]:
+    """Returns the files that are saved beside the weights of every model, by name, as this version has them."""
+    return {path.name: path.read_bytes() for path in sorted((Path(__file__).parent / "model").glob(f"*{CODE}"))}
+
+
+def renew_code(folder: Path) -> list[str]:
+    """
+    Replaces the code that a model was saved with by that of this version; weights, settings and tokenizer stay.
+
+    Args:
+        folder (`Path`): folder of a model or a checkpoint.
+
+    Returns:
+        `list[str]`: names of the files that were written or removed.
+
+    Raises:
+        ValueError: the folder has no Vaswani model.
+        OSError: a file cannot be written.
+    """
+    check_is_ours(folder, read_json(folder / "config.json"))
+    before, after = {path.name: path.read_bytes() for path in folder.glob(f"*{CODE}")}, installed_code()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in changed:
+        if name in after:
+            atomic_write_bytes(folder / name, after[name])
+        else:
+            (folder / name).unlink()
+    return changed
+
+
+def check_is_ours(name: Path | str, config: Mapping[str, Any]) -> None:
+    """Raises a `ValueError` if the contents of a config.json are those of another type of model."""
+    if config.get("model_type") != "vaswani":
+        raise ValueError(f"{name} has no Vaswani model, but one of the type {config.get('model_type')!r}.")
+
+
+def is_renewed(path: Path) -> bool:
+    """Returns whether a file is code of a model as this version has it, or is missing as in this version."""
+    if not path.name.endswith(CODE):
+        return False
+    return installed_code().get(path.name) == (path.read_bytes() if path.is_file() else None)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from .files import (
+    CODE,
     atomic_write_text,
     digest,
     find_damage,
@@ -256,7 +257,7 @@ def checkpoint_digests(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 def _is_of_the_model(name: str, has_average: bool) -> bool:
     is_other = name == PROGRESS or "/" in name or (has_average and name == WEIGHTS)
-    return name.endswith((".json", ".safetensors", "_vaswani.py")) and not is_other
+    return name.endswith((".json", ".safetensors", CODE)) and not is_other
 
 
 def check_checkpoint(checkpoint: Path) -> Progress:

@@ -34,6 +34,7 @@ NOT_RUN = {
     "pip install '.[train,viz]'": "installs",
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": "installs",
     "hf-vaswani push runs/my --not-worse-than last_push": "depends on what was published before",
+    "hf-vaswani renew me/my-model": "needs a model on the Hub",
     "make quickstart": "installs, and trains for three minutes",
     "make test": "installs, and runs all tests",
     "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",

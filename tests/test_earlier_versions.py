@@ -54,8 +54,11 @@ def test_a_checkpoint_of_it_is_a_model(folder) -> None:
     assert found == lines(folder / "test.de")
 
 
-def test_its_own_code_and_the_packages_say_the_same(folder) -> None:
+def test_its_own_code_renewed_and_the_packages_say_the_same(folder) -> None:
     """Without the package the model's code is that of its folder, as a checkpoint on the Hub has it."""
+    weights = (folder / "run" / "model" / "model.safetensors").read_bytes()
+    assert main(["renew", "run/model"]) == 0
+    assert (folder / "run" / "model" / "model.safetensors").read_bytes() == weights
     program = (
         "import json, sys, torch; sys.modules['hf_vaswani'] = None\n"
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline\n"

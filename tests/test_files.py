@@ -16,10 +16,12 @@ from hf_vaswani.files import (
     decode_lines,
     digest,
     find_damage,
+    installed_code,
     read_json,
     read_json_lines,
     read_lines,
     read_sealed,
+    renew_code,
     sealed,
     temporary_name,
     tsv_cell,
@@ -210,3 +212,40 @@ def test_lines_are_decoded_or_named(tmp_path) -> None:
     assert list(decode_lines(io.BytesIO(b"abc\n"), "the input", 4)) == ["abc\n"]
     with pytest.raises(ValueError, match="^the input, line 1, is longer than 3 bytes"):
         list(decode_lines(io.BytesIO(b"abc\n"), "the input", 3))
+
+
+# ---- The code of a model
+
+
+def test_the_code_of_a_model_is_renewed_and_nothing_else(tmp_path) -> None:
+    files = {"config.json": '{"model_type": "vaswani"}', "model.safetensors": "weights", "notes.py": "mine"}
+    for name, text in (files | {"modeling_vaswani.py": "old", "older_vaswani.py": "old"}).items():
+        (tmp_path / name).write_text(text)
+    assert renew_code(tmp_path) == sorted({*installed_code(), "older_vaswani.py"})
+    expected = {name: text.encode() for name, text in files.items()} | installed_code()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected
+    assert renew_code(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [(None, "config.json is missing"), ('{"model_type": "marian"}', "no Vaswani model, but one of the type 'marian'")],
+)
+def test_the_folder_of_another_model_is_left_alone(tmp_path, config, words) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=words):
+        renew_code(tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_renewed_code_is_no_damage(tmp_path) -> None:
+    for name in ("config.json", "modeling_vaswani.py", "older_vaswani.py"):
+        (tmp_path / name).write_text('{"model_type": "vaswani"}')
+    recorded = {path.name: digest(path) for path in tmp_path.iterdir()}
+    renew_code(tmp_path)
+    assert find_damage(tmp_path, recorded) is None
+    (tmp_path / "modeling_vaswani.py").write_text("by hand")
+    assert "modeling_vaswani.py was changed or damaged" in str(find_damage(tmp_path, recorded))
+    (tmp_path / "modeling_vaswani.py").unlink()
+    assert "modeling_vaswani.py is missing" in str(find_damage(tmp_path, recorded))

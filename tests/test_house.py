@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_vaswani.model.contract_vaswani import TESTED_RELEASES
+
 from .conftest import ROOT
 
 PACKAGE = ROOT / "hf_vaswani"
@@ -127,3 +129,15 @@ def test_the_version_is_in_the_changelogs_form() -> None:
     text = (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert re.search(r"^## \[Unreleased\]$", text, flags=re.MULTILINE)
     assert "0.x" in text
+
+
+def test_the_supported_releases_of_transformers_are_the_same_everywhere() -> None:
+    """One line of pyproject.toml; what travels to the Hub, the lanes and the manual cannot read it, and repeat it."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    oldest, beyond = re.findall(r'"transformers>=(5\.\d+),<(5\.\d+)"', project)[0]
+    newest = f"5.{int(beyond.split('.')[1]) - 1}"
+    assert f"{oldest} to {newest}" == TESTED_RELEASES
+    for page in ("README.md", "docs/index.md", "docs/architecture.md", "CHANGELOG.md"):
+        assert f"transformers {TESTED_RELEASES}" in (ROOT / page).read_text("utf-8"), page
+    assert re.search(rf"^transformers=={newest}\.\d+$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert f"transformers=={oldest}.0" in (ROOT / "Makefile").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The verbs about runs: train, average, push."""
+"""The verbs about runs and their models: train, average, push, renew."""
 
 import argparse
 import sys
@@ -65,6 +65,18 @@ def add_verbs(verbs: Any) -> None:
     )
     push.add_argument("--revision", metavar="BRANCH", help="branch, e.g. v2; created if it does not exist")
     push.set_defaults(run=_push)
+
+    renew = verbs.add_parser(
+        "renew",
+        help="replace the code that a model was saved with by that of this version",
+        description="Replace the code that lies beside the weights of a model by that of this version, for users "
+        "without this package, who load it with trust_remote_code=True. Weights, settings and tokenizer stay as they "
+        "are. A model on the Hub gets one commit, for which a token with write permission is necessary.",
+        epilog="example: hf-vaswani renew me/my-model",
+    )
+    renew.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its id on the Hub")
+    renew.add_argument("--revision", metavar="BRANCH", default="main", help="branch on the Hub; default: main")
+    renew.set_defaults(run=_renew)
 
 
 # ---- train -------------------------------------------------------------------------------------------------------
@@ -239,3 +251,24 @@ def _push(options: argparse.Namespace) -> None:
     if options.space is not None:
         demo = push_space(options.run_dir, folder, hub, options.space, address.rsplit("/", 1)[-1])
         sys.stdout.write(f"Published {demo}\n")
+
+
+# ---- renew -------------------------------------------------------------------------------------------------------
+
+
+def _renew(options: argparse.Namespace) -> None:
+    from ..files import renew_code
+    from ..recipe_checks import check_branch, check_repo_id
+
+    check_branch(options.revision, "--revision")
+    for model in options.models:
+        if not Path(model).is_dir():
+            check_repo_id(model, "MODEL")
+    for model in options.models:
+        if Path(model).is_dir():
+            renewed = bool(renew_code(Path(model)))
+        else:
+            from ..hub.publishing import renew_published_code
+
+            renewed = renew_published_code(model, options.revision) is not None
+        sys.stdout.write(f"{model} {'has new code' if renewed else 'had the code of this version'}\n")

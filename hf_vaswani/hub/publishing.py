@@ -30,7 +30,15 @@ from huggingface_hub.errors import (
 )
 
 from ..adapters import has_adapter
-from ..files import digest, read_json, temporary_name
+from ..files import (
+    CODE,
+    check_is_ours,
+    digest,
+    installed_code,
+    is_renewed,
+    read_json,
+    temporary_name,
+)
 from ..recipe import PAIR_TASKS, HubRecipe, Recipe, measure_name
 from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, to_json
@@ -157,8 +165,8 @@ def check_score(folder: Path, scored: Scored, hub: HubRecipe, recipe: Recipe) ->
 
 def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdict | None = None) -> str:
     """
-    Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, code, card, and
-    shortlist, if there is one.
+    Publishes a model or a checkpoint in one commit: weights, config, generation config, tokenizer, card, shortlist, if
+    there is one, and the code of this version of the package.
 
     Args:
         run_dir (`Path`): the run folder.
@@ -199,6 +207,48 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
             commit_message=f"{folder.name}: {measure_name(measure)} {value:.2f} after {scored.step:,} updates",
             revision=revision,
             # The Hub refuses the commit if somebody else has committed in the meantime.
+            parent_commit=head.sha,
+        )
+    return str(commit.commit_url)
+
+
+def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
+    """
+    Replaces the code that a model on the Hub was published with by that of this version, in one commit.
+
+    Args:
+        repo_id (`str`): repository, as user/name.
+        revision (`str`): branch.
+
+    Returns:
+        `str`: URL of the commit, or `None` if the repository has this code already.
+
+    Raises:
+        PublishingError: the Hub refused, or could not be reached; or the repository has no Vaswani model.
+    """
+    with publishing_errors(f"The code of {repo_id}", repo_id, revision):
+        api, files = HfApi(), installed_code()
+        head = api.model_info(repo_id, revision=revision)
+        names = {each.rfilename for each in head.siblings or []}
+        if "config.json" not in names:
+            raise PublishingError(f"{repo_id} ({revision}) has no config.json: it is no model.")
+
+        def download(name: str) -> Path:
+            return Path(api.hf_hub_download(repo_id, name, revision=head.sha))
+
+        try:
+            check_is_ours(f"{repo_id} ({revision})", read_json(download("config.json")))
+        except ValueError as error:
+            raise PublishingError(str(error)) from error
+        old = sorted(name for name in names - set(files) if "/" not in name and name.endswith(CODE))
+        new = [name for name, content in files.items() if name not in names or download(name).read_bytes() != content]
+        if not old and not new:
+            return None
+        commit = api.create_commit(
+            repo_id,
+            [*(CommitOperationAdd(name, files[name]) for name in new), *(CommitOperationDelete(name) for name in old)],
+            commit_message="Renew the model's code",
+            revision=revision,
             parent_commit=head.sha,
         )
     return str(commit.commit_url)
@@ -252,20 +302,22 @@ def _prepare_branch(api: HfApi, folder: Path, hub: HubRecipe) -> ModelInfo:
 
 
 def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes]:
-    """Returns the files that were scored, by their names on the Hub."""
+    """Returns the files that were scored, and the code of this version, by their names on the Hub."""
     found: dict[str, str | bytes] = {}
     for name, sha256 in scored.items():
         path = folder / name
+        if is_renewed(path):
+            continue
         if not path.is_file() or digest(path) != sha256:
             what = "was changed" if path.is_file() else "was deleted"
             raise ValueError(f"{path} {what} since the model was scored: {folder} is not published.")
         # If there is a moving average, it was validated.
         found[WEIGHTS if name == EMA_WEIGHTS else name] = str(path)
-    return found
+    return {name: path for name, path in found.items() if not name.endswith(CODE)} | installed_code()
 
 
 @contextlib.contextmanager
-def publishing_errors(folder: Path, repo_id: str, revision: str) -> Iterator[None]:
+def publishing_errors(what: Path | str, repo_id: str, revision: str) -> Iterator[None]:
     """Turns every error of the Hub's client into a [`PublishingError`] that says what to do."""
     client = get_session()
     before, client.timeout = client.timeout, ANSWER_SECONDS
@@ -275,7 +327,7 @@ def publishing_errors(folder: Path, repo_id: str, revision: str) -> Iterator[Non
         raise
     # The client raises its own errors, those of its HTTP library, RuntimeError and ValueError.
     except Exception as error:
-        sentence = f"{folder} could not be published: {_advice(error, repo_id, revision)}"
+        sentence = f"{what} could not be published: {_advice(error, repo_id, revision)}"
         token = get_token()
         raise PublishingError(sentence.replace(token, "(the token)") if token else sentence) from None
     finally:

@@ -64,22 +64,32 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def push(
-    hub: HubServer, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+def command(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
 ) -> Callable[..., tuple[int, str]]:
-    """Runs `hf-vaswani push`, and asserts that its output contains no token."""
+    """Runs `hf-vaswani` with the Hub on loopback, and asserts that its output contains no token."""
 
-    def call(*options: str, token: str = WRITE, run: Path = run) -> tuple[int, str]:
+    def call(*arguments: str, token: str = WRITE) -> tuple[int, str]:
         files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
         for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
             monkeypatch.setattr(huggingface_hub.constants, name, value)
         monkeypatch.setenv("HF_TOKEN", token)
-        code = main(["push", str(run), "--repo-id", "alice/m", *options])
+        code = main(list(arguments))
         said = capsys.readouterr()
         text = said.out + said.err + caplog.text
         assert not any(secret in text for secret in (WRITE, READ, WRONG))
         return code, said.out if code == 0 else said.err
+
+    return call
+
+
+@pytest.fixture
+def push(command: Callable[..., tuple[int, str]], run: Path) -> Callable[..., tuple[int, str]]:
+    """Runs `hf-vaswani push`."""
+
+    def call(*options: str, run: Path = run, **settings: Any) -> tuple[int, str]:
+        return command("push", str(run), "--repo-id", "alice/m", *options, **settings)
 
     return call
 
@@ -294,6 +304,72 @@ def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(h
     assert push()[0] == 0
     assert hub.files("alice/m").keys() == MODEL_FILES | {".gitattributes", *kept}
     assert len(hub.commits("alice/m")) == 3
+
+
+# ---- Code --------------------------------------------------------------------------------------------------------
+
+INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name in CODE}
+
+
+@pytest.mark.parametrize("branch", ["main", "v2"])
+def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, branch) -> None:
+    assert push("--revision", branch)[0] == 0
+    before = hub.files("alice/m", branch)
+    changed = {"modeling_vaswani.py": b"old", "older_vaswani.py": b"old", "notes.py": b"mine"}
+    hub.commit("alice/m", changed, revision=branch)
+    count = len(hub.commits("alice/m", branch))
+    assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m has new code\n")
+    assert hub.files("alice/m", branch) == before | {"notes.py": b"mine"}
+    assert len(hub.commits("alice/m", branch)) == count + 1
+    # Only what differs was sent, and with nothing to send there is no commit.
+    assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m had the code of this version\n")
+    assert len(hub.commits("alice/m", branch)) == count + 1
+
+
+def test_several_models_are_renewed(hub, run, push, command) -> None:
+    assert push()[0] == 0
+    hub.commit("alice/m", {"modeling_vaswani.py": b"old"})
+    (run / "model" / "modeling_vaswani.py").write_text("old")
+    model = str(run / "model")
+    assert command("renew", model, "alice/m") == (0, f"{model} has new code\nalice/m has new code\n")
+    assert hub.files("alice/m").items() >= INSTALLED.items() <= contents(run / "model").items()
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "settings", "words"),
+    [
+        ({}, ["alice/none"], {}, "The code of alice/none could not be published: the Hub refused the request"),
+        ({"config.json": b'{"model_type": "bert"}'}, ["alice/m"], {}, "alice/m (main) has no Vaswani model, but one"),
+        ({"config.json": b"{"}, ["alice/m"], {}, "config.json is not JSON"),
+        ({"README.md": b"data"}, ["alice/m"], {}, "alice/m (main) has no config.json: it is no model"),
+        ({"config.json": b'{"model_type": "vaswani"}'}, ["alice/m"], {"token": READ}, "may not write to alice/m"),
+        ({"config.json": b'{"model_type": "vaswani"}'}, ["alice/m", "--revision", "v9"], {}, "refused the request"),
+        ({}, ["no folder"], {}, "MODEL must have the form user/name, but it is 'no folder'"),
+    ],
+)
+def test_what_cannot_be_renewed_is_named(hub, command, files, arguments, settings, words) -> None:
+    if files:
+        hub.commit("alice/m", files)
+    code, said = command("renew", *arguments, **settings)
+    assert code == 2 and words in said and said.count("\n") == 1, said
+    assert not files or hub.files("alice/m").keys() == files.keys() | {".gitattributes"}
+
+
+def test_a_model_with_earlier_code_is_published_with_that_of_this_version(hub, run, push, command) -> None:
+    """Its record has the digests of the code that it was scored with, and accepts what has renewed it."""
+    path = run / "model" / "modeling_vaswani.py"
+    path.write_text("earlier")
+    result = json.loads((run / "test.json").read_text())
+    result["files"] = digests(run / "model")
+    del result["files"]["contract_vaswani.py"]
+    (run / "test.json").write_text(json.dumps(result))
+    assert push()[0] == 0
+    assert hub.files("alice/m").items() >= INSTALLED.items()
+    assert command("renew", str(run / "model"))[0] == 0 and path.read_bytes() == INSTALLED[path.name]
+    assert push()[0] == 0 and len(hub.commits("alice/m")) == 2
+    path.write_text("by hand")
+    code, said = push()
+    assert code == 2 and "modeling_vaswani.py was changed since the model was scored" in said
 
 
 def test_the_shortlist_of_a_model_goes_with_it(hub, run, push) -> None:
