@@ -91,6 +91,8 @@ class FastSearchMixin(GenerationMixin):
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Proves at its first use that `generate()` works with the class, and gives the cache transformers' name."""
         prove_generate(type(self))
+        # Trainers hand them to `generate()`, of which no step reads them.
+        kwargs.pop("labels", None)
         return super()._prepare_generation_config(generation_config, **rename_cache(kwargs, CACHE))
 
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -481,7 +483,7 @@ def generate_as_transformers(self: Any, inputs: Any = None, generation_config: A
     )
     layers = [kwargs, vars(generation_config or self.generation_config)]
     offset = next((layer[name] for layer in layers if (name := "max_length_offset") in layer), None)
-    for name in DEFAULTS:
+    for name in ("labels", *DEFAULTS):
         kwargs.pop(name, None)
     limits = (layer.get(name) for layer in layers for name in ("max_length", "max_new_tokens"))
     sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))

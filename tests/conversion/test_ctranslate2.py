@@ -158,7 +158,8 @@ def test_quantized_weights_are_nearly_the_same(quantization, least, tmp_path) ->
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     engine = Ctranslate2Translator(tmp_path / "theirs", tokenizer, model.generation_config, model.config)
     found = engine.logits(ids, mask, targets)
-    assert least < torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) < 1
+    # In float64: float32 may round what is almost 1 to 1.
+    assert least < torch.cosine_similarity(found.double().flatten(), expected.double().flatten(), dim=0) < 1
     assert not torch.equal(found, expected)
     assert len(foreign.translate(random_sentences(3))) == 3
     # The comparison must not expect equal logits.

@@ -395,7 +395,7 @@ def test_the_cache_changes_nothing(variant) -> None:
         static = StaticCache(model.config, max_cache_len=24)
         assert len(static.layers) == 3
         if not options.get("num_beams"):
-            assert torch.equal(model.generate(ids, past_key_values=static, **options), expected)
+            assert torch.equal(model.generate(ids, cache=static, **options), expected)
 
 
 def test_an_assistant_changes_nothing() -> None:

@@ -683,7 +683,7 @@ def test_a_learned_table_ends_where_it_ends() -> None:
 def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:
     model, data = tiny_model(), batch()
     first = model(**data, use_cache=True)
-    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "past_key_values": first.past_key_values}
+    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "cache": first.cache}
     with pytest.raises(ValueError, match="decoder_attention_mask is 1 tokens wide, but there are 6"):
         model(**step, decoder_attention_mask=torch.ones(3, 1))
 

@@ -9,6 +9,7 @@ from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani
+from hf_vaswani.model.contract_vaswani import CACHE
 from hf_vaswani.model.search_vaswani import best_tokens
 from hf_vaswani.translation.quantization import to_int8
 
@@ -243,7 +244,7 @@ def test_beams_with_sampling_and_a_custom_cache_fall_back_to_transformers(monkey
     first = model.generate(
         **inputs, max_new_tokens=4, use_cache=True, return_dict_in_generate=True, output_scores=True
     )
-    again = {"decoder_input_ids": first.sequences, "past_key_values": first.past_key_values}
+    again = {"decoder_input_ids": first.sequences, CACHE: first[CACHE]}
     fast_and_stock(monkeypatch, model, {"input_ids": inputs["input_ids"], **again}, fast=False, max_new_tokens=1)
 
 

@@ -174,7 +174,7 @@ def test_cached_steps_equal_one_pass_with_a_mask_of_the_target() -> None:
             "decoder_input_ids": data["decoder_input_ids"][:, start:end],
             "decoder_attention_mask": data["decoder_attention_mask"][:, :end],
         }
-        logits = model(**part, past_key_values=cache, use_cache=True).logits
+        logits = model(**part, cache=cache, use_cache=True).logits
         real = data["decoder_attention_mask"][:, start:end].bool()
         torch.testing.assert_close(logits[real], expected[:, start:end][real])
 
@@ -218,7 +218,7 @@ def test_a_decoding_step_compiles_in_one_graph(fresh_compiler) -> None:
                     encoder_outputs=encoded,
                     attention_mask=data["attention_mask"],
                     decoder_input_ids=data["decoder_input_ids"][:, step : step + 1],
-                    past_key_values=cache,
+                    cache=cache,
                     use_cache=True,
                 ).logits
             torch.testing.assert_close(logits, expected[:, step : step + 1])

@@ -1,0 +1,13 @@
+"""Fixtures for the tests of the travelling files."""
+
+import pytest
+
+from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
+from hf_vaswani.model.contract_vaswani import prove_generate
+
+
+@pytest.fixture(autouse=True, scope="session")
+def proved() -> None:
+    """Proves `generate()` before any test that watches what a search calls, so that this does not depend on the order."""
+    for kind in (VaswaniForConditionalGeneration, VaswaniForCausalLM):
+        prove_generate(kind)
