@@ -1,4 +1,4 @@
-"""What these classes and transformers promise each other, where releases of transformers differ or fail in silence.
+"""The contract between these classes and transformers, where its releases differ or would fail in silence.
 
 - transformers 5.24 renamed `past_key_values` to `cache`, in arguments and in outputs. These classes use the new name,
   and understand both with every release ([`takes_both_cache_names`], [`with_both_cache_names`]).
@@ -155,7 +155,7 @@ def prove_generate(kind: type[Any]) -> None:
         kind (`type`): class of this package whose `generate()` is used, or a subclass, whose base is checked.
 
     Raises:
-        RuntimeError: they do not, so that the class would say other words without an error.
+        ImportError: they do not, so that the class would say other words without an error.
     """
     kind = next(base for base in kind.__mro__ if "stacks" in vars(base))
     if kind in PROVED:
@@ -187,16 +187,16 @@ def prove_generate(kind: type[Any]) -> None:
             reason = "its decoding steps with a cache differ from those without one"
     except Exception as error:
         reason = f"its decoding steps end with {type(error).__name__}: {error}"
-        raise _other_contract(kind, reason) from error
+        raise _contract_error(kind, reason) from error
     finally:
         if reason is not None:
             PROVED.discard(kind)
     if reason is not None:
-        raise _other_contract(kind, reason)
+        raise _contract_error(kind, reason)
 
 
-def _other_contract(kind: type, reason: str) -> RuntimeError:
-    return RuntimeError(
+def _contract_error(kind: type, reason: str) -> ImportError:
+    return ImportError(
         f"generate() of transformers {transformers.__version__} does not work with {kind.__name__}, which was tested "
         f"with {TESTED_RELEASES}: {reason}. Install one of these releases, or a newer hf_vaswani; if the model's code "
         "came with its weights, renew it (hf-vaswani renew)."

@@ -8,6 +8,6 @@ from hf_vaswani.model.contract_vaswani import prove_generate
 
 @pytest.fixture(autouse=True, scope="session")
 def proved() -> None:
-    """Proves `generate()` before any test that watches what a search calls, so that this does not depend on the order."""
+    """Proves `generate()` before any test that watches what a search calls, in whatever order they run."""
     for kind in (VaswaniForConditionalGeneration, VaswaniForCausalLM):
         prove_generate(kind)
