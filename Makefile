@@ -74,7 +74,7 @@ test-newest:  ## run README's lines, the quickstart and the tests of test-oldest
 	rm -rf .newest
 	$(PYTHON) -m venv .newest
 	.newest/bin/pip install --quiet .
-	folder=$$(mktemp -d) && tar -xf tests/saved/run_0.1.0.tar.xz -C $$folder && cd $$folder && \
+	folder=$$(mktemp -d) && $(PYTHON) -m tarfile -e tests/saved/run_0.1.0.tar.xz $$folder && cd $$folder && \
 		$(CURDIR)/.newest/bin/python -c "$$README_LINES" && \
 		$(CURDIR)/.newest/bin/hf-vaswani translate --model run/model < test.en | cmp - test.de
 	.newest/bin/pip install --quiet '.[train,adapt,clean,viz,convert,serve,dev]'
