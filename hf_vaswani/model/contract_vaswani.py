@@ -11,6 +11,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -50,10 +51,19 @@ def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a `forward` with an argument `cache`, which can then be passed as `past_key_values`, too."""
+    """
+    Decorates a `forward` with an argument `cache`, which can then be passed as `past_key_values`, too. Where
+    transformers has the new name, the old one is answered by a `FutureWarning`, as by the models of transformers.
+    """
 
     @functools.wraps(forward)
     def renamed(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("past_key_values") is not None and CACHE == "cache" and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead.",
+                FutureWarning,
+                stacklevel=2,
+            )
         return forward(*args, **rename_cache(kwargs, "cache"))
 
     return renamed

@@ -110,8 +110,8 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
     build, inputs = MODELS[name]
     ids = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
     model = build()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with torch.no_grad(), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         expected = last(model(**inputs, use_cache=False))
         first = model(**inputs | {ids: IDS[:, :4]}, use_cache=True)
         cache = first.cache
@@ -121,11 +121,15 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
             torch.testing.assert_close(last(step)[:, 0], expected[:, column])
             assert step.cache is cache
     assert cache.get_seq_length() == 6
+    # Where transformers has the new name, its models warn of the old one, and so do ours.
+    is_old = argument == "past_key_values" and CACHE == "cache"
+    assert [str(each.message)[:31] for each in warned] == 2 * is_old * ["`past_key_values` is deprecated"]
+    assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
     assert not said.records
-    # transformers itself warns of its old name.
     assert first.past_key_values is cache and first["past_key_values"] is cache
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_cache_is_used_or_refused(name, argument) -> None:
@@ -140,6 +144,7 @@ def test_a_cache_is_used_or_refused(name, argument) -> None:
             call(name, **{argument: cache})
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", WITH_CACHE)
 def test_two_caches_are_refused(name) -> None:
     with pytest.raises(TypeError, match="Both cache and past_key_values were given"):
