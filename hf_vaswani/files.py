@@ -333,37 +333,34 @@ def installed_code() -> dict[str, bytes]:
 
 def renew_code(folder: Path) -> list[str]:
     """
-    Replaces the code that a model was saved with by that of this version; weights, settings and tokenizer stay.
+    Replaces the code that a model was saved with by that of this version; all other files stay as they are.
 
     Args:
         folder (`Path`): folder of a model or a checkpoint.
 
     Returns:
-        `list[str]`: names of the files that were written or removed.
+        `list[str]`: names of the files that were written.
 
     Raises:
         ValueError: the folder has no Vaswani model.
         OSError: a file cannot be written.
     """
-    check_is_ours(folder, read_json(folder / "config.json"))
-    before, after = {path.name: path.read_bytes() for path in folder.glob(f"*{CODE}")}, installed_code()
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    check_has_code(folder, read_json(folder / "config.json"))
+    code = installed_code()
+    changed = [name for name in code if not is_renewed(folder / name)]
     for name in changed:
-        if name in after:
-            atomic_write_bytes(folder / name, after[name])
-        else:
-            (folder / name).unlink()
+        atomic_write_bytes(folder / name, code[name])
     return changed
 
 
-def check_is_ours(name: Path | str, config: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` if the contents of a config.json are those of another type of model."""
+def check_has_code(name: Path | str, config: Mapping[str, Any]) -> None:
+    """Raises a `ValueError` if a config.json is of another type of model, or does not name the model's code."""
     if config.get("model_type") != "vaswani":
         raise ValueError(f"{name} has no Vaswani model, but one of the type {config.get('model_type')!r}.")
+    if "auto_map" not in config:
+        raise ValueError(f"config.json of {name} names no code (auto_map): load the model, and save it again.")
 
 
 def is_renewed(path: Path) -> bool:
-    """Returns whether a file is code of a model as this version has it, or is missing as in this version."""
-    if not path.name.endswith(CODE):
-        return False
-    return installed_code().get(path.name) == (path.read_bytes() if path.is_file() else None)
+    """Returns whether a file is code of a model, as this version has it."""
+    return path.name.endswith(CODE) and path.is_file() and installed_code().get(path.name) == path.read_bytes()

@@ -218,10 +218,12 @@ def test_lines_are_decoded_or_named(tmp_path) -> None:
 
 
 def test_the_code_of_a_model_is_renewed_and_nothing_else(tmp_path) -> None:
-    files = {"config.json": '{"model_type": "vaswani"}', "model.safetensors": "weights", "notes.py": "mine"}
-    for name, text in (files | {"modeling_vaswani.py": "old", "older_vaswani.py": "old"}).items():
+    config = '{"model_type": "vaswani", "auto_map": {}}'
+    files = {"config.json": config, "model.safetensors": "weights", "notes.py": "mine", "my_vaswani.py": "mine"}
+    for name, text in (files | {"modeling_vaswani.py": "old"}).items():
         (tmp_path / name).write_text(text)
-    assert renew_code(tmp_path) == sorted({*installed_code(), "older_vaswani.py"})
+    assert renew_code(tmp_path) == [*installed_code()]
+    # Other files stay, also those that look like code of a model.
     expected = {name: text.encode() for name, text in files.items()} | installed_code()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected
     assert renew_code(tmp_path) == []
@@ -229,7 +231,11 @@ def test_the_code_of_a_model_is_renewed_and_nothing_else(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [(None, "config.json is missing"), ('{"model_type": "marian"}', "no Vaswani model, but one of the type 'marian'")],
+    [
+        (None, "config.json is missing"),
+        ('{"model_type": "marian"}', "no Vaswani model, but one of the type 'marian'"),
+        ('{"model_type": "vaswani"}', r"names no code \(auto_map\): load the model, and save it again"),
+    ],
 )
 def test_the_folder_of_another_model_is_left_alone(tmp_path, config, words) -> None:
     if config is not None:
@@ -241,7 +247,7 @@ def test_the_folder_of_another_model_is_left_alone(tmp_path, config, words) -> N
 
 def test_renewed_code_is_no_damage(tmp_path) -> None:
     for name in ("config.json", "modeling_vaswani.py", "older_vaswani.py"):
-        (tmp_path / name).write_text('{"model_type": "vaswani"}')
+        (tmp_path / name).write_text('{"model_type": "vaswani", "auto_map": {}}')
     recorded = {path.name: digest(path) for path in tmp_path.iterdir()}
     renew_code(tmp_path)
     assert find_damage(tmp_path, recorded) is None

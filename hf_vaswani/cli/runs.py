@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, check_counts
+from .inputs import add_recipe_verb, check_counts, check_name
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -75,7 +75,9 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani renew me/my-model",
     )
     renew.add_argument("models", nargs="+", metavar="MODEL", help="folder of a model, or its id on the Hub")
-    renew.add_argument("--revision", metavar="BRANCH", default="main", help="branch on the Hub; default: main")
+    renew.add_argument(
+        "--revision", metavar="BRANCH", default="main", help="branch of the models on the Hub; default: main"
+    )
     renew.set_defaults(run=_renew)
 
 
@@ -262,6 +264,7 @@ def _renew(options: argparse.Namespace) -> None:
 
     check_branch(options.revision, "--revision")
     for model in options.models:
+        check_name(model)
         if not Path(model).is_dir():
             check_repo_id(model, "MODEL")
     for model in options.models:

@@ -32,7 +32,7 @@ from huggingface_hub.errors import (
 from ..adapters import has_adapter
 from ..files import (
     CODE,
-    check_is_ours,
+    check_has_code,
     digest,
     installed_code,
     is_renewed,
@@ -226,7 +226,7 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
     Raises:
         PublishingError: the Hub refused, or could not be reached; or the repository has no Vaswani model.
     """
-    with publishing_errors(f"The code of {repo_id}", repo_id, revision):
+    with publishing_errors(f"New code of {repo_id}", repo_id, revision):
         api, files = HfApi(), installed_code()
         head = api.model_info(repo_id, revision=revision)
         names = {each.rfilename for each in head.siblings or []}
@@ -237,16 +237,15 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
             return Path(api.hf_hub_download(repo_id, name, revision=head.sha))
 
         try:
-            check_is_ours(f"{repo_id} ({revision})", read_json(download("config.json")))
+            check_has_code(f"{repo_id} ({revision})", read_json(download("config.json")))
         except ValueError as error:
             raise PublishingError(str(error)) from error
-        old = sorted(name for name in names - set(files) if "/" not in name and name.endswith(CODE))
         new = [name for name, content in files.items() if name not in names or download(name).read_bytes() != content]
-        if not old and not new:
+        if not new:
             return None
         commit = api.create_commit(
             repo_id,
-            [*(CommitOperationAdd(name, files[name]) for name in new), *(CommitOperationDelete(name) for name in old)],
+            [CommitOperationAdd(name, files[name]) for name in new],
             commit_message="Renew the model's code",
             revision=revision,
             parent_commit=head.sha,

@@ -11,6 +11,7 @@
 
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,7 @@ def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
         return keywords
     keywords = dict(keywords)
     cache = keywords.pop(other)
-    if cache is not None and keywords.get(name) is not None:
+    if cache is not None and keywords.get(name) is not None and keywords[name] is not cache:
         raise TypeError("Both cache and past_key_values were given, which are two names of one argument: pass one.")
     if keywords.get(name) is None:
         keywords[name] = cache
@@ -75,15 +76,17 @@ def with_both_cache_names(output: type[Any]) -> type[Any]:
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         output.__init__(self, *args, **rename_cache(kwargs, CACHE))
 
+    def by_old_name(method: str) -> Callable[..., Any]:
+        return lambda self, key, *more: getattr(output, method)(self, CACHE if key == "cache" else key, *more)
+
+    methods = ("__contains__", "__getitem__", "__setitem__", "get")
     members = {
         "__module__": __name__,
         "__doc__": output.__doc__,
         "__init__": make,
-        "__contains__": lambda self, key: output.__contains__(self, CACHE if key == "cache" else key),
-        "__getitem__": lambda self, key: output.__getitem__(self, CACHE if key == "cache" else key),
-        "cache": property(lambda self: self.past_key_values),
+        "cache": property(lambda self: self.past_key_values, lambda self, value: setattr(self, CACHE, value)),
     }
-    return type(output.__name__, (output,), members)
+    return type(output.__name__, (output,), members | {method: by_old_name(method) for method in methods})
 
 
 # From 5.24 on transformers itself reads both names, and warns of the old one.
@@ -96,6 +99,34 @@ if CACHE == "past_key_values":
     CausalLMOutputWithPast = with_both_cache_names(CausalLMOutputWithPast)
     Seq2SeqLMOutput = with_both_cache_names(Seq2SeqLMOutput)
     Seq2SeqModelOutput = with_both_cache_names(Seq2SeqModelOutput)
+
+
+def is_paged(cache: Any) -> bool:
+    """Returns whether a cache is that of transformers' continuous batching, which has rules of its own."""
+    return type(cache).__name__ == "PagedAttentionCache"
+
+
+def update_cache(
+    cache: Any, key: torch.Tensor, value: torch.Tensor, layer_idx: int | None, keywords: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Adds keys and values to the cache of a layer, and returns all of them.
+
+    Args:
+        cache ([`Cache`]): the cache.
+        key, value (`torch.Tensor` of shape `(batch, heads, new, head_dim)`): of the new positions.
+        layer_idx (`int`): the layer's entry.
+        keywords (`dict[str, Any]`): of the attention function; a paged cache reads and changes them.
+    """
+    if is_paged(cache) and CACHE == "past_key_values":
+        # Before transformers 5.24 the attention function updates it.
+        keywords["cache"] = cache
+        return key, value
+    return (
+        cache.update(key, value, layer_idx, kwargs=keywords)
+        if is_paged(cache)
+        else cache.update(key, value, layer_idx)
+    )
 
 
 # ---- Keywords that nobody reads ----------------------------------------------------------------------------------
@@ -118,6 +149,8 @@ READ_BY_ATTENTION = {
     "flash": {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic"},
     "flex": {"kernel_options"},
 }
+# Keywords that say where the texts of a row begin, as positions do: other attention functions see it by the mask.
+OF_PACKED_TEXTS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
 # What an attention function gets from its layer is not for callers to give.
 GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "cache", "kwargs"}
 
@@ -152,8 +185,9 @@ def is_read_by_attention(module: Any, keyword: str) -> bool:
 
 # ---- The proof of generate() -------------------------------------------------------------------------------------
 
-# Classes whose `generate()` was proved in this process.
+# Classes whose `generate()` was proved in this process, and whether this thread is about to prove one.
 PROVED: set[type] = set()
+PROVING = threading.local()
 
 
 def prove_generate(kind: type[Any]) -> None:
@@ -167,42 +201,47 @@ def prove_generate(kind: type[Any]) -> None:
     Raises:
         ImportError: they do not, so that the class would say other words without an error.
     """
-    kind = next(base for base in kind.__mro__ if "stacks" in vars(base))
-    if kind in PROVED:
+    package = __name__.rpartition(".")[0]
+    kind = next(base for base in kind.__mro__ if base.__module__.rpartition(".")[0] == package)
+    # The tiny model calls `generate()`, too.
+    if kind in PROVED or getattr(PROVING, "now", False):
         return
-    PROVED.add(kind)
-    found: list[torch.Tensor] = []
-    reason = None
+    PROVING.now = True
     try:
-        # Neither the random numbers nor the settings of the caller take part.
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-            sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-            model = kind(kind.config_class(vocab_size=16, **sizes)).float().eval()
-            model.generation_config.eos_token_id = None
-            inputs = {"input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]]), "attention_mask": torch.ones(2, 3).long()}
-            inputs["attention_mask"][0, 0] = 0
-            for use_cache in (True, False):
-                # `output_logits` chooses the search of transformers, which calls the modules.
-                steps = model.generate(
-                    **inputs,
-                    max_new_tokens=3,
-                    do_sample=False,
-                    synced_gpus=False,
-                    use_cache=use_cache,
-                    output_logits=True,
-                    return_dict_in_generate=True,
-                ).logits
-                found.append(torch.stack(steps))
-        if not torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-3):
-            reason = "its decoding steps with a cache differ from those without one"
+        cached, uncached = (_logits_of_a_tiny_model(kind, use_cache) for use_cache in (True, False))
     except Exception as error:
-        reason = f"its decoding steps end with {type(error).__name__}: {error}"
-        raise _contract_error(kind, reason) from error
+        raise _contract_error(kind, f"its decoding steps end with {type(error).__name__}: {error}") from error
     finally:
-        if reason is not None:
-            PROVED.discard(kind)
-    if reason is not None:
-        raise _contract_error(kind, reason)
+        PROVING.now = False
+    if not torch.allclose(cached, uncached, rtol=1e-3, atol=1e-3):
+        raise _contract_error(kind, "its decoding steps with a cache differ from those without one")
+    PROVED.add(kind)
+
+
+def _logits_of_a_tiny_model(kind: type[Any], use_cache: bool) -> torch.Tensor:
+    """Returns the logits of three steps of transformers' greedy search, of shape `(steps, batch, vocab_size)`."""
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    # Made without the random numbers of the caller, and computed without the settings of the caller.
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = kind(kind.config_class(vocab_size=16, **sizes))
+    model = model.to_empty(device="cpu").float().eval()
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float32))
+        model.generation_config.eos_token_id = None
+        found = model.generate(
+            torch.tensor([[0, 5, 6], [7, 8, 9]]),
+            attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]),
+            max_new_tokens=3,
+            do_sample=False,
+            synced_gpus=False,
+            use_cache=use_cache,
+            # Chooses the search of transformers, which calls the modules.
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return torch.stack(found.logits)
 
 
 def _contract_error(kind: type, reason: str) -> ImportError:

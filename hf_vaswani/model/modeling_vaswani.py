@@ -33,11 +33,14 @@ from .configuration_vaswani import VaswaniConfig
 from .contract_vaswani import (
     CACHE,
     NAMES_OF_THE_CACHE,
+    OF_PACKED_TEXTS,
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
+    is_paged,
     refuse_unread,
     takes_both_cache_names,
+    update_cache,
 )
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
@@ -151,7 +154,7 @@ class VaswaniAttention(nn.Module):
             `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
         """
         query = self.split_heads(self.q_proj(hidden_states))
-        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache)
+        key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache, kwargs)
         attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -173,6 +176,7 @@ class VaswaniAttention(nn.Module):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None,
         cache: Cache | None,
+        keywords: dict[str, Any],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V split into heads, those of earlier positions from the cache. Arguments as in `forward`."""
         if encoder_hidden_states is None:
@@ -185,7 +189,7 @@ class VaswaniAttention(nn.Module):
         states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
         if own_cache is not None:
-            key, value = own_cache.update(key, value, self.layer_idx)
+            key, value = update_cache(own_cache, key, value, self.layer_idx, keywords)
             if encoder_hidden_states is not None:
                 cache.is_updated[self.layer_idx] = True  # type: ignore[union-attr]
         return key, value
@@ -681,7 +685,10 @@ class VaswaniDecoder(VaswaniStack):
                 have no attention that reads them, or if two layers share an entry of the cache.
             TypeError: as in [`VaswaniEncoder`].
         """
-        refuse_unread(self, encoder_attention_mask=None if self.has_source else encoder_attention_mask, **kwargs)
+        read = kwargs.keys() if is_paged(cache) else set() if position_ids is None else OF_PACKED_TEXTS
+        refuse_unread(self, **{name: value for name, value in kwargs.items() if name not in read})
+        if not self.has_source:
+            refuse_unread(self, encoder_attention_mask=encoder_attention_mask)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         if self.has_source and encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states is missing: pass the encoder's output to the decoder.")
@@ -689,13 +696,15 @@ class VaswaniDecoder(VaswaniStack):
             raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
         # The mask is made without a new, empty cache: with one, transformers does not tell the texts of a row apart.
         read_cache = getattr(cache, "self_attention_cache", cache)
+        if is_paged(cache) and CACHE == "past_key_values":
+            read_cache = None
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
             if self.has_source:
                 cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
         if cache is not None:
             check_layer_indices(self.layers)
-        past_length = cache.get_seq_length() if cache is not None else 0
+        past_length = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
         batch, target = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
             check_shape("the encoder's output", encoder_hidden_states, batch)

@@ -308,6 +308,7 @@ def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(h
 
 # ---- Code --------------------------------------------------------------------------------------------------------
 
+CONFIG = b'{"model_type": "vaswani", "auto_map": {}}'
 INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name in CODE}
 
 
@@ -315,11 +316,11 @@ INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name 
 def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, branch) -> None:
     assert push("--revision", branch)[0] == 0
     before = hub.files("alice/m", branch)
-    changed = {"modeling_vaswani.py": b"old", "older_vaswani.py": b"old", "notes.py": b"mine"}
-    hub.commit("alice/m", changed, revision=branch)
+    theirs = {"notes.py": b"mine", "my_vaswani.py": b"mine"}
+    hub.commit("alice/m", theirs | {"modeling_vaswani.py": b"old"}, revision=branch)
     count = len(hub.commits("alice/m", branch))
     assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m has new code\n")
-    assert hub.files("alice/m", branch) == before | {"notes.py": b"mine"}
+    assert hub.files("alice/m", branch) == before | theirs
     assert len(hub.commits("alice/m", branch)) == count + 1
     # Only what differs was sent, and with nothing to send there is no commit.
     assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m had the code of this version\n")
@@ -338,13 +339,20 @@ def test_several_models_are_renewed(hub, run, push, command) -> None:
 @pytest.mark.parametrize(
     ("files", "arguments", "settings", "words"),
     [
-        ({}, ["alice/none"], {}, "The code of alice/none could not be published: the Hub refused the request"),
+        ({}, ["alice/none"], {}, "New code of alice/none could not be published: the Hub refused the request"),
         ({"config.json": b'{"model_type": "bert"}'}, ["alice/m"], {}, "alice/m (main) has no Vaswani model, but one"),
         ({"config.json": b"{"}, ["alice/m"], {}, "config.json is not JSON"),
         ({"README.md": b"data"}, ["alice/m"], {}, "alice/m (main) has no config.json: it is no model"),
-        ({"config.json": b'{"model_type": "vaswani"}'}, ["alice/m"], {"token": READ}, "may not write to alice/m"),
-        ({"config.json": b'{"model_type": "vaswani"}'}, ["alice/m", "--revision", "v9"], {}, "refused the request"),
-        ({}, ["no folder"], {}, "MODEL must have the form user/name, but it is 'no folder'"),
+        ({"config.json": CONFIG}, ["alice/m"], {"token": READ}, "may not write to alice/m"),
+        ({"config.json": CONFIG}, ["alice/m", "--revision", "v9"], {}, "refused the request"),
+        (
+            {"config.json": b'{"model_type": "vaswani"}'},
+            ["alice/m"],
+            {},
+            "alice/m (main) names no code",
+        ),
+        ({}, ["no folder"], {}, "There is no model folder 'no folder', and a Hub id has the form user/name"),
+        ({}, ["alice/m m"], {}, "MODEL must have the form user/name"),
     ],
 )
 def test_what_cannot_be_renewed_is_named(hub, command, files, arguments, settings, words) -> None:

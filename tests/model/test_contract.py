@@ -8,6 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,9 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
 from transformers.generation import GenerationMixin
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from hf_vaswani import (
     VaswaniEncoderModel,
@@ -150,6 +152,10 @@ def test_two_caches_are_refused(name) -> None:
     with pytest.raises(TypeError, match="Both cache and past_key_values were given"):
         call(name, cache=DynamicCache(), past_key_values=DynamicCache())
     call(name, cache=None, past_key_values=None)
+    if name != "decoder" and "decoder" in name:
+        same = DynamicCache()
+        call(name, cache=same, past_key_values=same)
+        assert same.get_seq_length() == 6
 
 
 @pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
@@ -172,6 +178,21 @@ def test_an_output_can_be_copied_and_read_as_a_tuple() -> None:
     copied = type(output)(**dict(output.items()))
     assert copied.cache is output.cache and copied.to_tuple()[1] is output.to_tuple()[1] is output.cache
     assert isinstance(output, transformers.modeling_outputs.Seq2SeqLMOutput)
+    assert output.get("cache") is output.get("past_key_values") is output.cache
+    output.cache = other = DynamicCache()
+    assert output.past_key_values is output["cache"] is other
+    output["cache"] = another = DynamicCache()
+    assert output.past_key_values is output.cache is another
+
+
+def test_continuous_batching_writes_what_generate_writes() -> None:
+    model = tiny_model(eos=-torch.inf, kind=VaswaniForCausalLM)
+    texts = [[5, 6, 7], [8, 9]]
+    expected = [model.generate(torch.tensor([ids]), max_new_tokens=4)[0, len(ids) :].tolist() for ids in texts]
+    settings = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=2)
+    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+    found = model.generate_batch(texts, generation_config=settings, continuous_batching_config=sizes)
+    assert [each.generated_tokens for each in found.values()] == expected
 
 
 # ---- Keywords that nobody reads ----------------------------------------------------------------------------------
@@ -255,6 +276,14 @@ def test_the_lengths_of_packed_texts_are_for_flash_attention_alone() -> None:
     contract_vaswani.refuse_unread(model.model.decoder, **lengths)
 
 
+def test_packed_texts_may_be_described_twice() -> None:
+    """As transformers' flattening collator does: attention that is not flash sees them by their positions."""
+    packed = {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]]), "input_ids": IDS[:1]}
+    lengths = {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "cu_seq_lens_k": torch.tensor([0, 3, 6])}
+    lengths |= {"max_length_q": 3, "max_length_k": 3, "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])}
+    assert torch.equal(call("causal", **packed, **lengths).logits, call("causal", **packed).logits)
+
+
 # ---- The proof of generate() -------------------------------------------------------------------------------------
 
 GENERATING = [VaswaniForConditionalGeneration, VaswaniForCausalLM]
@@ -272,9 +301,12 @@ def test_generate_is_proved_once_and_in_silence(kind, unproved, said) -> None:
     model = tiny_model(kind=kind)
 
     class Mine(kind):
-        pass
+        stacks = kind.stacks
 
-    mine = Mine(model.config).eval()
+        def __init__(self, config, more) -> None:
+            super().__init__(config)
+
+    mine = Mine(model.config, "more").eval()
     before = torch.random.get_rng_state()
     for each in (model, mine, model):
         each.generate(IDS, max_new_tokens=2, min_new_tokens=2)
@@ -293,6 +325,34 @@ def test_the_proof_does_not_depend_on_where_it_is_called(kind, unproved) -> None
     finally:
         torch.set_default_dtype(dtype)
     assert unproved == {kind}
+
+
+def test_threads_that_generate_at_once_all_learn_of_a_broken_contract(monkeypatch, unproved) -> None:
+    model = tiny_model()
+    forgets_the_cache(VaswaniForConditionalGeneration, monkeypatch)
+
+    def generate(_: int) -> str:
+        try:
+            return str(model.generate(IDS, max_new_tokens=3).tolist())
+        except ImportError:
+            return "refused"
+
+    with ThreadPoolExecutor(4) as threads:
+        assert {*threads.map(generate, range(8))} == {"refused"}
+
+
+def test_a_proof_that_was_interrupted_is_made_again(monkeypatch, unproved) -> None:
+    model = tiny_model()
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+
+        def interrupt(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        changed.setattr(VaswaniForConditionalGeneration, "prepare_inputs_for_generation", interrupt)
+        model.generate(IDS, max_new_tokens=3)
+    assert not unproved
+    model.generate(IDS, max_new_tokens=3)
+    assert unproved == {VaswaniForConditionalGeneration}
 
 
 def forgets_the_cache(kind: type, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -309,6 +309,16 @@ def test_a_dataset_is_read_lazily(translator: Any) -> None:
         next(answers)
 
 
+@pytest.fixture
+def forked() -> Iterator[None]:
+    """Forks workers, as Python before 3.14 does by itself: transformers gives them a function that has no pickle."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("forked")
 def test_workers_read_a_dataset(translator: Any, folder: str) -> None:
     dataset = Sentences()
     assert list(translator(dataset, num_workers=1)) == [translation(sentence) for sentence in GERMAN]
@@ -401,6 +411,7 @@ def test_the_sentences_of_a_text_are_translated_on_their_own(translator: Any, fo
     assert by_constructor(TEXT, split_sentences=False) == translator(TEXT) != translation(expected)
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_sentences_of_all_texts_fill_the_batches(translator: Any) -> None:
     texts = ["A dog. Cat. The man runs.", "", "Cat sleeps", "Dog. A cat."]
     german = translation("ein hund . katze . die mann rennt .", "", "katze schläft", "hund . ein katze .")
