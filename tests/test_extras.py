@@ -80,6 +80,7 @@ def test_without_any_it_translates(environment) -> None:
         "import hf_vaswani; from transformers import pipeline; print(pipeline('translation', 'run/model')('one'))"
     )
     assert "eins" in environment.run("python", "-c", program)
+    assert "has new code" in environment.run("hf-vaswani", "renew", "run/model")
     # What it cannot do it says, with the line that mends it.
     for verb, extra in (
         (["train", "recipe.yaml"], "train"),

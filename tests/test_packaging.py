@@ -49,7 +49,7 @@ VERBS = [
     "evaluate",
     "compare",
 ]
-VERBS += ["average", "push", "convert"]
+VERBS += ["average", "push", "renew", "convert"]
 
 
 def names(requirements: list[str]) -> set[str]:

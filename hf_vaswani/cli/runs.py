@@ -260,18 +260,18 @@ def _push(options: argparse.Namespace) -> None:
 
 def _renew(options: argparse.Namespace) -> None:
     from ..files import renew_code
-    from ..recipe_checks import check_branch, check_repo_id
 
-    check_branch(options.revision, "--revision")
     for model in options.models:
         check_name(model)
-        if not Path(model).is_dir():
+    published = [model for model in options.models if not Path(model).is_dir()]
+    if published:
+        # The Hub needs an extra, which a folder does not.
+        from ..hub.publishing import renew_published_code
+        from ..recipe_checks import check_branch, check_repo_id
+
+        check_branch(options.revision, "--revision")
+        for model in published:
             check_repo_id(model, "MODEL")
     for model in options.models:
-        if Path(model).is_dir():
-            renewed = bool(renew_code(Path(model)))
-        else:
-            from ..hub.publishing import renew_published_code
-
-            renewed = renew_published_code(model, options.revision) is not None
+        renewed = renew_published_code(model, options.revision) if model in published else renew_code(Path(model))
         sys.stdout.write(f"{model} {'has new code' if renewed else 'had the code of this version'}\n")

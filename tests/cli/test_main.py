@@ -41,7 +41,7 @@ def test_the_version_and_the_usage(capsys) -> None:
         assert stop.value.code == 0 and capsys.readouterr().out.startswith(words)
 
 
-VERBS = ["train", "average", "push", "translate", "score", "evaluate", "compare", "convert"]
+VERBS = ["train", "average", "push", "renew", "translate", "score", "evaluate", "compare", "convert"]
 
 
 def test_every_verb_explains_itself(capsys, monkeypatch) -> None:
