@@ -193,7 +193,7 @@ PROVING = threading.local()
 def prove_generate(kind: type[Any]) -> None:
     """
     Checks once in a process, with a tiny model, that `generate()` of transformers and a class work together: its steps
-    with a cache must have the logits of those without one. It takes milliseconds, on the CPU.
+    with a cache must have the logits of those without one. It takes a tenth of a second, on the CPU.
 
     Args:
         kind (`type`): class of this package whose `generate()` is used, or a subclass, whose base is checked.
