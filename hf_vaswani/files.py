@@ -326,9 +326,12 @@ def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[s
 CODE = "_vaswani.py"
 
 
+INSTALLED = Path(__file__).parent / "model"
+
+
 def installed_code() -> dict[str, bytes]:
     """Returns the files that are saved beside the weights of every model, by name, as this version has them."""
-    return {path.name: path.read_bytes() for path in sorted((Path(__file__).parent / "model").glob(f"*{CODE}"))}
+    return {path.name: path.read_bytes() for path in sorted(INSTALLED.glob(f"*{CODE}"))}
 
 
 def renew_code(folder: Path) -> list[str]:
@@ -363,4 +366,7 @@ def check_has_code(name: Path | str, config: Mapping[str, Any]) -> None:
 
 def is_renewed(path: Path) -> bool:
     """Returns whether a file is code of a model, as this version has it."""
-    return path.name.endswith(CODE) and path.is_file() and installed_code().get(path.name) == path.read_bytes()
+    if not path.name.endswith(CODE):
+        return False
+    installed = INSTALLED / path.name
+    return path.is_file() and installed.is_file() and path.read_bytes() == installed.read_bytes()

@@ -118,15 +118,13 @@ def update_cache(
         layer_idx (`int`): the layer's entry.
         keywords (`dict[str, Any]`): of the attention function; a paged cache reads and changes them.
     """
-    if is_paged(cache) and CACHE == "past_key_values":
-        # Before transformers 5.24 the attention function updates it.
-        keywords["cache"] = cache
-        return key, value
-    return (
-        cache.update(key, value, layer_idx, kwargs=keywords)
-        if is_paged(cache)
-        else cache.update(key, value, layer_idx)
-    )
+    if not is_paged(cache):
+        return cache.update(key, value, layer_idx)
+    if CACHE == "cache":
+        return cache.update(key, value, layer_idx, kwargs=keywords)
+    # Before transformers 5.24 the attention function updates it.
+    keywords["cache"] = cache
+    return key, value
 
 
 # ---- Keywords that nobody reads ----------------------------------------------------------------------------------
@@ -151,7 +149,7 @@ READ_BY_ATTENTION = {
 }
 # Keywords that say where the texts of a row begin, as positions do: other attention functions see it by the mask.
 OF_PACKED_TEXTS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
-# What an attention function gets from its layer is not for callers to give.
+# Arguments that a layer passes to its attention function by itself, so that callers cannot set them.
 GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "cache", "kwargs"}
 
 
