@@ -4,13 +4,12 @@ Recipe files: reads one, applies the overrides of the command line, and checks e
 train.py RECIPE.yaml [--section.key value ...]
 """
 
-import contextlib
 import difflib
-import json
+import functools
 import re
 import stat
 from argparse import SUPPRESS
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,11 +20,9 @@ from .recipe_checks import check_ranges, check_set_name, settle_task
 
 try:
     import yaml
-    from jsonargparse import ArgumentError, ArgumentParser, get_loader, set_loader, set_parsing_settings
+    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 except ImportError as error:
     raise ImportError(f"Recipe files need {error.name}: pip install 'hf_vaswani[train]'") from error
-
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 # Limits far above any recipe: bytes of the file, levels and entries of its YAML, and digits of a number.
 MAX_BYTES = 1_000_000
@@ -34,6 +31,13 @@ MAX_ENTRIES = 10_000
 LONG_NUMBER = re.compile(r"[-+]?([0-9._:]{30,}|0[bx][0-9a-f_]{30,})", re.IGNORECASE)
 
 
+@functools.cache
+def _known_keys() -> list[str]:
+    """Returns all keys of a recipe that have no keys below them, by their dotted names."""
+    return list(Recipe().flat())
+
+
+@functools.cache
 def _inner_keys() -> dict[str, list[str]]:
     """Returns the keys below those keys of the recipe that have some, by the dotted name of the outer key."""
     outer: dict[str, Any] = {"more_data": SourceRecipe, "validation_sets.NAME": EvaluationSetRecipe}
@@ -57,7 +61,7 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
         where (`str`): their place in the error message.
     """
     inner = _inner_keys()
-    known = [*Recipe().flat(), *SECTIONS, *(key for keys in inner.values() for key in keys)]
+    known = [*_known_keys(), *SECTIONS, *(key for keys in inner.values() for key in keys)]
     for key, value in values.items():
         general = _general(key)
         if general not in known and general not in inner:
@@ -82,7 +86,7 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
             for name in value:
                 check_set_name(str(name))
             below = [(f"{key}.{name}", source) for name, source in value.items()]
-        elif general in inner and (value is not None or general not in Recipe().flat()):
+        elif general in inner and (value is not None or general not in _known_keys()):
             # Given a string, jsonargparse would import a class by that name.
             if not isinstance(value, dict):
                 raise ValueError(f"{where} must have `key: value` lines under {key!r}, but it has {shown(value)}.")
@@ -91,36 +95,37 @@ def _check_keys(values: Mapping[str, Any], where: str) -> None:
             _check_keys({f"{outer}.{name}": item for name, item in source.items()}, where)
 
 
-def _load_yaml(text: str) -> Any:
-    """Reads YAML for jsonargparse, with the keys of the file as the names of the fields."""
-    content = get_loader("yaml")(text)
-    start = content.get("initialize") if isinstance(content, dict) else None
-    if isinstance(start, dict) and "from" in start:
-        content["initialize"] = {"from_" if key == "from" else key: value for key, value in start.items()}
-    return content
-
-
-# Recipes are YAML, read and written as jsonargparse does.
-set_loader("recipe", _load_yaml, (yaml.YAMLError,))
-
-
 class _Loader(yaml.SafeLoader):
-    """Reads values as jsonargparse does: dates are strings."""
+    """
+    Reads the YAML of recipes: dates are strings, and `1e-4` is a number. Refuses what would crash or stall a parser:
+    deep nesting, aliases that multiply or refer to themselves, numbers of hundreds of digits, unpaired surrogates, and
+    tags such as `!!timestamp`.
+
+    Args:
+        text (`str`): YAML.
+        where (`str`): its place in the error message.
+    """
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where = where
+        self._count = 0
+        # For each open collection, whether it has an anchor, which an alias could refer to.
+        self._opened: list[bool] = []
 
-def _check_yaml(text: str, where: str) -> None:
-    """
-    Refuses YAML that would crash or stall the parsers: deep nesting, aliases that multiply or refer to themselves,
-    numbers of hundreds of digits, unpaired surrogates, and tags such as `!!timestamp`.
-    """
-    # For each open collection, whether it has an anchor, which an alias could refer to.
-    opened: list[bool] = []
-    for count, event in enumerate(yaml.parse(text, _Loader)):
+    def get_event(self) -> yaml.Event:
+        """Returns the next event of the parser, checked."""
+        event = super().get_event()
+        self._check(event)
+        return event
+
+    def _check(self, event: yaml.Event) -> None:
+        where, opened = self._where, self._opened
         line = "" if event.start_mark is None else f"in line {event.start_mark.line + 1}"
         if isinstance(event, (yaml.CollectionStartEvent, yaml.ScalarEvent)) and event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
@@ -137,10 +142,15 @@ def _check_yaml(text: str, where: str) -> None:
             raise ValueError(f"{where} has a number of {len(event.value)} digits {line}: {shown(event.value)}.")
         elif isinstance(event, yaml.ScalarEvent) and re.search("[\ud800-\udfff]", event.value):
             raise ValueError(f"{where} has an unpaired UTF-16 surrogate {line}: {shown(event.value)}.")
-        if len(opened) > MAX_LEVELS or count > MAX_ENTRIES:
+        self._count += 1
+        if len(opened) > MAX_LEVELS or self._count > MAX_ENTRIES:
             raise ValueError(
                 f"{where} is not a recipe: it has more than {MAX_LEVELS} levels or {MAX_ENTRIES:,} entries {line}."
             )
+
+
+# YAML 1.1 takes a number without a point, such as 1e-4, for a string.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), "-+0123456789")
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:
@@ -170,16 +180,16 @@ def _check_nodes(node: yaml.Node | None, where: str) -> None:
         _check_nodes(value, where)
 
 
-def _check_file(path: Path) -> None:
-    """Refuses a file that is not a mapping of known keys, before its values are parsed."""
+def _read_file(path: Path) -> dict[str, Any]:
+    """Returns the content of a recipe file: a mapping of known keys, whose values are not checked yet."""
     where = f"The recipe {str(path)!r}"
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{where} has {path.stat().st_size:,} bytes, but a recipe has at most {MAX_BYTES:,}.")
     try:
-        text = path.read_text(encoding="utf-8")
-        _check_yaml(text, where)
-        content = yaml.load(text, _Loader)
-        _check_nodes(yaml.compose(text, _Loader), where)
+        loader = _Loader(path.read_text(encoding="utf-8"), where)
+        node = loader.get_single_node()
+        _check_nodes(node, where)
+        content = None if node is None else loader.construct_document(node)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
     except yaml.YAMLError as error:
@@ -194,6 +204,7 @@ def _check_file(path: Path) -> None:
                 f"{where} must have `key: value` lines under {name!r}, but it has {shown(content[name])}."
             )
     _check_keys({str(key): value for key, value in flat(content).items()}, where)
+    return content
 
 
 # The classes of the keys that take any number of sources or sets.
@@ -252,33 +263,58 @@ def _recipe_file(name: str) -> Path:
     return path
 
 
-def _check_arguments(arguments: Sequence[str]) -> None:
-    """Refuses unknown keys on the command line, and values that would crash jsonargparse."""
-    where = "The command line"
-    for i, argument in enumerate(arguments):
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the options of a command line, without their dashes, and their values."""
+    remaining = iter(arguments)
+    for argument in remaining:
         option, equals, value = argument.partition("=")
-        if not option.startswith("--"):
-            option, value = "", argument
-        elif not equals:
-            value = " ".join(arguments[i + 1 : i + 2])
-        key = option[2:]
-        if key == "recipe":
-            _check_file(_recipe_file(value))
-            continue
-        if key in SECTIONS and not value.lstrip().startswith("{"):
-            raise ValueError(
-                f"The command line sets {option} to {shown(value)}: override its keys one by one, as in "
-                f"{option}.KEY VALUE."
-            )
-        # A value that is not YAML is a string, or is refused together with its key.
-        with contextlib.suppress(yaml.YAMLError):
-            _check_yaml(value, f"{where}'s {shown(value)}")
-        content = _value(value)
-        if key.endswith("+"):
-            # Adds one item to a list, or several.
-            key, content = key.rstrip("+"), content if isinstance(content, list) else [content]
-        if key and key not in ("help", "print_config"):
-            _check_keys({str(key): value for key, value in flat({key: content}).items()}, where)
+        if not option.startswith("--") or option == "--":
+            raise ValueError(f"The command line has {shown(argument)}, but an option was expected, as in --seed 2.")
+        if not equals:
+            value = next(remaining, "--")
+            if value.startswith("--"):
+                raise ValueError(f"The command line has {option} without a value, as in {option}=VALUE.")
+        yield option[2:], value
+
+
+def _override(content: dict[str, Any], key: str, text: str) -> None:
+    """
+    Sets a key to a value of the command line.
+
+    Args:
+        content (`dict[str, Any]`): content of the recipe, which is changed in place.
+        key (`str`): dotted key. With a final `+`, the value is one more item of a list, or several.
+        text (`str`): the value as YAML, or a string.
+
+    Raises:
+        ValueError: the key is unknown, or has another structure than the value.
+    """
+    value = _value(text)
+    name = key.removesuffix("+")
+    if name in SECTIONS and not isinstance(value, dict):
+        raise ValueError(
+            f"The command line sets --{name} to {shown(text)}: override its keys one by one, as in --{name}.KEY VALUE."
+        )
+    items = value if isinstance(value, list) else [value]
+    _check_keys(flat({name: items if key.endswith("+") else value}), "The command line")
+    *outer, last = name.split(".")
+    place = content
+    for part in outer:
+        if part == "more_data":
+            # A key alone is that of the last source.
+            place[part] = place.get(part) or [{}]
+            place = place[part][-1]
+        else:
+            place[part] = place.get(part) or {}
+            place = place[part]
+    has_keys = name in SECTIONS or name in LISTED or _general(name) in _inner_keys()
+    if key.endswith("+"):
+        place[last] = [*(place[last] if last in place else Recipe().flat()[name]), *items]
+    elif has_keys and name not in LISTED and isinstance(value, dict):
+        place[last] = (place.get(last) or {}) | value
+    else:
+        # A string may look like YAML: jsonargparse knows what a key without further keys takes.
+        place[last] = value if has_keys else text
 
 
 def _said(error: yaml.YAMLError) -> str:
@@ -292,17 +328,18 @@ def _said(error: yaml.YAMLError) -> str:
     return ", ".join(said)
 
 
-def _parser(program: str, purpose: str) -> ArgumentParser:
-    """Makes the parser of a recipe and its overrides."""
+@functools.cache
+def _parser(program: str | None = None, purpose: str = "") -> ArgumentParser:
+    """Makes the parser of a recipe; that of a program has its help, from the docstrings."""
+    # Reading the docstrings takes longer than everything else together.
+    set_parsing_settings(docstring_parse_attribute_docstrings=program is not None)
     parser = ArgumentParser(
         prog=program,
         usage=f"{program} RECIPE.yaml [--section.key value ...]",
         description=f"{purpose} Every key below can be set in the recipe file, or overridden here.",
         exit_on_error=False,
-        allow_abbrev=False,
-        parser_mode="recipe",
     )
-    parser.add_argument("--recipe", action="config", help="the recipe file (YAML), if it is not the first argument")
+    parser.add_argument("--recipe", metavar="FILE", help="the recipe file (YAML), if it is not the first argument")
     parser.add_class_arguments(Recipe)
     for action in parser._actions:
         # Options of jsonargparse that are refused here.
@@ -313,38 +350,10 @@ def _parser(program: str, purpose: str) -> ArgumentParser:
     return parser
 
 
-def _with_merged_sets(arguments: Sequence[str]) -> list[str]:
-    """Replaces overrides of single validation sets, of which jsonargparse keeps the last, by one of them all."""
-    others: list[str] = []
-    sets: dict[str, Any] = {}
-    overridden = False
-    remaining = iter(arguments)
-    for argument in remaining:
-        option, equals, value = argument.partition("=")
-        words = option.removeprefix("--").split(".")
-        if words[0] not in ("recipe", "validation_sets") or not option.startswith("--"):
-            others.append(argument)
-            continue
-        value = value if equals else next(remaining, "")
-        if words == ["recipe"]:
-            others += ["--recipe", value]
-            sets = dict(yaml.load(Path(value).read_text(encoding="utf-8"), _Loader).get("validation_sets", {}))
-            continue
-        overridden = True
-        content = _value(value)
-        if len(words) == 1:
-            sets = content
-        elif len(words) == 2:
-            sets[words[1]] = content
-        else:
-            sets[words[1]] = dict(sets.get(words[1], {})) | {words[2]: content}
-    return [*others, f"--validation_sets={json.dumps(sets)}"] if overridden else others
-
-
 def _value(text: str) -> Any:
     """Returns what YAML reads in a value of the command line; a string need not be YAML."""
     try:
-        return yaml.load(text, _Loader)
+        return _Loader(text, f"The command line's {shown(text)}").get_single_data()
     except yaml.YAMLError:
         return text
 
@@ -371,22 +380,25 @@ def load_recipe(
             range, or the file is not valid YAML.
         FileNotFoundError: the recipe file does not exist.
     """
-    parser = _parser(program, purpose)
-    arguments = list(argv)
-    path = _recipe_file(arguments[0]) if arguments and not arguments[0].startswith("-") else None
-    if path is not None:
-        arguments[:1] = ["--recipe", str(path)]
-    _check_arguments(arguments)
-    arguments = [re.sub(r"^--initialize\.from(?=$|=)", "--initialize.from_", argument) for argument in arguments]
-    arguments = _with_merged_sets(arguments)
+    if {"-h", "--help"} & set(argv):
+        _parser(program, purpose).parse_args(["--help"])
+    path = _recipe_file(argv[0]) if argv and not argv[0].startswith("-") else None
+    content = {} if path is None else _read_file(path)
+    for key, value in _options(argv if path is None else argv[1:]):
+        if key == "recipe":
+            for name, part in _read_file(_recipe_file(value)).items():
+                content[name] = content.get(name, {}) | part if name in SECTIONS else part
+        else:
+            _override(content, key, value)
+    given = frozenset(flat(content))
+    if "from" in content.get("initialize", {}):
+        content["initialize"]["from_"] = content["initialize"].pop("from")
     try:
-        namespace = parser.parse_args(arguments)
-        given = parser.parse_args(arguments, defaults=False)
+        values = _parser().parse_object(content, defaults=False)
     except ArgumentError as error:
         raise ValueError(_explained(str(error))) from error
-    values = parser.instantiate(namespace).as_dict()
-    recipe = Recipe(**{name: value for name, value in values.items() if name != "recipe"})
-    recipe.given = frozenset(map(spelled, given.keys()))
+    recipe = Recipe(**_parser().instantiate(values).as_dict())
+    recipe.given = given
     settle_task(recipe)
     check_ranges(recipe)
     if not recipe.run_dir:

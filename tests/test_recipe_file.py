@@ -2,6 +2,7 @@
 
 import pytest
 
+from hf_vaswani import recipe_file
 from hf_vaswani.recipe import (
     AdapterRecipe,
     AugmentRecipe,
@@ -40,6 +41,48 @@ def test_a_saved_recipe_is_complete_and_loads_as_an_equal_one(tmp_path) -> None:
     recipe = load_recipe([write_recipe(tmp_path, "seed: 5\ndata: {train_files: {en: a, de: b}}\n")])
     (tmp_path / "saved.yaml").write_text(recipe.as_yaml(), "utf-8")
     assert load_recipe([str(tmp_path / "saved.yaml")]) == recipe
+
+
+def test_a_recipe_is_read_once_and_without_docstrings(tmp_path, monkeypatch) -> None:
+    """They are for `--help`, and take longer than everything else together."""
+    path, texts = write_recipe(tmp_path, "seed: 5\n"), []
+    loader = recipe_file._Loader
+    monkeypatch.setattr(recipe_file, "_Loader", lambda text, where: texts.append(text) or loader(text, where))
+    monkeypatch.setattr("docstring_parser.parse_from_object", lambda *_, **__: pytest.fail("A docstring is read."))
+    recipe_file._parser.cache_clear()
+    assert load_recipe([path]).seed == 5 and texts == ["seed: 5\n"]
+    parser = recipe_file._parser()
+    assert load_recipe([path, "--seed=6"]).seed == 6 and recipe_file._parser() is parser
+
+
+def test_help_has_every_key_with_its_meaning(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load_recipe(["no.yaml", "--help"], "hf-vaswani train", "Trains.")
+    said = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0 and said.startswith("usage: hf-vaswani train RECIPE.yaml")
+    assert "--initialize.from MODEL" in said and "Language code of the source text, for example `en`." in said
+    assert all(f"--{key} " in said for key in Recipe().flat())
+
+
+def test_two_recipes_are_one_and_the_command_line_wins(tmp_path) -> None:
+    first = write_recipe(tmp_path, "model: {d_model: 64, d_ff: 128}\nmore_data: [{weight: 2}]\n")
+    (tmp_path / "second.yaml").write_text("model: {d_ff: 99}\n", "utf-8")
+    recipe = load_recipe([first, "--recipe", str(tmp_path / "second.yaml"), "--model.num_heads=4", "--seed", "3"])
+    assert (recipe.model.d_model, recipe.model.d_ff, recipe.model.num_heads, recipe.seed) == (64, 99, 4, 3)
+    assert recipe.given == {"model.d_model", "model.d_ff", "model.num_heads", "more_data", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stray"], "The command line has 'stray', but an option was expected"),
+        (["--seed"], "The command line has --seed without a value, as in --seed=VALUE"),
+        (["--run_dir", "--seed", "2"], "The command line has --run_dir without a value"),
+    ],
+)
+def test_a_command_line_of_another_form_is_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_recipe(["--run_dir=x", *arguments])
 
 
 SOURCES = "data: {target_language: de}\nmore_data:\n- {target_language: fr, train_files: {en: a, fr: b}, weight: 2}\n"

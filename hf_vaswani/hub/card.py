@@ -57,19 +57,19 @@ def card_files(run_dir: Path, folder: Path, scored: Scored, repo_id: str | None,
         `dict[str, bytes]`: content by file name. Without matplotlib, there is no curve.
     """
     files = {}
+    recipe = load_recipe([str(run_dir / RECIPE)])
     try:
         from .curve import curve_picture
     except ImportError as error:
         logger.warning(f"The model card has no training curve. {error}")
     else:
-        recipe = load_recipe([str(run_dir / RECIPE)])
         measure = _plotted(recipe)
         training = _curve(run_dir / CURVE, scored.step, "loss")
         validations = _curve(run_dir / VALIDATIONS, scored.step, "loss", *([measure] if measure else []))
         if training or validations:
             per = TASKS[recipe.task].per
             files[PICTURE] = curve_picture(training, validations, measure, f"nats per {per}")
-    card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files)
+    card = _card(recipe, run_dir, folder, scored, repo_id, revision, PICTURE in files)
     return files | {"README.md": str(card).encode()}
 
 
@@ -99,6 +99,19 @@ def render_card(
         ValueError: a record of the run is missing or damaged.
     """
     recipe = load_recipe([str(run_dir / RECIPE)])
+    return _card(recipe, run_dir, folder, scored, repo_id, revision, has_curve)
+
+
+def _card(
+    recipe: Recipe,
+    run_dir: Path,
+    folder: Path,
+    scored: Scored,
+    repo_id: str | None,
+    revision: str,
+    has_curve: bool,
+) -> ModelCard:
+    """Renders the card of a run with this recipe; see [`render_card`]."""
     environment = read_environment(run_dir)
     split = "test" if isinstance(scored, Result) else "validation"
     # Runs that did not record it may have started from a folder.
