@@ -1,15 +1,20 @@
 """
 The entry point of `hf-vaswani` and `train.py`.
 
-Two settings must be made before torch is imported, which takes seconds and which every module of the package does.
-This module is therefore outside the package, and imports only the standard library.
+Importing the package imports torch and transformers, which takes seconds: two settings must be made before, and help does
+without. This module is therefore outside the package, and imports only the standard library.
 """
 
+import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+
+
+# Options that end the program before anything of torch is needed.
+HELP = {"-h", "--help", "--version"}
 
 
 def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
@@ -24,6 +29,8 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         `int`: the exit code of `hf_vaswani.cli.main`.
     """
     before_imports()
+    if HELP & set(sys.argv[1:] if argv is None else argv):
+        _skip_imports()
     from hf_vaswani import cli
 
     after_imports()
@@ -47,6 +54,13 @@ def after_imports() -> None:
     """Makes Ctrl-C a KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _skip_imports() -> None:
+    """Makes the package importable without what its `__init__` imports."""
+    spec = importlib.util.find_spec("hf_vaswani")
+    if spec is not None:
+        sys.modules.setdefault("hf_vaswani", importlib.util.module_from_spec(spec))
 
 
 def _leave(number: int, _: FrameType | None) -> None:

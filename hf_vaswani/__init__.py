@@ -44,8 +44,8 @@ from .model.pipeline_vaswani import (
     VaswaniTranslationPipeline,
 )
 from .removed_tasks import restore_tasks
+from .version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Alignment",
     "VaswaniConfig",
@@ -60,6 +60,7 @@ __all__ = [
     "VaswaniSummarizationPipeline",
     "VaswaniText2TextGenerationPipeline",
     "VaswaniTranslationPipeline",
+    "__version__",
     "alignments",
 ]
 

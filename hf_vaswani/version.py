@@ -1,0 +1,3 @@
+"""The version of the package, which help prints without loading it."""
+
+__version__ = "0.1.0"
