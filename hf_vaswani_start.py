@@ -1,8 +1,8 @@
 """
 The entry point of `hf-vaswani` and `train.py`.
 
-Importing the package imports torch and transformers, which takes seconds: two settings must be made before, and help does
-without. This module is therefore outside the package, and imports only the standard library.
+Importing the package imports torch and transformers, which takes seconds: two settings must be made before, and help
+does without. This module is therefore outside the package, and imports only the standard library.
 """
 
 import importlib.util
@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-
 
 # Options that end the program before anything of torch is needed.
 HELP = {"-h", "--help", "--version"}

@@ -25,14 +25,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
-from datasets import Dataset, disable_progress_bars
 from parity import copy_weights
 from torch import nn
 from torch.utils.data import DataLoader
@@ -49,13 +48,16 @@ from transformers.trainer_callback import PrinterCallback
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data.batching import BatchOrder, PairCollator, TokenBudgetBatchSampler
-from hf_vaswani.data.encoding import EncodedRows, encode_pairs, pair_lengths
 from hf_vaswani.data.pocket_corpus import draw_splits
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.memory import keep_freed_memory
 from hf_vaswani.model.modeling_vaswani import sinusoids
-from hf_vaswani.processes import keep_freed_memory
 from hf_vaswani.training.optimization import build_optimizer
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Rows = list[dict[str, Any]]
 Batch = dict[str, torch.Tensor]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,30 +94,40 @@ SETTINGS = {
 # ---- The text ----------------------------------------------------------------------------------------------------
 
 
-def read_pairs(setting: Setting, source: Path | None, target: Path | None) -> tuple[Dataset, PreTrainedTokenizerBase]:
+def read_pairs(
+    setting: Setting, source: Path | None, target: Path | None
+) -> tuple["Dataset | Rows", PreTrainedTokenizerBase]:
     """Returns encoded pairs, and a tokenizer with the same padding token."""
-    if source and target:
+    if source and target and not setting.synthetic:
         sides = [path.read_text(encoding="utf-8").splitlines() for path in (source, target)]
     else:
         sides = [list(side) for side in zip(*draw_splits(seed=1)["train"], strict=True)]
     tokenizer = train_tokenizer((line for side in sides for line in side), setting.sizes["vocab_size"])
     if not setting.synthetic:
+        # Random ids need no `datasets`.
+        from datasets import Dataset, disable_progress_bars
+
+        from hf_vaswani.data.encoding import encode_pairs
+
+        disable_progress_bars()
         pairs = Dataset.from_dict({"source": sides[0], "target": sides[1]})
         return encode_pairs(pairs, tokenizer), tokenizer
     random = np.random.default_rng(1)
     lengths = random.lognormal(3.2, 0.55, size=4000).clip(3, 120)
-    rows: dict[str, list[Any]] = {"number": list(range(4000)), "source_ids": [], "target_ids": []}
-    for length in lengths:
+    rows: Rows = []
+    for number, length in enumerate(lengths):
+        row: dict[str, Any] = {"number": number}
         for name, factor in (("source_ids", 1.0), ("target_ids", random.normal(1, 0.12))):
-            rows[name].append(random.integers(4, setting.sizes["vocab_size"], max(2, round(length * factor))).tolist())
-    return Dataset.from_dict(rows), tokenizer
+            row[name] = random.integers(4, setting.sizes["vocab_size"], max(2, round(length * factor))).tolist()
+        rows.append(row)
+    return rows, tokenizer
 
 
 class Batches:
     """Token-budget batches of encoded pairs, with their padding and size."""
 
-    def __init__(self, encoded: Dataset, tokens: int) -> None:
-        self.rows: list[dict[str, Any]] = encoded.to_list()
+    def __init__(self, encoded: "Dataset | Rows", tokens: int) -> None:
+        self.rows: Rows = encoded if isinstance(encoded, list) else encoded.to_list()
         self.lengths = np.array([[len(row["source_ids"]), len(row["target_ids"])] for row in self.rows])
         self.sampler = TokenBudgetBatchSampler(self.lengths, BatchOrder(tokens))
         self.collator = PairCollator(0)
@@ -132,8 +144,10 @@ class Batches:
         return [{k: v.to(DEVICE) for k, v in batch.items() if k != "numbers"} for batch in made]
 
 
-def loader_rate(encoded: Dataset, tokens: int) -> float:
+def loader_rate(encoded: "Dataset", tokens: int) -> float:
     """Measures the target tokens per second of our loader alone, over an epoch in this process."""
+    from hf_vaswani.data.encoding import EncodedRows, pair_lengths
+
     lengths = pair_lengths(encoded)
     sampler = TokenBudgetBatchSampler(lengths, BatchOrder(tokens))
     loader = DataLoader(EncodedRows(encoded), batch_sampler=sampler, collate_fn=PairCollator(0))
@@ -497,13 +511,15 @@ def compare(arguments: argparse.Namespace, name: str, setting: Setting) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    disable_progress_bars()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=[*SETTINGS, "all"], default="all", help="setting; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="timed turns of each contender; default: 5")
     parser.add_argument(
         "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure peak memory"
     )
+    parser.add_argument("--tokens", type=int, help="budget of tokens per side; default: the setting's")
+    parser.add_argument("--updates", type=int, help="updates of a turn; default: the setting's")
+    parser.add_argument("--synthetic", action="store_true", help="random ids in every setting, not only in base")
     parser.add_argument("--peak-tokens", type=int, help="tokens per side for the peak memory; default: the budget")
     parser.add_argument(
         "--source", type=Path, help="source sentences, one per line; default: Multi30k or the built-in corpus"
@@ -523,7 +539,14 @@ def main() -> None:
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {device}")
     for name in SETTINGS if arguments.model == "all" else [arguments.model]:
         chosen = argparse.Namespace(**vars(arguments) | {"model": name})
-        compare(chosen, name, SETTINGS[name])
+        setting = SETTINGS[name]
+        setting = replace(
+            setting,
+            tokens=arguments.tokens or setting.tokens,
+            updates=arguments.updates or setting.updates,
+            synthetic=arguments.synthetic or setting.synthetic,
+        )
+        compare(chosen, name, setting)
 
 
 if __name__ == "__main__":

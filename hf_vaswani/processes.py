@@ -4,7 +4,6 @@ import atexit
 import ctypes
 import logging
 import os
-import platform
 import re
 import signal
 import socket
@@ -16,6 +15,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
+
+from .memory import keep_few_products, keep_freed_memory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -292,29 +293,6 @@ def threads_of_a_process() -> int:
     """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-
-
-def keep_few_products() -> None:
-    """
-    Lets oneDNN keep the compiled products of 256 shapes, unless the environment says otherwise. By default, it and
-    torch's layer above it keep 1024 each, of up to 1 MB, and text of many lengths has more shapes than that: with 256,
-    hardly more are compiled again. Both read these variables before their first product.
-    """
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "256")
-
-
-def keep_freed_memory() -> None:
-    """
-    Tells glibc to reuse freed blocks instead of returning them to the kernel, which would have to zero the pages of
-    every step's activations again. Does nothing without glibc.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
-        # Blocks of 4 MiB and more still go back: kept, they leave holes that the next ones do not fit into.
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 # ---- Translating -------------------------------------------------------------------------------------------------

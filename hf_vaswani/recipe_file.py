@@ -150,7 +150,9 @@ class _Loader(yaml.SafeLoader):
 
 
 # YAML 1.1 takes a number without a point, such as 1e-4, for a string.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), "-+0123456789")
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), "-+0123456789"
+)
 
 
 def _check_nodes(node: yaml.Node | None, where: str) -> None:
@@ -292,8 +294,9 @@ def _override(content: dict[str, Any], key: str, text: str) -> None:
     value = _value(text)
     name = key.removesuffix("+")
     if name in SECTIONS and not isinstance(value, dict):
+        option = f"--{name}"
         raise ValueError(
-            f"The command line sets --{name} to {shown(text)}: override its keys one by one, as in --{name}.KEY VALUE."
+            f"The command line sets {option} to {shown(text)}: override its keys one by one, as in {option}.KEY VALUE."
         )
     items = value if isinstance(value, list) else [value]
     _check_keys(flat({name: items if key.endswith("+") else value}), "The command line")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
+from ..memory import keep_few_products
 from ..version import __version__
 from . import (
     align,
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     Returns:
         `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal.
     """
+    keep_few_products()
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -52,10 +54,6 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     try:
         with _standard_output():
             options = _parser().parse_args(argv, argparse.Namespace(program=program))
-            # Imports torch, which help does without.
-            from ..processes import keep_few_products
-
-            keep_few_products()
             options.run(options)
         return 0
     except BrokenPipeError:

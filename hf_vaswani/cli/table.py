@@ -176,7 +176,7 @@ def load_translator(options: argparse.Namespace) -> tuple["Translator", dict[str
 
 def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "Translator":
     """Loads the models on a machine of a cluster, and checks that they are those of the machine that began."""
-    from ..processes import keep_few_products
+    from ..memory import keep_few_products
 
     keep_few_products()
     translator, here = load_translator(options)

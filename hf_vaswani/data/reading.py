@@ -1,5 +1,6 @@
 """Reading of sentence pairs, running text and labelled text: the splits that a recipe names."""
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,5 +264,11 @@ def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
         split: Dataset.from_dict(
             {"source": [pair[english] for pair in pairs], "target": [pair[1 - english] for pair in pairs]}
         )
-        for split, pairs in pocket_corpus.draw_splits(seed=seed).items()
+        for split, pairs in _pocket_pairs(seed).items()
     }
+
+
+@functools.lru_cache(maxsize=1)
+def _pocket_pairs(seed: int) -> dict[str, list[tuple[str, str]]]:
+    # Drawing it takes seconds, and a training reads it several times.
+    return pocket_corpus.draw_splits(seed=seed)

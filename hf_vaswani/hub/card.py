@@ -49,15 +49,18 @@ NETWORKS = {
 WATTS_OF_A_CORE = 12
 
 
-def card_files(run_dir: Path, folder: Path, scored: Scored, repo_id: str | None, revision: str) -> dict[str, bytes]:
+def card_files(
+    run_dir: Path, folder: Path, scored: Scored, repo_id: str | None, revision: str, recipe: Recipe | None = None
+) -> dict[str, bytes]:
     """
-    Renders the card and its training curve. Takes the arguments of [`render_card`], and raises its errors.
+    Renders the card and its training curve. Takes the arguments of [`render_card`], and the recipe of the run if it is
+    known; raises the errors of [`render_card`].
 
     Returns:
         `dict[str, bytes]`: content by file name. Without matplotlib, there is no curve.
     """
     files = {}
-    recipe = load_recipe([str(run_dir / RECIPE)])
+    recipe = recipe or load_recipe([str(run_dir / RECIPE)])
     try:
         from .curve import curve_picture
     except ImportError as error:

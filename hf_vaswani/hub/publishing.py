@@ -188,7 +188,7 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
     measure, value = main_score(recipe, scored)
-    files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision)
+    files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision, recipe)
     # It was written after the model was scored, and is that of the checkpoints as well.
     if (run_dir / MODEL / SHORTLIST).is_file():
         files[SHORTLIST] = str(run_dir / MODEL / SHORTLIST)

@@ -562,7 +562,8 @@ def _write_result(
 def _write_card(recipe: Recipe, result: Result) -> None:
     run_dir = Path(recipe.run_dir)
     # The picture comes first: a card implies its picture.
-    for name, content in card_files(run_dir, run_dir / MODEL, result, recipe.hub.repo_id, recipe.hub.revision).items():
+    repo_id, revision = recipe.hub.repo_id, recipe.hub.revision
+    for name, content in card_files(run_dir, run_dir / MODEL, result, repo_id, revision, recipe).items():
         atomic_write_bytes(run_dir / MODEL / name, content)
 
 

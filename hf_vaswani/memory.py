@@ -1,0 +1,28 @@
+"""The memory of a process that computes on the CPU: compiled products of oneDNN, and freed blocks."""
+
+import ctypes
+import os
+import platform
+
+
+def keep_few_products() -> None:
+    """
+    Lets oneDNN keep the compiled products of 256 shapes, unless the environment says otherwise. By default, it and
+    torch's layer above it keep 1024 each, of up to 1 MB, and text of many lengths has more shapes than that: with 256,
+    hardly more are compiled again. Both read these variables before their first product.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "256")
+
+
+def keep_freed_memory() -> None:
+    """
+    Tells glibc to reuse freed blocks instead of returning them to the kernel, which would have to zero the pages of
+    every step's activations again. Does nothing without glibc.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # noqa: N806 (the C library's names)
+        # Blocks of 4 MiB and more still go back: kept, they leave holes that the next ones do not fit into.
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 22)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
