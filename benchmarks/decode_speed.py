@@ -14,7 +14,7 @@ of translations that equal ours.
 `tiny`, `256` and `base` (the paper's base model, vocabulary of 37 000) are untrained models that read random ids and
 never generate an end: they generate 20 tokens per sentence. CTranslate2 (`pip install ctranslate2`) is skipped if it
 is not installed. On a GPU, ours and Marian are compared, each with float32 and bfloat16: of Marian the weights, as its
-users would load it, and of ours the products.
+users would load it, and of ours the products. `--engines` adds CTranslate2 there, if its build can use the GPU.
 """
 
 import argparse
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -88,8 +89,8 @@ def save_for_ctranslate2(model: VaswaniForConditionalGeneration, folder: Path, q
     spec.save(str(folder))
 
 
-def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int]]:
-    """Writes the model for every engine, and returns the ids of the sentences."""
+def prepare(model_name: str, source: Path | None, folder: Path, engines: Sequence[str]) -> list[list[int]]:
+    """Writes the model for the engines, and returns the ids of the sentences."""
     if model_name in SIZES:
         torch.manual_seed(1)
         model = VaswaniForConditionalGeneration(VaswaniConfig(**SIZES[model_name])).eval()
@@ -101,13 +102,13 @@ def prepare(model_name: str, source: Path | None, folder: Path) -> list[list[int
         model = VaswaniForConditionalGeneration.from_pretrained(model_name).eval()
         lines = source.read_text(encoding="utf-8").splitlines()[: max(SENTENCES.values())]
         sentences = AutoTokenizer.from_pretrained(model_name)(lines)["input_ids"]
-    for name in ("ours", "ours bfloat16", "ours int8"):
-        model.save_pretrained(folder / name)
-    for name in ("Marian", "Marian bfloat16"):
-        to_marian(model).save_pretrained(folder / name)
-    if importlib.util.find_spec("ctranslate2"):
-        for quantization in ("float32", "int8"):
-            save_for_ctranslate2(model, folder / f"CTranslate2 {quantization}", quantization)
+    for name in engines:
+        if name.startswith("ours"):
+            model.save_pretrained(folder / name)
+        elif name.startswith("Marian"):
+            to_marian(model).save_pretrained(folder / name)
+        elif importlib.util.find_spec("ctranslate2"):
+            save_for_ctranslate2(model, folder / name, name.split()[-1])
     return sentences
 
 
@@ -150,12 +151,12 @@ class InTransformers:
 class InCTranslate2:
     """`translate_batch`, with one worker per thread."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, device: str) -> None:
         import ctranslate2
 
         kind = folder.name.split()[-1]
         self.translator = ctranslate2.Translator(
-            str(folder), inter_threads=threads, intra_threads=1, compute_type=kind
+            str(folder), device=device, inter_threads=threads, intra_threads=1, compute_type=kind
         )
 
     def translate(self, sentences: list[list[int]], batch: int, beams: int, longest: int) -> list[list[int]]:
@@ -173,7 +174,7 @@ class InCTranslate2:
 def serve(folder: Path, threads: int, device: str) -> None:
     """Reads one task per line, and answers each with one line."""
     is_ctranslate2 = folder.name.startswith("CTranslate2")
-    engine = InCTranslate2(folder, threads) if is_ctranslate2 else InTransformers(folder, device)
+    engine = InCTranslate2(folder, threads, device) if is_ctranslate2 else InTransformers(folder, device)
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         task = json.loads(line)
@@ -289,7 +290,10 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="+", default=[1, 4], help="beam sizes; default: 1 4")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where they compute; default: cpu")
     parser.add_argument(
-        "--engines", nargs="+", choices=[*ENGINES, "Marian bfloat16"], help="engines to compare; default: all"
+        "--engines",
+        nargs="+",
+        choices=[*ENGINES, "Marian bfloat16", "CTranslate2 bfloat16"],
+        help="engines to compare; default: all",
     )
     parser.add_argument(
         "--memory", action=argparse.BooleanOptionalAction, default=True, help="also measure memory growth"
@@ -303,7 +307,7 @@ def main() -> None:
     on_gpu = arguments.device == "cuda"
     engines = arguments.engines or (GPU_ENGINES if on_gpu else ENGINES)
     with tempfile.TemporaryDirectory() as folder:
-        sentences = prepare(arguments.model, arguments.source, Path(folder))
+        sentences = prepare(arguments.model, arguments.source, Path(folder), engines)
         names = [name for name in engines if (Path(folder) / name).is_dir()]
         versions = f"torch {torch.__version__}, transformers {importlib.metadata.version('transformers')}"
         print(f"{versions}, {arguments.model}, {arguments.threads} threads")
