@@ -54,8 +54,14 @@ def test_a_checkpoint_of_it_is_a_model(folder) -> None:
     assert found == lines(folder / "test.de")
 
 
-def test_its_own_code_renewed_and_the_packages_say_the_same(folder) -> None:
-    """Without the package the model's code is that of its folder, as a checkpoint on the Hub has it."""
+@pytest.mark.process
+def test_its_own_code_renewed_or_saved_anew_and_the_packages_say_the_same(folder) -> None:
+    """
+    Without the package the model's code is that of its folder, as a checkpoint on the Hub has it. Saved anew over the
+    old files, it is a whole folder of this version.
+    """
+    shutil.copytree("run/model", "anew")
+    VaswaniForConditionalGeneration.from_pretrained("anew").save_pretrained("anew")
     weights = (folder / "run" / "model" / "model.safetensors").read_bytes()
     assert main(["renew", "run/model"]) == 0
     assert (folder / "run" / "model" / "model.safetensors").read_bytes() == weights
@@ -69,28 +75,18 @@ def test_its_own_code_renewed_and_the_packages_say_the_same(folder) -> None:
         "logits = model(**inputs, decoder_input_ids=inputs['input_ids']).logits\n"
         "translator = pipeline('translation', model='run/model', trust_remote_code=True)\n"
         "found = [output['translation_text'] for output in translator(texts)]\n"
-        "print(json.dumps({'logits': logits.tolist(), 'texts': found}))"
+        "anew = pipeline('translation', model='anew', trust_remote_code=True)('one two')[0]['translation_text']\n"
+        "print(json.dumps({'logits': logits.tolist(), 'texts': found, 'anew': anew}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])
-    assert theirs["texts"] == lines(folder / "test.de")
+    assert theirs["texts"] == lines(folder / "test.de") and theirs["anew"] == "eins zwei"
     model = AutoModelForSeq2SeqLM.from_pretrained("run/model")
     inputs = AutoTokenizer.from_pretrained("run/model")(lines(folder / "test.en")[:1], return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
     torch.testing.assert_close(logits, torch.tensor(theirs["logits"]), atol=1e-5, rtol=0)
-
-
-def test_saved_anew_it_is_a_whole_folder_of_this_version(folder) -> None:
-    VaswaniForConditionalGeneration.from_pretrained("run/model").save_pretrained("run/model")
-    program = (
-        "import sys; sys.modules['hf_vaswani'] = None\n"
-        "from transformers import pipeline\n"
-        "print(pipeline('translation', model='run/model', trust_remote_code=True)('one two')[0]['translation_text'])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "eins zwei", done.stderr
 
 
 def test_the_finished_run_is_shown_and_not_trained_again(folder, capsys) -> None:

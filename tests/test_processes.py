@@ -1,9 +1,9 @@
 """The processes of a launch meet within minutes, or say that they did not; then they wait for the work."""
 
 import os
-import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +12,12 @@ from hf_vaswani import processes
 from hf_vaswani.processes import Processes, build_accelerator, leave, on_main_process
 from hf_vaswani.recipe_file import load_recipe
 
+from .children import Child, free_port, run, run_launched, run_python, worlds
 from .conftest import tiny_recipe
 
 
-@pytest.mark.parametrize(("rank", "verb"), [("0", "train"), ("1", "train"), ("1", "translate")])
+@pytest.mark.process
+@pytest.mark.parametrize(("rank", "verb"), [(0, "train"), (1, "train"), (1, "translate")])
 def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb) -> None:
     """As when the launcher is killed before its workers have met."""
     program = (
@@ -24,23 +26,14 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb)
     )
     arguments = ["--model", "a/b"] if verb == "translate" else tiny_recipe(tmp_path)
     arguments += [] if verb == "translate" else ["--run_dir", str(tmp_path / "run")]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, verb, *arguments],
-        env={**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert "The 2 processes of this launch did not all meet" in done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+    environment = worlds()[rank]
+    end = run(tmp_path / "outputs", run_python, ["-c", program, verb, *arguments], environment=environment)
+    assert end.code == 2, end.err[-2000:]
+    assert "The 2 processes of this launch did not all meet" in end.sentence
+    assert "Traceback" not in end.err and not (tmp_path / "run").exists()
 
 
+@pytest.mark.process
 def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
     """Longer than for the meeting: one reads the text while the others wait."""
     assert processes.MEETING.total_seconds() <= 600 < processes.WORK.total_seconds()
@@ -48,29 +41,10 @@ def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) ->
         "import time; from datetime import timedelta; from hf_vaswani import processes; "
         "from hf_vaswani.recipe import Recipe; processes.MEETING = timedelta(seconds=4); "
         "accelerator = processes.build_accelerator(Recipe(), str); "
-        "print(processes.on_main_process(accelerator, lambda: time.sleep(6) or 7))"
+        "print(processes.on_main_process(accelerator, lambda: time.sleep(5) or 7))"
     )
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank, "CUDA_VISIBLE_DEVICES": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        said = [process.communicate(timeout=100) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [out for out, _ in said] == ["7\n", "7\n"], said
+    ends = run_launched(tmp_path, run_python, ["-c", program])
+    assert [end.out for end in ends] == ["7\n", "7\n"], [end.err for end in ends]
 
 
 def in_turns(monkeypatch, function) -> list[object]:
@@ -124,6 +98,7 @@ def test_a_process_alone_reads_chunks_to_the_end() -> None:
     assert alone.gather("part") == ["part"]
 
 
+@pytest.mark.process
 def test_translating_in_one_process_needs_no_accelerate() -> None:
     program = (
         "import sys; sys.modules.update(accelerate=None, jsonargparse=None); "
@@ -166,50 +141,47 @@ print(os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_USE_AGENT_STORE"])
 """
 
 
-def test_processes_after_a_restart_do_not_meet_where_those_before_it_did() -> None:
+@pytest.mark.process
+def test_processes_after_a_restart_do_not_meet_where_those_before_it_did(tmp_path) -> None:
     from torch.distributed import TCPStore
 
     launcher = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        gone = nobody.getsockname()[1]
+    gone = free_port()
     launcher.set("hf_vaswani/port", str(gone))
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(launcher.port), "WORLD_SIZE": "2"}
-    world |= {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    restarted = {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    restarted["MASTER_PORT"] = str(launcher.port)
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEETING],
-            env=os.environ | world | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (1, 0)
+        Child(tmp_path / world["RANK"], run_python, ["-c", MEETING], environment=world | restarted)
+        for world in reversed(worlds())
     ]
-    said = [process.communicate(timeout=60)[0].split() for process in started]
+    said = [child.end().out.split() for child in started]
     assert said[0] == said[1] and said[0][1] == "False"
     assert said[0][0] not in (str(gone), str(launcher.port))
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit(2)", "raise ValueError('bad')"])
-def test_the_process_group_is_closed_while_python_is_alive(end) -> None:
+@pytest.mark.process
+def test_the_process_group_is_closed_while_python_is_alive() -> None:
     """However a process ends: a thread of gloo that needs Python's lock after that would abort it."""
     program = (
         "import atexit, sys; from torch import distributed; from hf_vaswani.processes import Processes; "
         # Called last.
         "atexit.register(lambda: print('closed' if not distributed.is_initialized() else 'open')); "
-        f"processes = Processes(); print(processes.gather(processes.process_index)); {end}"
+        "processes = Processes(); print(processes.gather(processes.process_index)); "
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", program],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode == 0) == (end == "pass"), done.stderr[-2000:]
-    assert done.stdout.count("[0, 1]") == done.stdout.count("closed") == 2 and "open" not in done.stdout
+    ends = {"pass": 0, "sys.exit(2)": 2, "raise ValueError('bad')": 1}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program + end],
+            env=os.environ | world | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for end, world in zip(ends, worlds(3), strict=True)
+    ]
+    said = [process.communicate(timeout=100) for process in started]
+    assert [process.returncode for process in started] == list(ends.values()), said
+    assert [out for out, _ in said] == ["[0, 1, 2]\nclosed\n"] * 3
 
 
 def test_a_group_with_gloo_for_one_kind_of_device_is_closed() -> None:
@@ -221,15 +193,23 @@ def test_a_group_with_gloo_for_one_kind_of_device_is_closed() -> None:
     assert not distributed.is_initialized()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a process that its parent has died")
-def test_a_process_ends_with_its_launcher() -> None:
-    child = (
-        "import time; from hf_vaswani.processes import end_with_launcher; end_with_launcher(); "
-        "print('ready', flush=True); time.sleep(60)"
+def test_a_process_ends_with_its_launcher(tmp_path) -> None:
+    program = (
+        "import os, sys, time; from hf_vaswani.processes import end_with_launcher\n"
+        "if os.fork() == 0:\n"
+        "    end_with_launcher()\n"
+        "    pipe = open(sys.argv[1], 'w')\n"
+        "    print('ready', file=pipe, flush=True)\n"
+        "time.sleep(60)\n"
     )
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout.readline() == "ready\n"
-    launcher.kill()
-    # The pipe ends when the child, which has it, too, has ended.
-    assert launcher.communicate(timeout=20)[0] == ""
+    os.mkfifo(tmp_path / "pipe")
+    launcher = Child(tmp_path / "outputs", run_python, ["-c", program, str(tmp_path / "pipe")])
+    with open(tmp_path / "pipe") as pipe:
+        assert pipe.readline() == "ready\n"
+        launcher.process.kill()
+        killed = time.monotonic()
+        # The pipe ends when the process that writes to it has ended.
+        assert pipe.read() == "" and time.monotonic() - killed < 20
+    launcher.end(0)

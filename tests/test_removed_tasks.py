@@ -14,6 +14,7 @@ import hf_vaswani
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.removed_tasks import MODULE
 
+from .children import python
 from .networks import tiny_model
 
 # The type hints of pipeline() list the tasks that transformers brings itself.
@@ -58,8 +59,8 @@ def test_each_task_answers_as_in_transformers_4(folder, task, name, key) -> None
     assert list(found) == [f"{key}_token_ids"]
 
 
+@pytest.mark.process
 def test_gradio_makes_an_interface_of_each_task(folder) -> None:
-    # In a process of its own, which has imported nothing else.
     program = f"""
 import gradio, hf_vaswani
 from transformers import pipeline
@@ -69,9 +70,11 @@ for task in ("translation", "summarization", "text2text-generation"):
     assert interface.fn({TEXT!r}) == next(iter(generator({TEXT!r})[0].values()))
 """
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
-    subprocess.run([sys.executable, "-c", program], check=True)
+    end = python("-c", program)
+    assert end.code == 0, end.err
 
 
+@pytest.mark.process
 def test_classes_can_be_pickled_and_imported_by_their_old_names() -> None:
     kind = transformers.TranslationPipeline
     assert pickle.loads(pickle.dumps(kind)) is kind
@@ -82,9 +85,11 @@ def test_classes_can_be_pickled_and_imported_by_their_old_names() -> None:
         "import transformers.pipelines.text2text_generation\n"
         "assert same is TranslationPipeline"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    end = python("-c", program)
+    assert end.code == 0, end.err
 
 
+@pytest.mark.process
 def test_no_name_is_changed_if_the_tasks_are_declined(monkeypatch) -> None:
     monkeypatch.setenv("HF_VASWANI_TRANSLATION_TASK", "0")
     program = (

@@ -11,6 +11,14 @@ import pytest
 
 from .judge import SEED, Campaign
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.process)
+
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[Campaign]:

@@ -1,100 +1,26 @@
-"""Runs commands under attack in child processes with a time limit, and judges how they end.
+"""Judges how commands under attack end, and counts the attacks.
 
 The rule: a correct result, or a one-line error with a non-zero exit code; never a traceback, a hang, a partially
 written file, or silently different weights.
 """
 
-import contextlib
-import faulthandler
-import multiprocessing
 import os
 import random
-import signal
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from tests.children import LIMIT, End
 
 T = TypeVar("T")
-
-# Children are forked from a server that has imported everything: they start in 0.1 seconds instead of 5.
-FORKED = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    "hf_vaswani.cli",
-    "hf_vaswani.training.loop",
-    "hf_vaswani.metrics",
-    "hf_vaswani.hub.publishing",
-    "hf_vaswani.hub.curve",
-]
-PRELOADED += ["tests.campaign.verbs", "tests.campaign.warm"]
 
 # Setting a seed runs the full campaign. By default a small campaign with seed 1 is part of the tests.
 SEED = int(os.environ.get("CAMPAIGN_SEED") or 1)
 FULL = bool(os.environ.get("CAMPAIGN_SEED"))
 
-# Seconds after which a command counts as hung, more than ten times what any takes on an idle machine.
-LIMIT = 60
 # Maximum characters of an error message, which may contain the folders of the tests.
 LONGEST_SENTENCE = 1500
-
-
-@dataclass(frozen=True)
-class End:
-    """Outcome of a child process; `code` is `None` if it hung, and negative after a signal."""
-
-    code: int | None
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """Last line of standard error."""
-        return (self.err.replace("\r", "\n").strip().splitlines() or [""])[-1]
-
-
-class Child:
-    """Runs a function in its own process group, with empty standard input and its outputs in files."""
-
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.outputs = folder / "out", folder / "err"
-        FORKED.set_forkserver_preload(PRELOADED)
-        self.process = FORKED.Process(target=_in_child, args=(self.outputs, function, arguments))
-        self.process.start()
-
-    def kill(self) -> None:
-        """Kills the whole process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid or 0, signal.SIGKILL)
-        self.process.kill()
-
-    def end(self, limit: float = LIMIT) -> End:
-        """Waits at most `limit` seconds, and then kills the process group."""
-        self.process.join(limit)
-        hung = self.process.is_alive()
-        self.kill()
-        self.process.join()
-        texts = [path.read_text("utf-8", errors="replace") if path.exists() else "" for path in self.outputs]
-        return End(None if hung else self.process.exitcode, *texts)
-
-
-def _in_child(outputs: tuple[Path, Path], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.setsid()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, path in enumerate(outputs, start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    # The default of a process that a user starts; here it would be the fork server.
-    multiprocessing.set_start_method("fork", force=True)
-    # Shows where it hangs.
-    faulthandler.dump_traceback_later(LIMIT - 5, file=2)
-    sys.exit(function(*arguments))
-
-
-def run(folder: Path, function: Callable[..., Any], *arguments: Any) -> End:
-    """Runs a function in a child process; see [`Child`]."""
-    return Child(folder, function, *arguments).end()
 
 
 def broken_by(end: End, codes: Iterable[int] = (2,)) -> str | None:

@@ -3,15 +3,14 @@
 import contextlib
 import hashlib
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
+from tests.children import Child, End, run, worlds
 from tests.conftest import tiny_recipe
 from tests.training.task_recipes import TASKS
 from tests.training.task_recipes import recipe as task_recipe
 
-from .judge import Child, End, run
 from .verbs import Fault, verb
 
 KINDS: dict[str, dict[str, object]] = {
@@ -51,20 +50,9 @@ def train(arguments: list[str], folder: Path, fault: Fault | None = None, proces
     beside = folder.parent / f"{folder.name}-outputs"
     if processes == 1:
         return run(beside, verb, command, fault)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        Child(
-            beside / str(rank),
-            verb,
-            command,
-            None if rank else fault,
-            world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(processes)
+        Child(beside / world["RANK"], verb, command, None if rank else fault, environment=world)
+        for rank, world in enumerate(worlds(processes))
     ]
     first = ranks[0].end()
     if first.code is not None and first.code < 0:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.children import run
 from tests.hub_server import Access, HubServer
 
-from .judge import FULL, Campaign, broken_by, run
+from .judge import FULL, Campaign, broken_by
 from .runs import difference, half_written, recipe, result, sha, train
 from .verbs import Fault, on_the_hub, verb
 

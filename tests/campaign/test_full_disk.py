@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .judge import Campaign, End, broken_by, run
+from tests.children import End, run
+
+from .judge import Campaign, broken_by
 from .runs import difference, half_written, recipe, result, sha, traces, train
 from .verbs import Fault, verb, verb_with_small_files
 

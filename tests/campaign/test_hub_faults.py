@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import End, run
 from tests.hub_server import Access, HubServer
 
-from .judge import End, broken_by, run
+from .judge import broken_by
 from .runs import recipe, train
 from .verbs import on_the_hub
 

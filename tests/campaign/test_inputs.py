@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.recipe import Recipe
 from hf_vaswani.recipe_file import load_recipe
+from tests.children import LIMIT
 
-from . import warm as warm  # reads the recipe's docstrings once
-from .judge import FULL, LIMIT, LONGEST_SENTENCE, SEED, Campaign
+from .judge import FULL, LONGEST_SENTENCE, SEED, Campaign
 
 KEYS = sorted(Recipe().flat())
 # Plausible and implausible values.

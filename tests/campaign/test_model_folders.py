@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from .judge import broken_by, run
+from tests.children import run
+
+from .judge import broken_by
 from .runs import recipe, train
 from .verbs import verb
 

@@ -26,9 +26,10 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 
 from transformers import pipeline
 
+from tests.children import LIMIT, Child
 from tests.serving.served import serve
 
-from .judge import FULL, LIMIT, Campaign, Child
+from .judge import FULL, Campaign
 from .verbs import verb
 
 SENTENCES = [f"{one} {two}" for one in ("one", "two three", "nine", "four") for two in ("five", "six", "seven eight")]

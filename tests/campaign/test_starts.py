@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
+from tests.children import LIMIT
 from tests.conftest import ROOT
 
-from .judge import LIMIT
 from .runs import difference, half_written, recipe, result, traces, train
 
 PROGRAMS = {"train.py": [sys.executable, str(ROOT / "train.py")]}

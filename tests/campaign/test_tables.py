@@ -15,9 +15,10 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hf_vaswani.cli import main
+from tests.children import LIMIT
 from tests.scale.tables import read_output, write_rows
 
-from .judge import FULL, LIMIT, Campaign
+from .judge import FULL, Campaign
 
 WORDS = ["one", "two three", "four five six", "nine"]
 ROWS = [{"id": i, "en": f"{WORDS[i % 4]} {WORDS[i % 3]}"} for i in range(600)]

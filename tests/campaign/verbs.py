@@ -103,9 +103,8 @@ class _Armed:
         return call
 
 
-def verb(arguments: list[str], fault: Fault | None = None, environment: dict[str, str] | None = None) -> int:
+def verb(arguments: list[str], fault: Fault | None = None) -> int:
     """Runs the command line in this process."""
-    os.environ.update(environment or {})
     from hf_vaswani.cli import main
 
     if fault is not None:

@@ -1,10 +1,6 @@
 """hf-vaswani backtranslate: pairs that a recipe reads, the same bytes after any interruption, and what is refused."""
 
 import gzip
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +11,8 @@ from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.interruption import exclusive_file
 from hf_vaswani.translation import growing_file, lines
 
-from ..conftest import ROOT, write_recipe
+from ..children import Child, run_python
+from ..conftest import write_recipe
 from .conftest import size_limit
 
 # The model of the tests translates from English into German: text in English becomes pairs from German into English.
@@ -86,6 +83,7 @@ def test_work_that_was_stopped_goes_on_to_the_same_bytes(command, tmp_path, monk
     assert len(blocks) == 7
 
 
+@pytest.mark.process
 def test_a_killed_process_goes_on_to_the_same_bytes(command, tmp_path) -> None:
     output, partial = tmp_path / "pairs.tsv", tmp_path / ".pairs.tsv.writing"
     assert main(command) == 0
@@ -97,12 +95,11 @@ def test_a_killed_process_goes_on_to_the_same_bytes(command, tmp_path) -> None:
         "growing_file.GrowingFile.write = lambda self, pairs: (write(self, pairs), time.sleep(1))\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, *command], cwd=ROOT, env=os.environ)
+    child = Child(tmp_path / "outputs", run_python, ["-c", program, *command])
     end = time.monotonic() + 120
     while not (partial.is_file() and partial.read_bytes().count(b"\n") > 9) and time.monotonic() < end:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    child.end(0)
     # As if it had been killed while it wrote.
     partial.write_bytes(partial.read_bytes()[:-3])
     assert not output.exists() and main(command) == 0 and output.read_bytes() == whole

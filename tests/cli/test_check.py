@@ -88,7 +88,7 @@ def test_a_set_without_training_text_is_compared_too(text, tmp_path, capsys) -> 
 
 
 def test_a_recipe_with_its_overrides_and_a_clean_text_for_it(tmp_path, capsys) -> None:
-    recipe = tiny_recipe(tmp_path)
+    recipe = tiny_recipe(tmp_path, scored=True)
     output = tmp_path / "clean.tsv"
     arguments = ["--no-language", "--output", str(output), "--limits", "max_ratio=5", "max_length=3"]
     assert main(["check", *recipe, *arguments, "--data.test_split=null"]) == 0
@@ -227,6 +227,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, capsys) -> None:
     assert not list(tmp_path.glob("*clean*"))
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_hardly_anything_is_wrong_with_multi30k(multi30k, tmp_path) -> None:
     files = {

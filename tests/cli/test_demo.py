@@ -1,20 +1,23 @@
 """The verb demo."""
 
+import importlib.util
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+if importlib.util.find_spec("gradio") is None:
+    pytest.skip("the extra `demo` is not installed", allow_module_level=True)
 
 from hf_vaswani.cli import main
 from hf_vaswani.cli.demo import _examples
+
+from ..campaign.verbs import verb
+from ..children import Child, free_port
 
 
 def test_examples_are_lines_or_samples_of_the_test(tiny_run, tmp_path) -> None:
@@ -28,26 +31,24 @@ def test_examples_are_lines_or_samples_of_the_test(tiny_run, tmp_path) -> None:
     assert _examples(None, Path("me/model"), ()) == []
 
 
-def test_it_serves_a_page_until_it_is_stopped(teacher) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_vaswani.cli", "demo", "--model", str(teacher), "--port", str(port)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+@pytest.mark.process
+def test_it_serves_a_page_until_it_is_stopped(teacher, tmp_path) -> None:
+    port = free_port()
+    child = Child(tmp_path / "outputs", verb, ["demo", "--model", str(teacher), "--port", str(port)])
     try:
         for _ in range(600):
             try:
                 page = urllib.request.urlopen(f"http://127.0.0.1:{port}").read().decode()
                 break
             except OSError:
-                assert process.poll() is None
+                assert child.process.is_alive()
                 time.sleep(0.2)
         assert str(teacher) in page
     finally:
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
-    assert f"http://127.0.0.1:{port} (Ctrl-C stops it)" in error
-    assert process.returncode in (0, 130)
+        os.kill(child.process.pid or 0, signal.SIGINT)
+        end = child.end()
+    assert f"http://127.0.0.1:{port} (Ctrl-C stops it)" in end.err
+    assert end.code in (0, 130)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
 """hf-vaswani distill: a student of a teacher, the same text after any interruption, and what is refused."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,8 @@ from hf_vaswani.files import digest, read_sealed, sealed
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.translation import growing_file, lines
 
-from ..conftest import ROOT, tiny_recipe
+from ..children import run_launched, run_python
+from ..conftest import dear, tiny_recipe
 
 FILES = ("data.translations.jsonl", "data.chosen.tsv", "data.scored.tsv", "pairs/data.en", "pairs/data.de")
 
@@ -25,7 +23,7 @@ def command(teacher, tmp_path: Path, monkeypatch) -> list[str]:
     """A command that distills this model, which translates from English into German."""
     monkeypatch.setattr(growing_file, "BLOCK", 32)
     (tmp_path / "more.en").write_text("one nine two\n\nsix six\n", encoding="utf-8")
-    arguments = tiny_recipe(tmp_path, max_steps=4)
+    arguments = tiny_recipe(tmp_path, scored=True, max_steps=4)
     keys = {"model": teacher, "text": tmp_path / "more.en", "num_beams": 3, "folder": tmp_path / "teacher"}
     arguments += [f"--teacher.{key}={value}" for key, value in keys.items()]
     return ["distill", *arguments, "--run_dir", str(tmp_path / "student"), "--model.d_model=8"]
@@ -63,7 +61,8 @@ def test_a_student_learns_the_translations_of_its_teacher(command, backward, tmp
     assert capsys.readouterr().out.count("done before") == 3 and content(tmp_path / "teacher") == found
 
 
-@pytest.mark.parametrize("after", [1, 3, 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [dear(1), 3, dear(5)])
 def test_work_that_was_stopped_goes_on_to_the_same_bytes(command, backward, tmp_path, monkeypatch, after) -> None:
     command += backward
     assert main(command) == 0
@@ -84,6 +83,7 @@ def test_work_that_was_stopped_goes_on_to_the_same_bytes(command, backward, tmp_
     assert len(blocks) == 6
 
 
+@pytest.mark.process
 def test_two_processes_write_what_one_does(command, backward, tmp_path) -> None:
     command += backward
     program = (
@@ -91,19 +91,18 @@ def test_two_processes_write_what_one_does(command, backward, tmp_path) -> None:
         "growing_file.BLOCK = 32\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment, found = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, []
-    for name, start in (("one", [sys.executable]), ("two", launch)):
-        run = [*start, str(tmp_path / "program.py"), *command, "--run_dir", str(tmp_path / name)]
-        done = subprocess.run(run, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found.append(content(tmp_path / "teacher"))
-        shutil.rmtree(tmp_path / "teacher")
-    assert found[0] == found[1] and len(found[0]) == 5
-    assert done.stdout.count("en-de       student") == 1 and (tmp_path / "two" / "test.json").is_file()
+    assert main([*command, "--run_dir", str(tmp_path / "one")]) == 0
+    expected = content(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "teacher")
+    arguments = ["-c", program, *command, "--run_dir", str(tmp_path / "two")]
+    ends = run_launched(tmp_path / "outputs", run_python, arguments)
+    assert [end.code for end in ends] == [0, 0], [end.err[-3000:] for end in ends]
+    assert content(tmp_path / "teacher") == expected and len(expected) == 5
+    assert "".join(end.out for end in ends).count("en-de       student") == 1
+    assert (tmp_path / "two" / "test.json").is_file()
 
 
+@pytest.mark.slow
 def test_quick_steps_are_done_again_and_translations_are_kept(command, backward, tmp_path, capsys) -> None:
     assert main([*command, *backward]) == 0
     before = content(tmp_path / "teacher")
@@ -180,6 +179,7 @@ def test_folders_of_something_else_are_left_alone(command, tmp_path, capsys) -> 
     assert mine.read_text() == "precious" and not (tmp_path / "teacher" / FILES[0]).exists()
 
 
+@pytest.mark.slow
 def test_a_teacher_that_searches_otherwise_is_noticed(command, teacher, tmp_path, capsys) -> None:
     folder = shutil.copytree(teacher, tmp_path / "copy")
     command.append(f"--teacher.model={folder}")
@@ -196,7 +196,10 @@ def test_a_teacher_that_searches_otherwise_is_noticed(command, teacher, tmp_path
     assert "was made with other settings: search was" in said and "'max_new_tokens': 3" in said
 
 
-@pytest.mark.parametrize("name", ["data.translations.jsonl", "data.chosen.tsv", "pairs/data.de", "pairs/record.json"])
+@pytest.mark.variants(4)
+@pytest.mark.parametrize(
+    "name", ["data.translations.jsonl", dear("data.chosen.tsv"), "pairs/data.de", dear("pairs/record.json")]
+)
 def test_changed_files_are_not_learned(command, tmp_path, capsys, name) -> None:
     assert main(command) == 0
     shutil.rmtree(tmp_path / "student")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,13 +13,15 @@ from hf_vaswani.cli import diversify, main
 from hf_vaswani.files import atomic_write_text
 from hf_vaswani.run_folder import read_recipe
 
-from ..conftest import ROOT, tiny_recipe
+from ..campaign.verbs import verb
+from ..children import Child
+from ..conftest import tiny_recipe
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     """A command that trains two models of each direction, and the one of the recipe."""
-    arguments = tiny_recipe(tmp_path, max_steps=40, schedule="constant", peak_learning_rate=0.01)
+    arguments = tiny_recipe(tmp_path, scored=True, max_steps=40, schedule="constant", peak_learning_rate=0.01)
     arguments += ["--diversification.models=2", "--diversification.num_beams=1", "--evaluation.num_beams=1"]
     return ["diversify", *arguments, "--run_dir", str(tmp_path / "run")]
 
@@ -39,6 +40,7 @@ def in_this_process(monkeypatch) -> list[str]:
     return verbs
 
 
+@pytest.mark.slow
 def test_a_model_learns_the_translations_of_both_directions(command, in_this_process, tmp_path, capsys) -> None:
     assert main(command) == 0
     names = ["forward.1", "forward.2", "backward.1", "backward.2"]
@@ -145,16 +147,14 @@ def test_a_launcher_that_does_nothing_is_noticed(command, launcher, capsys) -> N
     assert "ended without an error, and without " in said and "does diversification.launcher" in said
 
 
+@pytest.mark.process
 def test_sigterm_reaches_the_training_that_runs(command, launcher, tmp_path) -> None:
     arguments = [*command, f"--diversification.launcher={' '.join([*launcher, 'wait'])}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hf_vaswani.cli", *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
-    end = time.monotonic() + 120
-    while not (tmp_path / "log").exists() and time.monotonic() < end:
+    child = Child(tmp_path / "outputs", verb, arguments)
+    until = time.monotonic() + 120
+    while not (tmp_path / "log").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM and "stopped. The same command goes on." in said
+    os.kill(child.process.pid or 0, signal.SIGTERM)
+    end = child.end()
+    assert end.code == 128 + signal.SIGTERM and "stopped. The same command goes on." in end.err
     assert (tmp_path / "log").read_text().endswith(f"signal {int(signal.SIGTERM)}\n")

@@ -30,6 +30,7 @@ def expected(teacher) -> list[str]:
     return [each["translation_text"] for each in found]
 
 
+@pytest.mark.process
 def test_running_requests_finish_before_the_end(teacher, expected, tmp_path) -> None:
     with serve(teacher, tmp_path / "log") as served, ThreadPoolExecutor(8) as threads:
         assert served.translate(SENTENCES) == expected
@@ -58,6 +59,7 @@ def test_a_signal_does_not_interrupt_asyncio_while_it_starts(teacher, monkeypatc
     assert made and made[0].is_closed()
 
 
+@pytest.mark.process
 def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) -> None:
     with serve(teacher, tmp_path / "log", "--workers", "2") as served, ThreadPoolExecutor(8) as threads:
         found = list(threads.map(served.translate, SENTENCES * 10))
@@ -67,6 +69,7 @@ def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) 
         assert len(re.findall("POST /translate 200", served.log.read_text())) == 40
 
 
+@pytest.mark.process
 def test_workers_end_with_their_parent(teacher, tmp_path) -> None:
     with serve(teacher, tmp_path / "log", "--workers", "2") as served:
         served.process.kill()
@@ -81,6 +84,7 @@ def test_workers_end_with_their_parent(teacher, tmp_path) -> None:
             raise AssertionError("The port is still taken.")
 
 
+@pytest.mark.process
 def test_broken_clients_change_nothing_for_others(teacher, expected, tmp_path) -> None:
     head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     body = json.dumps({"q": SENTENCES * 20, "source": "en", "target": "de"}).encode()
@@ -99,6 +103,7 @@ def test_broken_clients_change_nothing_for_others(teacher, expected, tmp_path) -
         assert served.stop() == 0
 
 
+@pytest.mark.process
 def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("\nsesame\n", encoding="utf-8")

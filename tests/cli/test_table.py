@@ -12,6 +12,8 @@ import pytest
 from hf_vaswani.cli import main
 from hf_vaswani.scale import shards
 
+from ..campaign.verbs import verb
+from ..children import Child, run_launched
 from ..hub_server import HubServer
 from ..scale.tables import read_output, read_rejected, write_rows
 
@@ -104,8 +106,9 @@ def test_rejected_rows_are_counted_and_said(teacher, tmp_path, caplog) -> None:
     assert (summary["rows"], summary["translated"], summary["shards"]) == (3, 1, 1)
 
 
+@pytest.mark.process
 def test_a_dataset_on_the_hub_is_read_at_one_commit(teacher, tmp_path) -> None:
-    """A process of its own, because the client reads the address of the Hub when it is imported."""
+    """In new processes, because datasets reads the address of the Hub when it is imported."""
     with HubServer() as hub:
 
         def translate(*rows: str) -> "subprocess.CompletedProcess[str]":
@@ -113,27 +116,16 @@ def test_a_dataset_on_the_hub_is_read_at_one_commit(teacher, tmp_path) -> None:
                 "data/train.jsonl": "".join(f'{{"en": "{row}"}}\n' for row in rows).encode()
             }
             hub.commit("datasets/alice/rows", files)
-            command = [sys.executable, "-m", "hf_vaswani.cli", "translate", "--model", str(teacher)]
-            command += [
-                "--table",
-                "alice/rows",
-                "--output",
-                str(tmp_path / "out"),
-                "--column",
-                "en",
-                "--to-column",
-                "de",
-            ]
+            arguments = [sys.executable, "-m", "hf_vaswani.cli", *command(teacher, "alice/rows", tmp_path / "out")]
             environment = os.environ | hub.environment(tmp_path / "home") | {"HF_DATASETS_OFFLINE": "0"}
-            return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+            return subprocess.run(arguments, env=environment, capture_output=True, text=True, cwd=tmp_path)
 
         found = translate("one", "two three")
         assert found.returncode == 0 and "2 of 2 rows are translated" in found.stderr, found.stderr
         assert [row["en"] for row in read_output(tmp_path / "out")] == ["one", "two three"]
         found = translate("one", "two three", "four")
-        assert (
-            found.returncode == 2 and found.stderr.count("\n") == 1 and "was begun with another digest" in found.stderr
-        ), found.stderr
+        assert found.returncode == 2 and found.stderr.count("\n") == 1, found.stderr
+        assert "was begun with another digest" in found.stderr
         assert not hub.unknown
 
 
@@ -228,6 +220,7 @@ def test_lost_rejected_rows_are_written_again(teacher, tmp_path) -> None:
         (tmp_path / "out" / "rejected" / "part-00000.jsonl").unlink()
 
 
+@pytest.mark.slow
 def test_machines_of_a_cluster_get_absolute_paths(teacher, table, tmp_path, monkeypatch) -> None:
     """Their working folders are others."""
     seen = []
@@ -260,36 +253,27 @@ def test_machines_of_a_cluster_keep_few_compiled_products(teacher, table, tmp_pa
     assert kept == ["256"]
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
+@pytest.mark.process
 def test_two_processes_write_what_one_writes(teacher, table, tmp_path) -> None:
     assert main(command(teacher, table, tmp_path / "one", "--shard-rows", "9")) == 0
-    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--module", "hf_vaswani.cli"]
-    process = start(*launcher, *command(teacher, table, tmp_path / "two", "--shard-rows", "9"))
-    assert process.wait(timeout=120) == 0, process.stderr.read()
+    arguments = command(teacher, table, tmp_path / "two", "--shard-rows", "9")
+    ends = run_launched(tmp_path / "outputs", verb, arguments)
+    assert [end.code for end in ends] == [0, 0], [end.err for end in ends]
     assert read_output(tmp_path / "two") == read_output(tmp_path / "one")
     assert json.loads((tmp_path / "two" / "summary.json").read_text())["shards"] == 7
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_process_leaves_whole_shards(number, teacher, tmp_path) -> None:
     table = write_rows(tmp_path / "table.jsonl", [{"en": text} for text in TEXTS * 20])
     arguments = command(teacher, table, tmp_path / "out", "--shard-rows", "30")
-    process = start("hf_vaswani.cli", *arguments)
+    child = Child(tmp_path / "outputs", verb, arguments)
     until = time.monotonic() + 90
     while len(list((tmp_path / "out").glob("shards/*.json"))) < 2 and time.monotonic() < until:
         time.sleep(0.01)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
-    assert "Traceback" not in err
+    os.kill(child.process.pid or 0, number)
+    assert "Traceback" not in child.end(30).err
     done = len(list((tmp_path / "out").glob("shards/*.json")))
     assert 2 <= done < 40
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "shards").glob("*.json")}

@@ -4,20 +4,22 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from ..campaign.verbs import verb
+from ..children import Child
 
 
 class Served:
     """A running server."""
 
-    def __init__(self, process: "subprocess.Popen[str]", port: int, log: Path) -> None:
+    def __init__(self, process: BaseProcess, port: int, log: Path) -> None:
         self.process, self.port, self.log = process, port, log
 
     def translate(self, text: Any) -> Any:
@@ -32,29 +34,25 @@ class Served:
     def get(self, path: str) -> str:
         return str(urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120).read().decode())
 
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout=120)
+    def stop(self, number: int = signal.SIGTERM) -> int | None:
+        os.kill(self.process.pid or 0, number)
+        self.process.join(120)
+        return self.process.exitcode
 
 
 @contextmanager
-def serve(model: Path, log: Path, *arguments: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "hf_vaswani.cli", "serve", "--model", str(model), "--port", "0", *arguments]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stderr=file, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, start_new_session=True
-        )
+def serve(model: Path, folder: Path, *arguments: str) -> Iterator[Served]:
+    """Runs `hf-vaswani serve`, whose outputs are in the folder, until the end of the block at the latest."""
+    child = Child(folder, verb, ["serve", "--model", str(model), "--port", "0", *arguments])
+    log = folder / "err"
     try:
-        for _ in range(600):
-            if match := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
-                break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.2)
-        assert match
-        served = Served(process, int(match[1]), log)
+        until, match = time.monotonic() + 120, None
+        while match is None:
+            assert time.monotonic() < until and child.process.is_alive(), log.read_text()
+            time.sleep(0.05)
+            match = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text() if log.exists() else "")
+        served = Served(child.process, int(match[1]), log)
         assert json.loads(served.get("/health")) == {"status": "ok"}
         yield served
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        child.end(0)

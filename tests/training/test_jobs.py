@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,10 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from hf_vaswani.cli import main
+
 from ..campaign.runs import difference, result, traces
+from ..children import free_port
 from ..conftest import CONFIGS, ROOT, tiny_recipe
 
 JOBS = ROOT / "configs" / "jobs"
@@ -41,10 +43,8 @@ def slurm(tmp_path):
     for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        # The script computes the port from the number of the job.
-        job = listener.getsockname()[1] % 20000
+    # The script computes the port from the number of the job.
+    job = free_port() % 20000
     # Slurm starts a copy of the script in the folder of the command.
     for name in ("train.py", "hf_vaswani_start.py", "hf_vaswani"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -73,10 +73,15 @@ def slurm(tmp_path):
     return start
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, tmp_path) -> None:
-    switches = {"max_steps": 600, "save_every": 300, "average_last": 1, "validate_every": 1000, "log_every": 20}
-    arguments = tiny_recipe(tmp_path, **switches)
+    """
+    With the real `torchrun`, on which the script relies: it passes the signal on, waits for the process that saves,
+    and ends with an exit code that the script takes for a stop.
+    """
+    switches = {"max_steps": 300, "save_every": 150, "average_last": 1, "validate_every": 1000, "log_every": 5}
+    arguments = [*tiny_recipe(tmp_path, scored=True, **switches), "--evaluation.num_beams=1"]
     run, requests = tmp_path / "runs" / "tiny-7", tmp_path / "requests"
     job = slurm(*arguments)
     until = time.monotonic() + 120
@@ -88,18 +93,19 @@ def test_slurm_before_the_time_is_over_the_run_is_saved_and_queued_again(slurm, 
     _, err = job.communicate(timeout=60)
     (checkpoint,) = run.glob("checkpoint-*")
     assert "Everything is saved in" in err and job.returncode != 0
-    assert requests.read_text().split()[0] == "requeue" and int(checkpoint.name.removeprefix("checkpoint-")) < 300
+    assert requests.read_text().split()[0] == "requeue" and int(checkpoint.name.removeprefix("checkpoint-")) < 150
     requests.unlink()
     job = slurm(*arguments)
     _, err = job.communicate(timeout=180)
     assert job.returncode == 0, err
     assert f"resumes from {checkpoint.name}" in err and not requests.exists()
-    whole = [sys.executable, str(ROOT / "train.py"), *arguments, "--seed", "7", "--run_dir", str(tmp_path / "whole")]
-    subprocess.run(whole, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    right = result(tmp_path / "whole") | traces(tmp_path / "whole")
+    whole = tmp_path / "whole"
+    assert main(["train", *arguments, "--seed", "7", "--run_dir", str(whole)]) == 0
+    right = result(whole) | traces(whole)
     assert difference(right, result(run) | traces(run)) is None
 
 
+@pytest.mark.process
 def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
     (tmp_path / "programs" / "torchrun").write_text("#!/bin/bash\necho missing.yaml >&2\nexit 2\n")
     job = slurm(str(tmp_path / "missing.yaml"))
@@ -108,6 +114,7 @@ def test_slurm_a_failure_is_not_queued_again(slurm, tmp_path) -> None:
     assert not (tmp_path / "requests").exists()
 
 
+@pytest.mark.process
 def test_slurm_a_run_without_a_checkpoint_is_not_queued_again(slurm, tmp_path) -> None:
     (tmp_path / "programs" / "torchrun").write_text('#!/bin/bash\ntouch "$REQUESTS.begun"\nexec sleep 60\n')
     job = slurm(str(tmp_path / "tiny.yaml"))

@@ -2,15 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from ..children import free_port
 from ..conftest import ROOT, tiny_recipe
 from .conftest import FILES
-from .test_sharding import LAYERS, tied_model
+from .sharded import LAYERS, tied_model
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,13 @@ def test_fsdp2_shards_the_layers(launch, monkeypatch) -> None:
     assert sorted(layer.__name__ for layer in wrapped) == LAYERS
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
+@pytest.mark.process
 def test_two_launchers_train_one_model(tmp_path) -> None:
-    """The command of two_nodes.yaml, given twice on one machine without a GPU, with a process for each."""
-    recipe = [*tiny_recipe(tmp_path, max_steps=1), "--data.test_files=null", "--run_dir", str(tmp_path / "run")]
+    """
+    The command of two_nodes.yaml, given twice on one machine without a GPU, with a process for each: `accelerate
+    launch` passes the settings of a file to `torchrun`'s agents, which meet, and to `train.py`.
+    """
+    recipe = [*tiny_recipe(tmp_path, max_steps=1, average_last=1), "--run_dir", str(tmp_path / "run")]
     node = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(FILES["two_nodes"])]
     node += ["--num_processes=2", "--main_process_ip=127.0.0.1", f"--main_process_port={free_port()}"]
     # Only on a machine without GPUs would it be the CPU by itself.

@@ -3,8 +3,6 @@
 import io
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -24,7 +22,8 @@ from hf_vaswani.translation.lines import (
     write_whole,
 )
 
-from ..conftest import ROOT
+from ..campaign.verbs import verb
+from ..children import run, run_launched
 
 
 def at_most(length: int):
@@ -111,29 +110,23 @@ def test_the_lowest_limit_holds(short_model) -> None:
     assert longest_source([other, model], tokenizer) == 7
 
 
+@pytest.mark.process
 def test_two_processes_write_the_output_of_one(tiny_run, tmp_path) -> None:
     words = ["one", "two three", "", "four five six", "nine"]
     text = "".join(f"{words[i % 5]} {words[i % 3]}".strip() + "\n" for i in range(2500))
     (tmp_path / "long.txt").write_text(text + "six " * 1200 + "\nbad\n", encoding="utf-8")
-    verb = ["-m", "hf_vaswani.cli", "translate", "--model", str(tiny_run / "model")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    found = []
-    for start in ([sys.executable], ["torchrun", "--standalone", "--nproc_per_node=2"]):
-        if len(start) > 1:
-            start = [sys.executable, "-m", "torch.distributed.run", *start[1:]]
-        command = [*start, *verb, str(tmp_path / "long.txt")]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("Split: 1 line is longer than the model's limit of 1,024 tokens") == 1
-        found.append(done.stdout)
+    arguments = ["translate", "--model", str(tiny_run / "model"), str(tmp_path / "long.txt")]
+    alone = run(tmp_path / "alone", verb, arguments)
+    together = run_launched(tmp_path / "together", verb, arguments)
+    assert [alone.code, *(end.code for end in together)] == [0, 0, 0], [alone.err, *(end.err for end in together)]
+    found = [alone.out, "".join(end.out for end in together)]
+    for said in (alone.err, "".join(end.err for end in together)):
+        assert said.count("Split: 1 line is longer than the model's limit of 1,024 tokens") == 1
     assert found[0] == found[1] and found[0].count("\n") == 2502
     (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")
-    failed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert (
-        failed.returncode
-        and failed.stderr.count("long.txt, line 2, is not UTF-8") == 1
-        and "[rank1]" not in failed.stderr
-    )
+    failed = run_launched(tmp_path / "failed", verb, arguments)
+    assert [end.code for end in failed] == [2, 2]
+    assert failed[0].err.count("long.txt, line 2, is not UTF-8") == 1 and failed[1].err == ""
     model, tokenizer = (kind.from_pretrained(tiny_run / "model") for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
     assert found[0].splitlines()[:40] == translate_corpus(model, tokenizer, text.splitlines()[:40])
 

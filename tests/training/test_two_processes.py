@@ -1,0 +1,142 @@
+"""Two processes make the updates of one: of translations, of every other objective, and from a model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hf_vaswani.cli import main
+
+from ..campaign.verbs import verb
+from ..children import run_launched
+from ..conftest import ROOT, tiny_recipe
+from . import task_recipes
+from .task_recipes import weights
+from .test_start import adaptation
+
+pytestmark = pytest.mark.process
+
+
+def train_alone(arguments: list[str], run: Path) -> None:
+    assert main(["train", *arguments, "--run_dir", str(run)]) == 0
+
+
+def train_in_two(arguments: list[str], run: Path) -> None:
+    ends = run_launched(run.with_name(f"{run.name}-outputs"), verb, ["train", *arguments, "--run_dir", str(run)])
+    assert [end.code for end in ends] == [0, 0], [end.err[-2000:] for end in ends]
+
+
+def assert_same_weights(one: Path, two: Path, relative: float = 0, absolute: float = 1e-5) -> None:
+    ours, theirs = weights(one), weights(two)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(theirs[name], weight, atol=absolute, rtol=relative, msg=name)
+
+
+@pytest.mark.parametrize("options", [[], ["--training.simcut.p=0.2"]], ids=["plain", "simcut"])
+def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
+    """
+    One process with one batch, with the same pairs in 4 batches, and 2 processes: the same weights after 12 updates.
+    Of an odd number of batches, the last update of an epoch has fewer than the others, and one process none.
+    """
+    from hf_vaswani.training import loop as training
+
+    settings = {"max_steps": 12, "warmup_steps": 2, "save_every": 12, "average_last": 1, "tokens_per_batch": 88}
+    arguments = [*tiny_recipe(tmp_path, scored=True, **settings), "--model.dropout=0", "--evaluation.num_beams=1"]
+    arguments += ["--training.schedule=constant", "--training.peak_learning_rate=0.0005", *options]
+    runs = {"four": ["--training.accumulation_steps=4"], "two": ["--training.accumulation_steps=2"]}
+    train_alone([*arguments, *runs["four"]], tmp_path / "four")
+    train_in_two([*arguments, *runs["two"]], tmp_path / "two")
+
+    # The same updates as one batch each, which no budget of tokens would give: their batches are joined.
+    update, sizes = training._update, set()
+
+    def joined(accelerator, model, optimizer, batches, *rest):
+        sizes.add(len(batches))
+        fillings = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        if options:
+            fillings["decoder_input_ids"] = 0
+        whole = {}
+        for name, filling in fillings.items():
+            rows = [pad(batch[name], max(b[name].shape[1] for b in batches), filling) for batch in batches]
+            # The first passes of all batches come before the second passes.
+            passes = zip(*(part.chunk(2) for part in rows), strict=True) if options and name != "labels" else [rows]
+            whole[name] = torch.cat([part for parts in passes for part in parts])
+        whole |= {name: value for name, value in batches[0].items() if name == "consistency"}
+        return update(accelerator, model, optimizer, [whole], *rest)
+
+    def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=filling)
+
+    unscored = ["--data.validation_files=null", "--data.test_files=null"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "_update", joined)
+        train_alone([*arguments, *runs["four"], *unscored], tmp_path / "one")
+    assert 4 in sizes and sizes & {1, 3}, "an epoch is to end with an odd number of batches"
+
+    progress = json.loads((tmp_path / "two" / "checkpoint-12" / "progress.json").read_text())
+    assert progress["position"]["epoch"] >= 2
+    one, four, two = (tmp_path / name / "checkpoint-12" for name in ("one", "four", "two"))
+    assert_same_weights(one, four, absolute=1e-6)
+    assert_same_weights(one, two, absolute=1e-6)
+    translations = [(tmp_path / run / "test_translations.txt").read_text() for run in ("four", "two")]
+    assert translations[0] == translations[1]
+    validations = [json.loads((tmp_path / run / "validations.jsonl").read_text()) for run in ("four", "two")]
+    assert validations[0]["loss"] == pytest.approx(validations[1]["loss"], rel=1e-5)
+    assert validations[0]["bleu"] == validations[1]["bleu"]
+
+
+@pytest.mark.parametrize("name", ["next_sentence", "causal_lm", "pairs", "tagging"])
+def test_every_task_is_split_alike(tmp_path, name) -> None:
+    """One process that accumulates two batches makes the update of two processes with one each."""
+    options = ["--model.dropout=0", "--training.max_steps=3", "--data.test_files=null", "--training.average_last=1"]
+    options.append("--data.validation_files=null")
+    arguments = [*task_recipes.recipe(tmp_path, name), *options]
+    train_alone([*arguments, "--training.accumulation_steps=2"], tmp_path / "one")
+    train_in_two(arguments, tmp_path / "two")
+    assert_same_weights(tmp_path / "one" / "checkpoint-3", tmp_path / "two" / "checkpoint-3", relative=1e-4)
+
+
+@pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])
+def test_both_start_from_one_model(tiny_run, tmp_path, more) -> None:
+    arguments = [*adaptation(tmp_path, tiny_run), "--model.dropout=0", "--training.accumulation_steps=2", more]
+    train_alone(arguments, tmp_path / "alone")
+    recipe = yaml.safe_load((tmp_path / "alone" / "recipe.yaml").read_text("utf-8"))
+    recipe["training"]["accumulation_steps"] = 1
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
+    train_in_two([str(tmp_path / "both.yaml")], tmp_path / "both")
+    assert_same_weights(tmp_path / "alone" / "model", tmp_path / "both" / "model")
+
+
+def test_both_agree_on_the_precision(tmp_path) -> None:
+    train_in_two(tiny_recipe(tmp_path, max_steps=1, average_last=1, mixed_precision="auto"), tmp_path / "run")
+    launch = json.loads((tmp_path / "run" / "checkpoint-1" / "progress.json").read_text())["launch"]
+    assert launch["processes"] == 2 and launch["mixed_precision"] in ("no", "bf16")
+
+
+def test_torchrun_is_what_the_forked_processes_are(tmp_path) -> None:
+    """
+    The real `torchrun` and `train.py`: environment, store and imports of the launcher's own processes, which the
+    forked ones of all other tests only imitate. The weights are the same, bit for bit.
+    """
+    arguments = tiny_recipe(tmp_path, max_steps=2, save_every=2, average_last=1, cpu_threads=1)
+    train_in_two(arguments, tmp_path / "forked")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
+    done = subprocess.run(
+        [*command, *arguments, "--run_dir", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same_weights(tmp_path / "forked" / "model", tmp_path / "run" / "model", absolute=0)
+    environments = [json.loads((tmp_path / run / "environment.json").read_text()) for run in ("forked", "run")]
+    assert [environment["processes"] for environment in environments] == [2, 2]
