@@ -3,11 +3,13 @@ Fixtures for all tests. Set before any other import: no Hub, temporary caches, w
 the progress bars of datasets, which some verbs turn off for the whole process.
 """
 
+import importlib.util
 import logging
 import os
 import shutil
 import signal
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,17 +41,24 @@ PICTURES = Path(os.environ.get("HF_VASWANI_PICTURES", ROOT / "build" / "pictures
 MULTI30K = ROOT.parent / "shared" / "data" / "multi30k"
 
 
-# Of two processes, none shall be left alone with one of these at the end.
-LONGEST = (
-    *("hub/test_publishing.py", "test_documentation.py", "conversion/test_convert.py", "training/test_loop.py"),
-    *("conversion/test_engines.py", "test_interruption.py", "training/test_start.py", "training/test_tasks.py"),
-    *("scale/test_cluster.py", "campaign/test_elastic.py", "conversion/test_onnx.py", "training/test_sharding.py"),
-)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Saves the imports of what attacks the package, and of Ray, where only they are left out."""
+    is_process = collection_path.name in ("campaign", "test_cluster.py")
+    return True if is_process and "not process" in config.option.markexpr else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("variants") is not None:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        n = next(family[0].iter_markers("variants")).args[0]
+        # Drawn by the name: always the same ones, and no parameter has the same value in all of them.
+        family.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        for item in family[-(-len(family) // n) :]:
+            item.add_marker(pytest.mark.slow)
     if not MULTI30K.is_dir():
         skip = pytest.mark.skip(reason=f"needs Multi30k in {MULTI30K}")
         for item in items:
@@ -67,6 +76,25 @@ def verbosity() -> Iterator[None]:
     logger.setLevel(level or logging.WARNING)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_picture() -> Iterator[None]:
+    """Draws one curve for the cards of all trainings, each of which takes longer than its updates."""
+    if importlib.util.find_spec("matplotlib") is None:
+        yield
+        return
+    from hf_vaswani.hub import curve
+
+    draw, drawn = curve.curve_picture, []
+
+    def once(*_: object) -> bytes:
+        drawn[:] = drawn or [draw([{"step": step, "loss": 1 / step} for step in (1, 2)], [])]
+        return drawn[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "curve_picture", once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def multi30k() -> Path:
     """Returns the folder of Multi30k's plain text; tests that use it are marked `real_data`."""
@@ -79,7 +107,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hf_vaswani.cli import main
 
     folder = tmp_path_factory.mktemp("tiny")
-    assert main(["train", *tiny_recipe(folder, max_steps=12), "--run_dir", str(folder / "run")]) == 0
+    assert main(["train", *tiny_recipe(folder, scored=True), "--run_dir", str(folder / "run")]) == 0
     return folder / "run"
 
 
@@ -116,6 +144,11 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
+def dear(*values: object) -> Any:
+    """Returns parameters of a test that is left to `make test-all`, because others cover the same more cheaply."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:
     """Writes two line-aligned files: numbers spelled out digit by digit in English and in German."""
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -127,8 +160,8 @@ def write_pairs(folder: Path, count: int = 120) -> tuple[Path, Path]:
     return source, target
 
 
-def tiny_recipe(folder: Path, **training: object) -> list[str]:
-    """Returns the arguments of a recipe that trains on `write_pairs` in seconds."""
+def tiny_recipe(folder: Path, *, scored: bool = False, **training: object) -> list[str]:
+    """Returns the arguments of a recipe that trains on `write_pairs` in a second; `scored`, it validates and tests."""
     source, target = write_pairs(folder)
     files = f"{{en: {source}, de: {target}}}"
     recipe = folder / "tiny.yaml"
@@ -142,7 +175,7 @@ def tiny_recipe(folder: Path, **training: object) -> list[str]:
         encoding="utf-8",
     )
     overrides = [f"--training.{key}={value}" for key, value in training.items()]
-    splits = [f"--data.{split}_files={files}" for split in ("train", "validation", "test")]
+    splits = [f"--data.{split}_files={files}" for split in ("train", *(("validation", "test") if scored else ()))]
     return [str(recipe), *splits, *overrides]
 
 

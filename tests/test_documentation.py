@@ -36,7 +36,8 @@ NOT_RUN = {
     "hf-vaswani push runs/my --not-worse-than last_push": "depends on what was published before",
     "hf-vaswani renew me/my-model": "needs a model on the Hub",
     "make quickstart": "installs, and trains for three minutes",
-    "make test": "installs, and runs all tests",
+    "make test": "installs, and runs the tests",
+    "make test-process": "installs, and runs tests",
     "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",
     "hf-vaswani serve --model runs/quickstart/model": "serves until it is stopped",
     "curl -s localhost:5000/translate -H 'Content-Type: application/json' "
@@ -200,8 +201,8 @@ def workplace(tiny_run: Path, teacher: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def results(workplace: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Exit code and output of everything that the documentation runs."""
+def results(workplace: Path, request: pytest.FixtureRequest) -> dict[tuple[str, str], dict[str, Any]]:
+    """Exit code and output of everything that the chosen pages run; README is the first, and needs no other."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     # Of a model that all formats can express.
@@ -211,8 +212,11 @@ def results(workplace: Path) -> dict[tuple[str, str], dict[str, Any]]:
     model.save_pretrained(workplace / "mine")
     AutoTokenizer.from_pretrained(quickstart).save_pretrained(workplace / "mine")
 
+    chosen = {item.callspec.params["page"] for item in request.session.items if "results" in item.fixturenames}
+    # Later pages use what earlier ones have made.
+    pages = RUN if chosen - {RUN[0]} else RUN[:1]
     todo = [{"kind": "shell", "page": "docs/data.md", "text": "hf-vaswani train configs/multilingual.yaml"}]
-    todo += [task for page in RUN for task in tasks(page)]
+    todo = [task for task in [*todo, *(task for page in RUN for task in tasks(page))] if task["page"] in pages]
     smaller = [task.copy() for task in todo]
     for task in smaller:
         for before, after in SMALLER.items():
@@ -239,6 +243,7 @@ def results(workplace: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(task["page"], task["text"]): result for task, result in zip(todo, json.loads(done.stdout), strict=True)}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", RUN)
 def test_every_block_and_every_shell_line_runs(results, page) -> None:
     for task in tasks(page):
@@ -378,6 +383,7 @@ def test_the_architecture_names_every_module() -> None:
 # ---- The site ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 def test_the_site_asks_no_other_host(tmp_path) -> None:
     pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

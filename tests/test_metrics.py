@@ -31,6 +31,7 @@ def sacrebleu_command(hypotheses: Path, references: list[Path], *options: str) -
     return json.loads(done.stdout)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("more", [[], [MORE]], ids=["one reference", "two references"])
 @pytest.mark.parametrize(
     ("settings", "options"),
@@ -53,6 +54,7 @@ def test_scores_and_signatures_are_those_of_the_sacrebleu_command(tmp_path, more
         assert f"version:{sacrebleu.__version__}" in result["signature"]
 
 
+@pytest.mark.process
 def test_sentences_are_scored_as_the_sacrebleu_command_scores_them(tmp_path) -> None:
     program = "import sys; from sacrebleu.sacrebleu import main; sys.exit(main())"
     references, hypotheses = write(tmp_path / "references", REFERENCES), write(tmp_path / "hypotheses", HYPOTHESES)
@@ -129,6 +131,7 @@ def test_significance_tests_tell_a_difference_from_chance() -> None:
     assert "bs:200" in found[0].signature and "ar:500" in found[0].signature and "seed:12345" in found[0].signature
 
 
+@pytest.mark.process
 def test_p_values_are_those_of_the_sacrebleu_command(tmp_path) -> None:
     references = [f"the house number {i} stands near the old bridge" for i in range(40)]
     texts = {

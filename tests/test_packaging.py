@@ -9,6 +9,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,14 @@ def names(requirements: list[str]) -> set[str]:
     return {re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-") for requirement in requirements}
 
 
+@pytest.fixture(scope="module")
+def distributions() -> Mapping[str, list[str]]:
+    """The distributions of every package that can be imported."""
+    return importlib.metadata.packages_distributions()
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_every_import_is_declared(module) -> None:
-    distributions = importlib.metadata.packages_distributions()
+def test_every_import_is_declared(module, distributions) -> None:
     declared = names(PROJECT["dependencies"])
     for extra in NEEDED.get(module.split(".")[0], ()):
         declared |= names(PROJECT["optional-dependencies"][extra])
@@ -76,6 +82,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
 
 
+@pytest.mark.process
 def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     found = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
@@ -85,6 +92,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     assert zipfile.ZipFile(built[0]).read("hf_vaswani/hub/model_card.md") == (ROOT / "model_card.md").read_bytes()
 
 
+@pytest.mark.process
 def test_the_source_distribution_builds_the_same_wheel(built, tmp_path) -> None:
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -121,6 +129,7 @@ def run(*command: object, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 def test_an_installed_wheel_has_every_verb(installed, tmp_path) -> None:
     version = run(installed / "hf-vaswani", "--version", cwd=tmp_path)
     assert version == f"hf-vaswani {importlib.metadata.version('hf_vaswani')}\n"
@@ -140,6 +149,7 @@ for verb in {VERBS}:
     assert set(VERBS) == set(re.findall(r"^    (\w+)\b", run(installed / "hf-vaswani", "--help", cwd=tmp_path), re.M))
 
 
+@pytest.mark.process
 def test_an_installed_wheel_renders_a_card(installed, tiny_run, tmp_path) -> None:
     program = f"""
 import sys

@@ -88,6 +88,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_step_of_a_search_stops_once(name, padded) -> None:
@@ -142,6 +143,7 @@ def work_on(texts, times: int) -> dict[str, Callable]:
     }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(("work", "most"), [("score", 3), ("align", 3), ("translate", STEPS + 14)])
 def test_stops_of_a_batch(work, most, texts, unchecked) -> None:
     """Two look whether masks have padding, one reads the result; a translation has those of its lengths, too."""

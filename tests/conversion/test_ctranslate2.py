@@ -114,6 +114,7 @@ def test_greedy_translations_are_ours(converted) -> None:
     assert sum(ours == theirs for ours, theirs in zip(expected, foreign.translate(sentences), strict=True)) >= 59
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("length_penalty", [1.0, 0.4])
 def test_the_folder_alone_translates_as_our_beam_search(converted, length_penalty) -> None:
     """As in the docstring of the module."""
@@ -136,6 +137,7 @@ def test_the_folder_alone_translates_as_our_beam_search(converted, length_penalt
     assert sum(a == b for a, b in zip(expected, found, strict=True)) >= 57
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_each_activation_is_the_same(name, tmp_path) -> None:
     sizes = {"encoder_layers": 1, "decoder_layers": 1}
@@ -240,6 +242,7 @@ def test_notes_recommend_settings(tmp_path) -> None:
     assert "beam_size=4, length_penalty=1.5, patience=1" in notes and "GNMT" not in notes
 
 
+@pytest.mark.process
 def test_the_converter_of_ctranslate2_writes_the_same(tmp_path) -> None:
     save_random(tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "saved", "int8")

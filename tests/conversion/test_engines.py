@@ -25,6 +25,7 @@ pytest.importorskip("onnxruntime")
 
 from hf_vaswani.conversion.ctranslate2 import Ctranslate2Translator
 
+from ..conftest import dear
 from .test_ctranslate2 import MODELS, random_sentences, save_random
 
 # The rules that CTranslate2 has, too.
@@ -52,8 +53,11 @@ def equal_texts(ours: list, theirs: list) -> int:
     return sum([text for _, text in one] == [text for _, text in two] for one, two in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.variants(2)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [(name, "ctranslate2") for name in MODELS] + [dear(name, "onnx") for name in MODELS],
+)
 def test_greedy_translations_are_torch_s(tmp_path, name, engine) -> None:
     folder = saved(tmp_path / "model", **MODELS[name])
     sentences = ["", *random_sentences(), "   "]
@@ -63,6 +67,7 @@ def test_greedy_translations_are_torch_s(tmp_path, name, engine) -> None:
     assert found[0] == found[-1] == [(0.0, "")] and equal_texts(found, expected) >= len(sentences) - 1
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_beam_search_by_the_same_rules_is_torch_s(tmp_path, length_penalty) -> None:
     settings = SAME_RULES | {"num_beams": 4, "length_penalty": length_penalty}
@@ -136,6 +141,7 @@ def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, setting
     assert not (folder / BESIDE).exists()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -187,7 +193,7 @@ def test_approximate_takes_the_closest_rules(tmp_path) -> None:
         translated(saved(tmp_path / "other", {"encoder_no_repeat_ngram_size": 2}), [], "ctranslate2", approximate=True)
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx")])
 def test_a_model_in_half_precision_is_computed_in_float32(tmp_path, engine) -> None:
     model = save_random(tmp_path / "model")
     model.bfloat16().save_pretrained(tmp_path / "model")
@@ -198,7 +204,7 @@ def test_a_model_in_half_precision_is_computed_in_float32(tmp_path, engine) -> N
     assert sum(text == other for [(_, text)], other in zip(found, expected, strict=True)) >= len(sentences) - 1
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx")])
 def test_a_pipeline_in_half_precision_leaves_a_conversion_in_float32(tmp_path, engine) -> None:
     folder, sentences = saved(tmp_path / "model"), random_sentences()
     expected = translated(folder, sentences, "torch")
@@ -365,6 +371,7 @@ def convert_slowly(folder: Path, log: Path) -> None:
     assert (kept_conversion(loaded, "some", "1", write) / "file").read_text() == "content"
 
 
+@pytest.mark.process
 def test_several_processes_convert_once(tmp_path) -> None:
     folder = saved(tmp_path / "model")
     context = multiprocessing.get_context("spawn")
@@ -388,7 +395,7 @@ def texts_of(found: list) -> list[list[str]]:
     return [[each["translation_text"] for each in (row if isinstance(row, list) else [row])] for row in found]
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx", "auto"])
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx"), dear("auto")])
 def test_a_pipeline_generates_what_torch_generates(tmp_path, engine) -> None:
     folder, sentences = saved(tmp_path / "model", {"num_beams": 1, "max_length_offset": 5}), random_sentences()
     sentences[3] = " "
@@ -403,7 +410,7 @@ def test_a_pipeline_generates_what_torch_generates(tmp_path, engine) -> None:
     assert ours("one two. nine", split_sentences=True) == theirs("one two. nine", split_sentences=True)
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx")])
 def test_a_translation_that_is_cut_ends_as_torch_s_does(tmp_path, engine) -> None:
     folder, sentences = saved(tmp_path / "model", {"num_beams": 1, "forced_eos_token_id": 2}), random_sentences()
     settings = {"max_new_tokens": 4, "batch_size": 8, "return_tensors": True}
@@ -481,6 +488,7 @@ def test_more_candidates_than_beams_are_generate_s_error(tmp_path) -> None:
         pipe("one", num_beams=1, num_return_sequences=3)
 
 
+@pytest.mark.slow
 def test_a_pipeline_s_closest_rules(tmp_path) -> None:
     folder, sentences = saved(tmp_path / "model", {"num_beams": 4}), random_sentences()
     with pytest.raises(ValueError, match="approximate=True takes its closest settings, engine='torch' the exact"):

@@ -113,6 +113,7 @@ def test_only_pieces_of_the_source_are_used_for_it(spms, tmp_path) -> None:
     assert {id_ for text in texts for id_ in theirs(text_target=text)["input_ids"]} - of_source
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -132,6 +133,7 @@ def test_source_text_has_marians_ids_with_other_settings(settings, spms, tmp_pat
         assert ours(text)["input_ids"] == theirs(text)["input_ids"], text
 
 
+@pytest.mark.slow
 def test_letters_that_occur_only_in_user_defined_pieces_are_noted(spms, tmp_path) -> None:
     marian_folder(tmp_path, spms)
     assert not any("user-defined" in note for note in load(tmp_path).foreign.notes)
@@ -140,6 +142,7 @@ def test_letters_that_occur_only_in_user_defined_pieces_are_noted(spms, tmp_path
     assert "(X Y) become <unk>" in note
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_text_has_marians_ids_and_decodes_to_itself(multi30k, tmp_path) -> None:
     text = {side: (multi30k / f"train.{side}").read_text("utf-8").splitlines()[:6000] for side in ("en", "de")}
@@ -156,6 +159,7 @@ def test_real_text_has_marians_ids_and_decodes_to_itself(multi30k, tmp_path) -> 
 # ---- Joint vocabularies ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pieces_without_ids_are_read_as_unknown(spms, tmp_path) -> None:
     known = [piece for piece in pieces(spms["source"]) if piece not in pieces(spms["target"])]
     left_out = tuple(sorted(known, key=len)[-6:]) + tuple(piece for piece in known if piece in "bw")
@@ -178,6 +182,7 @@ def test_pieces_without_ids_are_read_as_unknown(spms, tmp_path) -> None:
     assert our_translations(converted.model, converted.tokenizer, texts) == their_translations(tmp_path, texts)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("tied", [True, False])
 def test_separate_vocabularies_are_joined(tied, spms, tmp_path) -> None:
     marian_folder(tmp_path, spms, separate=True, tie_word_embeddings=tied)

@@ -17,6 +17,7 @@ from hf_vaswani.conversion.protocol import Loaded
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.translation.loading import load_translator
 
+from ..conftest import dear
 from ..networks import random_batch, random_model
 
 pytest.importorskip("onnxruntime")
@@ -39,7 +40,7 @@ def random_sentences(count: int) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(scope="module", params=[dear("post"), dear("pre")])
 def converted(request, tmp_path_factory):
     """A random model, the folder of its graphs, and the model in ONNX Runtime."""
     folder = tmp_path_factory.mktemp("model")

@@ -239,6 +239,7 @@ def test_an_empty_batch_has_no_labels() -> None:
 
 
 @pytest.mark.real_data
+@pytest.mark.slow
 def test_little_padding_on_multi30k(multi30k) -> None:
     """At most 5 % of all positions of both sides are padding, with a joint vocabulary of 10,000."""
     sides = [(multi30k / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "de")]

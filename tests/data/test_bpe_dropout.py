@@ -75,6 +75,7 @@ def outcomes(word: tuple[str, ...], ranks: dict[tuple[str, str], int], p: float)
     return found
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("word", ["lowest", "niedriger", "wide"])
 def test_pieces_have_the_distribution_of_the_paper(tokenizer, word, p) -> None:
@@ -112,6 +113,7 @@ def test_the_number_of_pieces_is_distributed_as_that_of_tokenizers(p) -> None:
         assert ours[pieces] / count == pytest.approx(theirs[pieces] / count, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_ids_of_real_text_without_dropout_are_the_tokenizers(multi30k) -> None:
     lines = [line for side in ("en", "de", "fr") for line in read(multi30k / f"train.{side}", 1000)]

@@ -96,6 +96,7 @@ def test_views_are_the_rows(tokenizer, on_disk) -> None:
     )
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tokenizer, on_disk) -> None:
     """One Python object per sentence or pair would take more: an empty `str` has 49 bytes."""
     peaks = []

@@ -91,6 +91,7 @@ def test_next_sentence_takes_half_from_other_documents() -> None:
         assert row["target_ids"][0] == row["target_ids"][cut - 1] == row["target_ids"][-1] == -100
 
 
+@pytest.mark.slow
 def test_another_document_is_found_in_one_pass() -> None:
     """A long document among the blocks of a window is not searched anew for each of its blocks."""
     texts = [block(10, 2, 2, document=0) for _ in range(20_000)] + [block(5000, 2, 2, document=1)]

@@ -476,6 +476,7 @@ def test_a_seed_is_a_corpus() -> None:
     assert draw_pairs(0, seed=7) == []
 
 
+@pytest.mark.slow
 def test_the_pairs_are_the_same_in_another_process_with_the_standard_library_alone() -> None:
     # The package's own __init__ would import torch.
     program = (
@@ -507,6 +508,7 @@ def test_a_negative_count_is_refused() -> None:
         draw_pairs(-5, seed=1)
 
 
+@pytest.mark.slow
 def test_each_sentence_has_one_translation_in_both_directions() -> None:
     # the drawing itself drops second occurrences, so this looks at the sentences before that
     rng = Random(11)

@@ -180,6 +180,7 @@ def test_the_next_sentence_needs_another_document(text, tmp_path, split) -> None
 
 
 @pytest.mark.real_data
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "unit"), [("masked_lm", "blocks"), ("causal_lm", "blocks"), ("denoise", "lines")])
 def test_little_of_a_real_text_is_padding(multi30k, task, unit) -> None:
     """In blocks and in single lines, at most 5 % of the positions of an update."""

@@ -180,6 +180,7 @@ def test_the_segmentation_of_a_word(kind) -> None:
         assert len(best) < len(word) + 1
 
 
+@pytest.mark.process
 def test_every_kind_is_deterministic() -> None:
     """Even in another process, with other hashes and other threads."""
     text = made_up_text()
@@ -270,6 +271,7 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.real_data
+@pytest.mark.slow
 def test_ten_thousand_entries_on_multi30k(multi30k) -> None:
     lines = [line for name in ("train.en", "train.de") for line in (multi30k / name).read_text("utf-8").split("\n")]
     tokenizer = train_tokenizer(lines, 10_000)
@@ -280,6 +282,7 @@ def test_ten_thousand_entries_on_multi30k(multi30k) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=True) == text_of(line)
 
 
+@pytest.mark.process
 def test_importing_the_tokenizer_loads_no_training_dependencies() -> None:
     """Translating and converting use it without the `train` extra."""
     program = (

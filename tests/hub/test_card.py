@@ -288,7 +288,9 @@ def test_without_matplotlib_there_is_a_warning_and_no_curve(run, monkeypatch, ca
 
 def test_a_run_without_a_test_set_has_a_card_without_scores(tmp_path) -> None:
     run = tmp_path / "run"
-    options = [argument for argument in tiny_recipe(tmp_path) if not argument.startswith("--data.test_files")]
+    options = [
+        argument for argument in tiny_recipe(tmp_path, scored=True) if not argument.startswith("--data.test_files")
+    ]
     assert main(["train", *options, "--run_dir", str(run), "--training.max_steps", "4"]) == 0
     assert "## Evaluation" not in (run / "model" / "README.md").read_text("utf-8")
     assert main(["train", *options, "--run_dir", str(tmp_path / "other"), "--hub.repo_id", "me/tiny"]) == 2

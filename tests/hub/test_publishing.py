@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import _http
 from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
@@ -29,7 +32,9 @@ from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
 from hf_vaswani.training import comparison
 
-from ..conftest import ROOT, tiny_recipe
+from ..campaign.verbs import on_the_hub
+from ..children import End, run_launched, run_python
+from ..conftest import ROOT, dear, tiny_recipe
 from ..hub_server import Access, HubServer
 
 WRITE, READ, WRONG = "hf_the_writing_token", "hf_the_reading_token", "hf_a_token_of_nobody"
@@ -64,22 +69,35 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
-) -> Callable[..., tuple[int, str]]:
+def on_loopback(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Makes this process a client of the Hub on loopback, with a cache of its own."""
+    files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+
+
+@pytest.fixture
+def run_command(on_loopback: None, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any) -> Callable[..., End]:
     """Runs `hf-vaswani` with the Hub on loopback, and asserts that its output contains no token."""
 
-    def call(*arguments: str, token: str = WRITE) -> tuple[int, str]:
-        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files}
-        for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
-            monkeypatch.setattr(huggingface_hub.constants, name, value)
+    def call(*arguments: str, token: str = WRITE) -> End:
         monkeypatch.setenv("HF_TOKEN", token)
         code = main(list(arguments))
         said = capsys.readouterr()
-        text = said.out + said.err + caplog.text
-        assert not any(secret in text for secret in (WRITE, READ, WRONG))
-        return code, said.out if code == 0 else said.err
+        assert not any(secret in said.out + said.err + caplog.text for secret in (WRITE, READ, WRONG))
+        return End(code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def command(run_command: Callable[..., End]) -> Callable[..., tuple[int, str]]:
+    """Does the same, and returns the exit code and what it says, or why it fails."""
+
+    def call(*arguments: str, token: str = WRITE) -> tuple[int, str]:
+        end = run_command(*arguments, token=token)
+        return end.code or 0, end.out if end.code == 0 else end.err
 
     return call
 
@@ -518,18 +536,19 @@ def test_a_minimum_is_never_compared_with_another_measure(text_run) -> None:
 COMMIT, UPLOAD = ("POST", "/commit/"), ("PUT", "/_lfs/")
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("where", "fault", "words"),
     [
         (COMMIT, {"status": 500}, "failed, or could not be reached"),
         (COMMIT, {"status": 429, "message": "Retry after 3 seconds."}, "too many requests"),
-        (COMMIT, {"status": 409, "message": "Conflict"}, "somebody else has changed alice/m"),
-        (COMMIT, {"status": 400, "message": "Too large"}, "refused the request for alice/m (main)"),
-        (COMMIT, {"cut": 100}, "failed, or could not be reached"),
+        dear(COMMIT, {"status": 409, "message": "Conflict"}, "somebody else has changed alice/m"),
+        dear(COMMIT, {"status": 400, "message": "Too large"}, "refused the request for alice/m (main)"),
+        dear(COMMIT, {"cut": 100}, "failed, or could not be reached"),
         (COMMIT, {"lose_answer": True}, "failed, or could not be reached"),
         (UPLOAD, {"status": 403, "message": "Storage quota"}, "may not write to alice/m"),
-        (("POST", "/api/repos/create"), {"status": 503}, "failed, or could not be reached"),
-        (("GET", "/api/models/"), {"cut": 0}, "failed, or could not be reached"),
+        dear(("POST", "/api/repos/create"), {"status": 503}, "failed, or could not be reached"),
+        dear(("GET", "/api/models/"), {"cut": 0}, "failed, or could not be reached"),
         (
             ("POST", "/api/validate-yaml"),
             {"status": 400, "message": "License must be one of"},
@@ -557,6 +576,7 @@ def test_a_failure_is_one_line_and_the_same_command_succeeds_later(hub, run, pus
     assert hub.files("alice/m")["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
@@ -579,7 +599,7 @@ def test_the_client_retries_what_fails_once(hub, run, push, where, fault) -> Non
     [
         (WRONG, "alice/m", "does not know this token. Log in with `hf auth login`"),
         (READ, "alice/m", "the token may not write to alice/m"),
-        (READ, "alice/new", "the token may not write to alice/new"),
+        dear(READ, "alice/new", "the token may not write to alice/new"),
         (WRITE, "bob/m", "the token may not write to bob/m"),
         ("", "alice/m", "requires a token. Log in with `hf auth login`"),
     ],
@@ -622,31 +642,29 @@ def test_offline_mode_is_reported(hub, run, monkeypatch, capsys) -> None:
 # ---- During a training -------------------------------------------------------------------------------------------
 
 
-def train(hub: HubServer, folder: Path, *options: str, token: str = WRITE) -> subprocess.CompletedProcess[str]:
-    """Runs 12 updates with a checkpoint and a validation every 4, and asserts that no output contains the token."""
-    arguments = [*tiny_recipe(folder, validate_every=4), "--run_dir", str(folder / "run"), "--hub.repo_id", "alice/m"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *arguments, *options],
-        capture_output=True,
-        text=True,
-        env=os.environ | hub.environment(folder / "home", token),
-        cwd=folder,
-        check=False,
-    )
-    written = b"".join(contents(folder / "run").values())
-    assert token not in done.stdout + done.stderr and token.encode() not in written
-    return done
+@pytest.fixture
+def train(run_command: Callable[..., End], tmp_path: Path) -> Callable[..., End]:
+    """Trains for 12 updates with a checkpoint and a validation every 4, and asserts that no file has the token."""
+
+    def call(*options: str) -> End:
+        recipe = tiny_recipe(tmp_path, scored=True, validate_every=4)
+        names = ["--run_dir", str(tmp_path / "run"), "--hub.repo_id", "alice/m"]
+        end = run_command("train", *recipe, "--evaluation.num_beams=1", *names, *options)
+        assert WRITE.encode() not in b"".join(contents(tmp_path / "run").values())
+        return end
+
+    return call
 
 
 def titles(hub: HubServer) -> list[str]:
     return [commit.title.split(":")[0] for commit in reversed(hub.commits("alice/m"))]
 
 
-def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> None:
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "2", "--hub.license", "mit")
-    assert done.returncode == 0, done.stderr
+def test_a_training_publishes_checkpoints_and_then_its_model(hub, train, tmp_path) -> None:
+    done = train("--hub.every_n_checkpoints", "2", "--hub.license", "mit")
+    assert done.code == 0, done.err
     assert titles(hub) == ["initial commit", "checkpoint-8", "model"]
-    assert done.stdout.splitlines()[-1] == f"Published {hub.url}/alice/m/commit/{hub.commits('alice/m')[0].sha}"
+    assert done.out.splitlines()[-1] == f"Published {hub.url}/alice/m/commit/{hub.commits('alice/m')[0].sha}"
     run, files = tmp_path / "run", hub.files("alice/m")
     assert not (run / "unpublished").exists()
     assert files.keys() == MODEL_FILES | {".gitattributes"}
@@ -656,18 +674,20 @@ def test_a_training_publishes_checkpoints_and_then_its_model(hub, tmp_path) -> N
         assert files[name] == (run / "model" / name).read_bytes(), name
     assert ModelCard(files["README.md"].decode()).data.license == "mit"
     # The same command again, on a complete run, publishes nothing new.
-    assert train(hub, tmp_path, "--hub.every_n_checkpoints", "2", "--hub.license", "mit").returncode == 0
+    assert train("--hub.every_n_checkpoints", "2", "--hub.license", "mit").code == 0
     assert len(hub.commits("alice/m")) == 3
 
 
-def test_a_training_compares_what_it_publishes(hub, tmp_path) -> None:
+@pytest.mark.slow
+def test_a_training_compares_what_it_publishes(hub, train, caplog) -> None:
     than = ["--hub.not_worse_than=last_push", "--training.average_last=1"]
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "2", *than)
-    assert done.returncode == 0, done.stderr
+    done = train("--hub.every_n_checkpoints", "2", *than)
+    assert done.code == 0, done.err
     assert titles(hub) == ["initial commit", "checkpoint-8", "model"]
-    assert done.stderr.count("nothing was published before") >= 1
+    assert caplog.text.count("nothing was published before") >= 1
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_worse_is_not_offered(tiny_run, tmp_path, monkeypatch, caplog) -> None:
     """The Hub cannot be reached here: what is offered would wait in the run folder."""
 
@@ -678,7 +698,7 @@ def test_a_checkpoint_that_is_worse_is_not_offered(tiny_run, tmp_path, monkeypat
     for than, waits in ((str(tiny_run / "model"), False), ("null", True)):
         run = tmp_path / f"waits-{waits}"
         options = ["--hub.repo_id=alice/m", "--hub.every_n_checkpoints=1", f"--hub.not_worse_than={than}"]
-        arguments = tiny_recipe(tiny_run.parent, max_steps=4, validate_every=4)
+        arguments = tiny_recipe(tiny_run.parent, scored=True, max_steps=4, validate_every=4)
         # The model itself cannot be published either.
         assert main(["train", *arguments, "--run_dir", str(run), *options]) == 2
         assert (run / "unpublished" / "checkpoint-4").is_dir() is waits
@@ -700,7 +720,8 @@ def test_what_waits_keeps_its_comparison(hub, run, push, monkeypatch, caplog) ->
     assert not any("verdict" in name for name in hub.files("alice/m"))
 
 
-def test_a_slow_push_does_not_delay_the_training(hub, tmp_path) -> None:
+@pytest.mark.slow
+def test_a_slow_push_does_not_delay_the_training(hub, train, tmp_path) -> None:
     """The commit of the first checkpoint is only answered after the training has finished."""
     result = tmp_path / "run" / "test.json"
     seen = []
@@ -714,33 +735,34 @@ def test_a_slow_push_does_not_delay_the_training(hub, tmp_path) -> None:
         seen.append(result.exists())
 
     hub.on_commit = wait
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1")
-    assert done.returncode == 0, done.stderr
+    done = train("--hub.every_n_checkpoints", "1")
+    assert done.code == 0, done.err
     assert seen == [True]
     # Of the checkpoints that waited, only the newest was published.
     assert titles(hub) == ["initial commit", "checkpoint-4", "checkpoint-12", "model"]
 
 
-def test_a_failed_push_is_reported_kept_and_retried_at_the_end(hub, tmp_path) -> None:
+def test_a_failed_push_is_reported_kept_and_retried_at_the_end(hub, train, tmp_path, caplog) -> None:
     hub.fault(*COMMIT, status=500, times=1)
     # Only the third of the three checkpoints is due.
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
-    assert done.returncode == 0, done.stderr
-    assert "checkpoint-12 could not be published: the Hub failed" in done.stderr
+    done = train("--hub.every_n_checkpoints", "3")
+    assert done.code == 0, done.err
+    assert "checkpoint-12 could not be published: the Hub failed" in caplog.text
     assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
     assert not (tmp_path / "run" / "unpublished").exists()
 
 
-def test_a_permanent_failure_of_the_hub_does_not_affect_the_training(hub, tmp_path) -> None:
+@pytest.mark.slow
+def test_a_permanent_failure_of_the_hub_does_not_affect_the_training(hub, train, tmp_path) -> None:
     hub.fault("POST", "/api/repos/create", status=503, times=None)
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
-    assert done.returncode == 2
-    assert "Test BLEU" in done.stdout and "could not be published: the Hub failed" in done.stderr.splitlines()[-1]
+    done = train("--hub.every_n_checkpoints", "3")
+    assert done.code == 2
+    assert "Test BLEU" in done.out and "could not be published: the Hub failed" in done.sentence
     run = tmp_path / "run"
     assert (run / "model" / "model.safetensors").is_file() and (run / "unpublished" / "checkpoint-12").is_dir()
     hub.clear_faults()
-    again = train(hub, tmp_path, "--hub.every_n_checkpoints", "3")
-    assert again.returncode == 0, again.stderr
+    again = train("--hub.every_n_checkpoints", "3")
+    assert again.code == 0, again.err
     assert titles(hub) == ["initial commit", "checkpoint-12", "model"]
     assert not (run / "unpublished").exists()
 
@@ -757,40 +779,34 @@ def test_waiting_checkpoints_do_not_block_a_push(hub, run, push, capsys, caplog)
     assert titles(hub) == ["initial commit", "model"]
 
 
-def test_a_training_below_the_minimum_completes_and_publishes_nothing(hub, tmp_path) -> None:
-    done = train(hub, tmp_path, "--hub.every_n_checkpoints", "1", "--hub.min_bleu", "99")
-    assert done.returncode == 2 and "Test BLEU" in done.stdout
-    assert "and hub.min_bleu is 99.00" in done.stderr.splitlines()[-1]
+@pytest.mark.slow
+def test_a_training_below_the_minimum_completes_and_publishes_nothing(hub, train) -> None:
+    done = train("--hub.every_n_checkpoints", "1", "--hub.min_bleu", "99")
+    assert done.code == 2 and "Test BLEU" in done.out
+    assert "and hub.min_bleu is 99.00" in done.sentence
     assert not any(path.startswith("/api/repos") for _, path, _ in hub.log)
 
 
+@pytest.mark.process
 def test_only_one_of_two_processes_talks_to_the_hub(hub, tmp_path) -> None:
-    arguments = [*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run"), "--hub.repo_id", "alice/m"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*torchrun, str(ROOT / "train.py"), *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | hub.environment(tmp_path / "home", WRITE) | {"OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = ["train", *tiny_recipe(tmp_path, scored=True, max_steps=2), "--run_dir", str(tmp_path / "run")]
+    arguments += ["--evaluation.num_beams=1", "--hub.repo_id", "alice/m"]
+    ends = run_launched(tmp_path / "outputs", on_the_hub, arguments, hub.environment(tmp_path / "home", WRITE))
+    assert [end.code for end in ends] == [0, 0], [end.err for end in ends]
     assert titles(hub) == ["initial commit", "model"]
     assert sum(path == "/api/repos/create" for _, path, _ in hub.log) == 1
-    assert done.stdout.count("Published") == 1
+    assert "".join(end.out for end in ends).count("Published") == 1
 
 
 # ---- Loading from the Hub ----------------------------------------------------------------------------------------
 
 LOAD = """
 import json, sys
-{before}
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
-trust = {trust}
+trust, online = {trust}, {online}
 model = AutoModelForSeq2SeqLM.from_pretrained("alice/m", **trust)
 translator = pipeline("translation", model="alice/m", **trust)
-guessed = pipeline(model="alice/m", **trust) if {online} else translator
+guessed = pipeline(model="alice/m", **trust) if online else translator
 pinned = AutoModelForSeq2SeqLM.from_pretrained("alice/m", revision=sys.argv[1], **trust)
 print(json.dumps({{
     "module": type(model).__module__.split(".")[0],
@@ -798,19 +814,19 @@ print(json.dumps({{
     "texts": [each("one two three", max_new_tokens=12) for each in (translator, guessed)],
 }}))
 """
-WITHOUT = {"before": "sys.modules['hf_vaswani'] = None", "trust": "{'trust_remote_code': True}"}
-WITH = {"before": "import hf_vaswani", "trust": "{}"}
 
 
-def load(hub: HubServer, home: Path, revision: str, how: dict[str, str], **environment: str) -> dict[str, Any]:
-    home.mkdir(exist_ok=True)
-    program = LOAD.format(**how, online="HF_HUB_OFFLINE" not in environment)
+def load_without_the_package(hub: HubServer, home: Path, revision: str, online: bool) -> dict[str, Any]:
+    """Loads the model in a new process, to which the package is unknown."""
+    program = "import sys; sys.modules['hf_vaswani'] = None\n"
+    program += LOAD.format(trust="{'trust_remote_code': True}", online=online)
+    offline = {} if online else {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program, revision],
         capture_output=True,
         text=True,
         cwd=home,
-        env=os.environ | hub.environment(home / "hf") | environment,
+        env=os.environ | hub.environment(home / "hf") | offline,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -818,7 +834,8 @@ def load(hub: HubServer, home: Path, revision: str, how: dict[str, str], **envir
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) -> None:
+@pytest.mark.process
+def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path, monkeypatch, capsys) -> None:
     for name in ("model", "test.json"):
         shutil.rmtree(run / name, ignore_errors=True)
     shutil.copytree(tiny_run / "model", run / "model")
@@ -830,18 +847,27 @@ def test_a_published_model_loads_anywhere(hub, tiny_run, run, push, tmp_path) ->
     name = "model.encoder.embed_tokens.weight"
     sums = [float(load_file(folder / "model.safetensors")[name].double().sum()) for folder in folders]
     assert sums[0] != sums[1]
+
+    def load_with_the_package(online: bool) -> dict[str, Any]:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", not online)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        run_python(["-c", LOAD.format(trust={}, online=online), first])
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
     found = {}
-    for label, how in (("without", WITHOUT), ("with", WITH)):
-        home = tmp_path / label
-        found[label] = load(hub, home, first, how)
-        assert found[label]["module"] == ("transformers_modules" if label == "without" else "hf_vaswani")
-        assert found[label]["sums"] == sums
+    for module, load in (
+        ("transformers_modules", lambda online: load_without_the_package(hub, tmp_path, first, online)),
+        ("hf_vaswani", load_with_the_package),
+    ):
+        found[module] = load(True)
+        assert found[module]["module"] == module and found[module]["sums"] == sums
         hub.log.clear()
-        assert load(hub, home, first, how, HF_HUB_OFFLINE="1") == found[label]
+        assert load(False) == found[module]
         assert hub.log == []
-    assert found["with"]["texts"] == found["without"]["texts"]
+    assert found["hf_vaswani"]["texts"] == found["transformers_modules"]["texts"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers_times_out(hub, push, monkeypatch) -> None:
     monkeypatch.setattr(publishing, "ANSWER_SECONDS", 0.5)
     hub.fault(*COMMIT, delay=20, times=None)
@@ -854,26 +880,16 @@ def test_a_hub_that_never_answers_times_out(hub, push, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 403])
-def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, tmp_path, status) -> None:
+def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, monkeypatch, status) -> None:
     """Without them, the model would load and translate with another beam size."""
     assert push("--checkpoint", "12")[0] == 0
-    program = (
-        "import time, types, huggingface_hub.utils._http as http\n"
-        # Waiting between retries would change nothing.
-        "http.time = types.SimpleNamespace(sleep=lambda _: None, time=time.time)\n"
-        "import hf_vaswani\nfrom transformers import AutoModelForSeq2SeqLM\n"
-        "try: print('beams', AutoModelForSeq2SeqLM.from_pretrained('alice/m').generation_config.num_beams)\n"
-        "except OSError as error: print('refused', error)\n"
-    )
-
-    def load_model(**environment: str) -> str:
-        command = [sys.executable, "-c", program]
-        env = os.environ | hub.environment(tmp_path / "hf") | environment
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=True).stdout
-
+    # Waiting between retries would change nothing.
+    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None, time=time.time))
     for method in ("HEAD", "GET"):
         hub.fault(method, "generation_config.json", status=status, times=None)
-    said = load_model()
-    assert "refused" in said and "beams" not in said
+    with pytest.raises(OSError, match="cannot find the requested files"):
+        AutoModelForSeq2SeqLM.from_pretrained("alice/m")
     hub.clear_faults()
-    assert load_model().strip() == "beams 2" == load_model(HF_HUB_OFFLINE="1").strip()
+    for offline in (False, True):
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        assert AutoModelForSeq2SeqLM.from_pretrained("alice/m").generation_config.num_beams == 2

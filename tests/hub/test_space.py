@@ -64,6 +64,7 @@ def test_the_demo_is_published_beside_the_model(hub, push, tiny_run) -> None:
     assert set(hub.files("spaces/alice/demo")) == set(files) | {"notes.txt"}
 
 
+@pytest.mark.process
 def test_its_app_translates_with_what_is_in_the_space(hub, push, tmp_path) -> None:
     pytest.importorskip("gradio", reason="the extra `demo` is not installed")
     assert push("--space", "alice/demo")[0] == 0

@@ -108,6 +108,7 @@ def test_language_tags_are_no_words(tokenizer) -> None:
 
 
 @pytest.mark.portable
+@pytest.mark.slow
 def test_a_model_that_reverses_is_aligned_backwards() -> None:
     """The reading that is chosen without known alignments is right."""
     torch.manual_seed(SEED)

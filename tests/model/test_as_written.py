@@ -1,6 +1,8 @@
 """Modified models: what translates is always the model as it is, whichever search runs."""
 
 import copy
+import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani, modeling_vaswani
 from hf_vaswani.model.modeling_vaswani import eager_attention_forward, position_ids
 
+from ..conftest import dear
 from .test_search import fast_and_stock, prompts, random_gpt, random_model, sentences
 
 
@@ -130,15 +133,26 @@ def both_searches(monkeypatch, model, inputs, **settings) -> list[torch.Tensor]:
         return [*found, model.generate(**inputs, **settings)]
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("place", PLACES)
+def each_change(places: list[str]) -> list[Any]:
+    """Every place with one of the changes, which take turns; with the others, they are left to `make test-all`."""
+    turns = {(place, CHANGES[i % len(CHANGES)]) for i, place in enumerate(places)}
+    pairs = itertools.product(places, CHANGES)
+    return [pytest.param(*pair, marks=[] if pair in turns else pytest.mark.slow) for pair in pairs]
+
+
+@pytest.mark.variants(2)
+@pytest.mark.parametrize("beams", [dear(1), 4])
+@pytest.mark.parametrize(("place", "change"), each_change(PLACES), ids=lambda each: getattr(each, "__name__", each))
 def test_a_changed_module_is_what_translates(monkeypatch, place, change, beams) -> None:
     assert_what_generates(random_model(norm_position="pre"), sentences(5), monkeypatch, place, change, beams)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("place", [place for place in PLACES if "encoder" not in place and "cross" not in place])
+@pytest.mark.variants(2)
+@pytest.mark.parametrize(
+    ("place", "change"),
+    each_change([place for place in PLACES if "encoder" not in place and "cross" not in place]),
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def test_a_changed_module_is_what_writes(monkeypatch, place, change) -> None:
     model = random_gpt(norm_position="pre")
     model.lm_head.bias.data[2] = -100  # no text ends early
@@ -276,6 +290,7 @@ def another_product(model, monkeypatch):
     monkeypatch.setattr(nn.functional, "linear", lambda states, weight, bias=None: -linear(states, weight, bias))
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(
     "change",

@@ -37,7 +37,7 @@ from hf_vaswani.model.generation_vaswani import HOOKS
 from hf_vaswani.model.modeling_vaswani import VaswaniDecoder, VaswaniEncoder, eager_attention_forward
 from hf_vaswani.model.search_vaswani import ROW_BY_ROW
 
-from ..conftest import ROOT
+from ..conftest import ROOT, dear
 from ..networks import tiny_config, tiny_model
 
 IDS = torch.arange(4, 16).view(2, 6)
@@ -185,6 +185,7 @@ def test_an_output_can_be_copied_and_read_as_a_tuple() -> None:
     assert output.past_key_values is output.cache is another
 
 
+@pytest.mark.slow
 def test_continuous_batching_writes_what_generate_writes() -> None:
     model = tiny_model(eos=-torch.inf, kind=VaswaniForCausalLM)
     texts = [[5, 6, 7], [8, 9]]
@@ -542,7 +543,10 @@ def assert_the_same(found: list[Any], expected: list[Any]) -> None:
         assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
 
 
-@pytest.mark.parametrize(("module", "name"), optional_names())
+@pytest.mark.variants(2)
+@pytest.mark.parametrize(
+    ("module", "name"), [each if i % 3 == 0 else dear(*each) for i, each in enumerate(optional_names())]
+)
 def test_without_a_name_of_transformers_a_model_loads_trains_and_translates(
     monkeypatch, folder, expected, module, name
 ) -> None:
@@ -556,6 +560,7 @@ def test_without_a_name_of_transformers_a_model_loads_trains_and_translates(
     assert_the_same(what_it_does(*copy_of_the_code(), folder), expected)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", [*HOOKS, "_maybe_prepare_encoder_kwargs_for_generation", "adjust_generation_fn"])
 def test_without_a_method_of_transformers_a_model_loads_trains_and_translates(
     monkeypatch, folder, expected, name

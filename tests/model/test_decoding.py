@@ -10,12 +10,14 @@ import transformers
 from hf_vaswani import VaswaniForConditionalGeneration, VaswaniTranslationPipeline
 from hf_vaswani.model.decoding_vaswani import EnsembleDecoder, IncrementalDecoder
 
+from ..conftest import dear
 from .test_products import needs_bfloat16, pack_from
 from .test_search import BOS, random_model, sentences
 
 EOS = 2
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize(("count", "beams"), [(4, 1), (4, 3), (14, 3)])
 @pytest.mark.parametrize("fields", [{}, {"attention_bias": True, "d_k": 8, "d_v": 6}], ids=str)
@@ -98,10 +100,11 @@ WAYS = [
 ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("fields", [{}, {"position_encoding": "learned", "max_position_embeddings": 70}], ids=str)
 @pytest.mark.parametrize("settings", WAYS, ids=str)
 # `best_tokens` compares many tokens in groups.
-@pytest.mark.parametrize("vocab_size", [90, 1000])
+@pytest.mark.parametrize("vocab_size", [dear(90), 1000])
 def test_every_search_runs_where_the_model_is(settings, vocab_size, fields) -> None:
     models = [random_model(seed, vocab_size, **fields) for seed in range(2)]
     settings = settings | ({"ensemble": models[1:]} if "ensemble" in settings else {})

@@ -35,7 +35,7 @@ from hf_vaswani.model.generation_vaswani import (
 )
 
 from .. import networks
-from ..conftest import ROOT
+from ..conftest import ROOT, dear
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -184,6 +184,8 @@ def all_outputs(rows, longest: int) -> list[tuple[float, list[int]]]:
 
 
 RULES = list(itertools.product(("gnmt", "power"), ("all", "top"), ("never", False, True)))
+# A quarter of them, with each value of each rule.
+SOME_RULES = [rule if RULES.index(rule) % 4 == 3 else dear(*rule) for rule in RULES]
 
 
 def settings_of(num_beams, alpha, kind, finish, stop, returned) -> dict:
@@ -191,7 +193,7 @@ def settings_of(num_beams, alpha, kind, finish, stop, returned) -> dict:
     return dict(zip(names, (num_beams, alpha, kind, finish, stop), strict=True)) | {"num_return_sequences": returned}
 
 
-@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+@pytest.mark.parametrize(("kind", "finish", "stop"), SOME_RULES)
 def test_hypotheses_and_scores_are_those_of_a_plain_search(kind, finish, stop) -> None:
     draw = random.Random(f"{kind} {finish} {stop}")
     for seed in range(10):
@@ -284,7 +286,7 @@ def test_missing_beams_do_not_finish() -> None:
     assert all(score > -100 for score, _ in found)
 
 
-@pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.6), ("gnmt", 2.0), ("power", 1.0), ("gnmt", -1.0)])
+@pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.6), dear("gnmt", 2.0), ("power", 1.0), dear("gnmt", -1.0)])
 def test_a_wide_beam_finds_the_best_of_all_outputs(kind, alpha) -> None:
     settings = {"num_beams": 64, "length_penalty_type": kind, "length_penalty": alpha}
     bests = []
@@ -430,6 +432,7 @@ def lengths_of(sequences: torch.Tensor) -> list[int]:
     return [sum(token not in (PAD, EOS, -1) for token in row) for row in sequences[:, 1:].tolist()]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_each_sentence_has_its_own_limit(mode, side) -> None:
@@ -488,9 +491,13 @@ def test_a_learned_table_limits_the_output() -> None:
     assert lengths_of(tiny_model(0, eos=-math.inf, max_position_embeddings=12).generate(**inputs))[0] > 12
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("stop", ["never", False, True])
-@pytest.mark.parametrize("finish", ["all", "top"])
+@pytest.mark.parametrize(
+    ("side", "stop", "finish"),
+    [
+        each if i in (0, 3, 5, 10) else dear(*each)
+        for i, each in enumerate(itertools.product(("left", "right"), ("never", False, True), ("all", "top")))
+    ],
+)
 def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
     """Sentences have different limits; some are cut and others end early."""
     ended = set()
@@ -509,7 +516,7 @@ def test_a_translation_does_not_depend_on_its_batch(side, stop, finish) -> None:
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize(("num_beams", "eos"), [(1, 2.0), (4, 1.0)])
+@pytest.mark.parametrize(("num_beams", "eos"), [dear(1, 2.0), dear(4, 1.0)])
 def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> None:
     """The model ends some translations early, and others reach the limit."""
     lines = (multi30k / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:200]
@@ -538,7 +545,7 @@ def test_200_real_sentences_alone_and_in_batches(multi30k, num_beams, eos) -> No
 # ---- Ensembles
 
 
-@pytest.mark.parametrize(("kind", "finish", "stop"), RULES)
+@pytest.mark.parametrize(("kind", "finish", "stop"), SOME_RULES)
 def test_an_ensemble_goes_by_the_mean_of_the_probabilities(kind, finish, stop) -> None:
     differ = 0
     for seed in range(5):
@@ -681,6 +688,7 @@ def test_invalid_settings_are_rejected(setting, message) -> None:
         assert message in str(error.value)
 
 
+@pytest.mark.process
 def test_nothing_is_printed(tmp_path) -> None:
     program = f"""if True:
         import torch, transformers
@@ -756,6 +764,7 @@ def test_streamers_processors_and_criteria_of_the_caller() -> None:
         assert only.tolist() == [[BOS, 5, 5, 5]] * 2
 
 
+@pytest.mark.slow
 # Both searches: `output_scores` falls back to transformers' own.
 @pytest.mark.parametrize("more", [{}, {"output_scores": True}], ids=str)
 def test_settings_of_threads_do_not_meet(more) -> None:
@@ -835,6 +844,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["plug-in", "remote code"])
 def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> None:
     """A saved model loads and trains, and `generate()` warns about the fallback."""
@@ -871,6 +881,7 @@ def test_numbers_that_no_search_can_use_are_rejected_by_name(name, value) -> Non
         tiny_model(3).generate(**a_batch(2, 1), **{"num_beams": 2} | {name: value})
 
 
+@pytest.mark.slow
 def test_each_type_stops_by_its_own_rule_unless_told_otherwise() -> None:
     found = {}
     for kind, stop in itertools.product(("gnmt", "power"), (None, "never", False)):

@@ -612,6 +612,7 @@ def test_feature_extraction(kind, tokenizer, tmp_path) -> None:
     assert torch.equal(features, extract.model(**tokenizer("one two three", return_tensors="pt"))[0])
 
 
+@pytest.mark.slow
 def test_trainer_trains_a_masked_language_model(tokenizer, tmp_path) -> None:
     """Its collator masks, and its accumulated updates are those of the whole batch."""
     torch.manual_seed(0)

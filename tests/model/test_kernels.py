@@ -198,6 +198,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("at_once", [1, 5, 12, 1000])
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"share_embeddings": False}], ids=str)
 @pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, None), (0.1, None), (0.1, 31), (0.3, torch.tensor(7))])

@@ -87,6 +87,7 @@ SETTINGS_FILES = [
 ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(("content", "word"), SETTINGS_FILES)
 def test_a_damaged_generation_config_is_rejected(tmp_path, content, word) -> None:
     folder = damaged(tmp_path, lambda weights: None)

@@ -68,6 +68,7 @@ def test_placeholders_are_a_kind_without_tags() -> None:
         parse("a", "xml")
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("beginning", ["<!--", "<?", "<code>", "<b>", "`", "{", "a.", ":a", '<a "', "<pre>", "%0"])
 def test_what_never_ends_is_text(beginning) -> None:
     """A hundred thousand characters take less than the minutes of a search from each of them."""

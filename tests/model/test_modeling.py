@@ -517,6 +517,7 @@ def test_eager_equals_sdpa_and_gives_attentions() -> None:
     assert len(output.encoder_hidden_states) == len(output.decoder_hidden_states) == 3
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("num_beams", [1, 4])
 @pytest.mark.parametrize(
     "fields", [{}, {"norm_position": "pre"}, {"d_k": 3, "d_v": 5, "decoder_layers": 3}, {"position_offset": 9}]
@@ -618,6 +619,7 @@ def test_auto_classes_load_what_was_saved(tmp_path, capfd) -> None:
     assert "MISSING" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.portable
 def test_a_model_learns_to_copy() -> None:
     """A translation system must first learn to copy."""

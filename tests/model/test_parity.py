@@ -19,6 +19,8 @@ from benchmarks.parity import (
 )
 from hf_vaswani import VaswaniConfig, VaswaniModel
 
+from ..conftest import dear
+
 SMALL = {"d_model": 20, "d_ff": 37, "num_heads": 5, "encoder_layers": 2, "decoder_layers": 2}
 
 
@@ -26,8 +28,11 @@ SMALL = {"d_model": 20, "d_ff": 37, "num_heads": 5, "encoder_layers": 2, "decode
 TURNED = [(fields | {"attention_bias": "attention_bias" not in fields}, shape) for fields, shape in TORCH_NETWORKS[:2]]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
-@pytest.mark.parametrize(("fields", "shape"), TORCH_NETWORKS + TURNED)
+@pytest.mark.parametrize(
+    ("fields", "shape"), [*TORCH_NETWORKS[:2], *TURNED, *(dear(*each) for each in TORCH_NETWORKS[2:])]
+)
 def test_stacks_equal_torchs(fields, shape, norm_position) -> None:
     reference, ours = torch_pair(norm_position=norm_position, **fields)
     for padding in ("none", "right", "left"):
@@ -48,6 +53,7 @@ def test_stacks_equal_torchs_on_embeddings_without_masks() -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("fields", MARIAN_NETWORKS)
 def test_logits_equal_marians(fields, implementation) -> None:
@@ -57,6 +63,7 @@ def test_logits_equal_marians(fields, implementation) -> None:
         assert max_difference(reference, ours, batch, implementation) <= 1e-5, padding
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("fields", MARIAN_NETWORKS)
 def test_beam_search_finds_what_marians_finds(fields, implementation) -> None:
@@ -68,6 +75,7 @@ def test_beam_search_finds_what_marians_finds(fields, implementation) -> None:
     assert beam_search(ours, implementation) == expected
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "settings",
     [

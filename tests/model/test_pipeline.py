@@ -780,6 +780,7 @@ def test_a_short_model_stops_at_its_last_position() -> None:
     assert endless_length(translate_with(build_model(max_position_embeddings=20))) == 20
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("of_model", "of_constructor", "of_call", "length"),
     [
@@ -969,12 +970,14 @@ def test_threads_do_not_meet_in_a_tokenizer(model: Any) -> None:
     assert lengths == [3, 11, 11] * 500
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet_in_a_marian(model: Any) -> None:
     model.train()
     model.get_encoder().layers[0].self_attn.eval()
     assert_threads_do_not_meet(translate_with(model), jobs(SENTENCES))
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet_in_our_model(tiny_run: Path) -> None:
     translator = pipeline("translation", model=str(tiny_run / "model"), device="cpu", max_length_offset=6)
     for module in translator.model.modules():
@@ -984,6 +987,7 @@ def test_threads_do_not_meet_in_our_model(tiny_run: Path) -> None:
     assert_threads_do_not_meet(translator, jobs(["one two three", "four", "", "five six", "one one nine"]))
 
 
+@pytest.mark.slow
 def test_workers_start_while_threads_translate(translator: Any) -> None:
     with ThreadPoolExecutor(8) as threads:
         calls = [threads.submit(translator, SENTENCES, truncation=n % 2 == 0) for n in range(24)]
@@ -1103,6 +1107,7 @@ PLUGIN_FIRST = "import hf_vaswani; from transformers import pipeline"
 TRANSFORMERS_FIRST = "from transformers import pipeline; import hf_vaswani"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("imports", [PLUGIN_FIRST, TRANSFORMERS_FIRST])
 def test_the_order_of_the_imports_does_not_matter(folder: str, imports: str) -> None:
     # transformers itself brings accelerate and yaml where they are installed.
@@ -1117,6 +1122,7 @@ assert pipeline("translation_en_to_de", model={folder!r}).task == "translation_e
     run_python(program)
 
 
+@pytest.mark.process
 def test_the_task_may_be_declined(folder: str) -> None:
     program = f"""
 import copy

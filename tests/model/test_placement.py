@@ -158,7 +158,7 @@ TARGETS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(HTML, max_size=4).map("".join),
     st.lists(TARGETS.map("".join), min_size=40, max_size=40),
@@ -184,7 +184,7 @@ def test_well_formed_text_stays_well_formed_with_each_tag_once(markup, translati
         assert found.count(text) == markup.count(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="<>/=\"'ab &;{}%s`:!-pbri\n", max_size=60))
 def test_any_text_has_the_same_tags_and_words_when_nothing_is_changed(text) -> None:
     def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:

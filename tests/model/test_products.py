@@ -145,6 +145,7 @@ def test_modules_multiply_by_onednn_within_the_context(fields, always, monkeypat
     assert found.requires_grad and len(counts) == 6 * model.config.encoder_layers
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_compilers_see_the_encoder_without_a_break(always) -> None:
     model, inputs = random_model(), sentences(4)
@@ -171,6 +172,7 @@ print("well")
 """
 
 
+@pytest.mark.process
 def test_a_processor_without_instructions_for_bfloat16_translates_in_it() -> None:
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, cwd=ROOT, capture_output=True, text=True)

@@ -75,6 +75,7 @@ def run(program: str, *arguments: str, home: Path, **environment: str) -> subpro
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("saved_by", ["model", "pipeline"])
 def test_a_stranger_gets_the_same_logits_and_the_same_text(tiny_run, tmp_path, saved_by) -> None:
     translator = pipeline("translation", model=str(tiny_run / "model"))
@@ -112,6 +113,7 @@ def test_a_stranger_gets_the_same_logits_and_the_same_text(tiny_run, tmp_path, s
         assert reloaded(input_ids=IDS, decoder_input_ids=IDS).logits.tolist() == got["logits"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("what", ["a subclass", "a config"])
 def test_whatever_is_saved_has_the_files_that_it_names(tmp_path, what) -> None:
     """A class of a script cannot travel, but what it was made of can."""
@@ -159,6 +161,7 @@ def test_with_the_package_the_folder_needs_no_trust(tiny_run, trust_remote_code)
     assert not hasattr(translator.model.config, "custom_pipelines")
 
 
+@pytest.mark.process
 def test_without_trust_and_without_the_package_no_code_runs(tiny_run, tmp_path) -> None:
     VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model").save_pretrained(tmp_path / "saved")
     for path in (tmp_path / "saved").glob("*.py"):
@@ -173,6 +176,7 @@ def test_without_trust_and_without_the_package_no_code_runs(tiny_run, tmp_path) 
         assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.process
 def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
     encoder = VaswaniEncoderModel.from_pretrained(tiny_run / "model")
     encoder.save_pretrained(tmp_path / "encoder")
@@ -188,6 +192,7 @@ def test_the_encoder_alone_travels_too(tiny_run, tmp_path) -> None:
     assert "custom_pipelines" not in json.loads((tmp_path / "encoder" / "config.json").read_text("utf-8"))
 
 
+@pytest.mark.process
 def test_the_family_travels_too(tmp_path) -> None:
     kinds = {
         "AutoModelForMaskedLM": VaswaniForMaskedLM,
@@ -218,6 +223,7 @@ def test_the_family_travels_too(tmp_path) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [expected, written, True]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_processes_load_at_once_what_one_has_loaded_before(tiny_run, tmp_path) -> None:
     """Into an empty cache transformers copies each file in place, and another process may find half of it."""

@@ -13,6 +13,7 @@ from hf_vaswani.model.contract_vaswani import CACHE
 from hf_vaswani.model.search_vaswani import best_tokens
 from hf_vaswani.translation.quantization import to_int8
 
+from ..conftest import dear
 from ..networks import tiny_model
 
 PAD, BOS, EOS = 0, 1, 2
@@ -79,12 +80,13 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("batch", "settings"),
-    [(7, settings) for settings in SETTINGS] + list(itertools.product([1, 64], SETTINGS[:2])),
+    [(7, settings) for settings in SETTINGS] + [dear(*each) for each in itertools.product([1, 64], SETTINGS[:2])],
     ids=str,
 )
-@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
+@pytest.mark.parametrize(("beams", "returned"), [(1, 1), dear(4, 1), (4, 3), dear(10, 10)])
 def test_it_finds_what_transformers_search_finds(monkeypatch, beams, returned, batch, settings) -> None:
     if beams == 1:
         settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
@@ -113,6 +115,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("fields", MODELS, ids=str)
 @pytest.mark.parametrize("beams", [1, 4])
 def test_every_kind_of_model(monkeypatch, fields, beams) -> None:
@@ -140,6 +143,7 @@ def test_padding_on_the_left(monkeypatch, beams, implementation) -> None:
     assert torch.equal(fast.sequences, stock.sequences)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("beams", [4, 10])
 def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
     model, inputs = random_model().to(torch.bfloat16), sentences(64)
@@ -220,6 +224,7 @@ UNSUPPORTED = [
 ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "case", UNSUPPORTED, ids=lambda case: "-".join(case) if isinstance(case, dict) else case.__name__
 )
@@ -287,6 +292,7 @@ DRAWN = [
 ]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("settings", DRAWN, ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_same_tokens_are_drawn(monkeypatch, padded, settings) -> None:
@@ -324,9 +330,10 @@ OF_TRANSFORMERS = [
 ]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("settings", OF_TRANSFORMERS, ids=str)
-@pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize(("beams", "returned"), [(1, 1), (4, 1), (4, 3), (10, 10)])
+@pytest.mark.parametrize("batch", [dear(1), 7, dear(64)])
+@pytest.mark.parametrize(("beams", "returned"), [(1, 1), dear(4, 1), (4, 3), dear(10, 10)])
 def test_a_decoder_alone_writes_what_transformers_search_writes(monkeypatch, beams, returned, batch, settings) -> None:
     if beams == 1:
         settings = {k: v for k, v in settings.items() if k not in ("early_stopping", "length_penalty")}
@@ -345,6 +352,7 @@ def test_a_decoder_alone_writes_what_transformers_search_writes(monkeypatch, bea
     assert batch == 1 or len(lengths) > 1
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("fields", [*MODELS[:4], {"tie_word_embeddings": False}, {"encoder_layers": 3}], ids=str)
 @pytest.mark.parametrize("beams", [1, 4])
 def test_every_kind_of_decoder(monkeypatch, fields, beams) -> None:
@@ -378,6 +386,7 @@ def test_long_texts_grow_what_is_kept(monkeypatch, beams) -> None:
     assert fast.sequences.shape == (3, 162) and torch.equal(fast.sequences, stock.sequences)
 
 
+@pytest.mark.slow
 def test_calls_of_a_decoder_alone_that_fall_back_to_transformers(monkeypatch) -> None:
     model, inputs = random_gpt(), prompts(3)
     embeds = {"inputs_embeds": torch.randn(2, 3, 16)}

@@ -33,6 +33,7 @@ def test_the_entries_are_those_of_all_sources() -> None:
     assert shortlist.entries(torch.tensor([4]), torch.tensor([8])).tolist() == [2, 3, 4, 7, 8]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "settings",
     [

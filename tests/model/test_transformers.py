@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration, VaswaniModel
 from hf_vaswani.data.tokenizer import train_tokenizer
 
-from ..conftest import SEED
+from ..conftest import SEED, dear
 from ..networks import batch, tiny_config, tiny_model
 from .test_modeling import enable_checkpointing
 
@@ -58,6 +58,7 @@ def not_compiled():
         yield
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
 @pytest.mark.parametrize("fields", [{}, ODD], ids=["even", "odd"])
@@ -189,7 +190,10 @@ def fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("fields", [{}, {"norm_position": "pre", "position_encoding": "learned"}], ids=["post", "pre"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields", [{}, dear({"norm_position": "pre", "position_encoding": "learned"})], ids=["post", "pre"]
+)
 def test_forward_and_backward_compile_in_one_graph(fresh_compiler, fields) -> None:
     model, data = tiny_model(dropout=0.0, **fields).train(), padded("right")
     data["labels"] = data.pop("decoder_input_ids")
@@ -203,6 +207,7 @@ def test_forward_and_backward_compile_in_one_graph(fresh_compiler, fields) -> No
     torch.testing.assert_close(model.model.encoder.embed_tokens.weight.grad, gradient)
 
 
+@pytest.mark.slow
 def test_a_decoding_step_compiles_in_one_graph(fresh_compiler) -> None:
     """One graph for all steps: the position is data, not a number that the graph is built for."""
     model, data = tiny_model(), padded("right")
@@ -246,8 +251,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(use_reentrant) -> None:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, dear(torch.float16)])
+@pytest.mark.parametrize("norm_position", ["post", dear("pre")])
 def test_half_precision_trains_without_nan(dtype, implementation, norm_position) -> None:
     """With rows of 600 tokens, and one whose source is padding throughout."""
     torch.manual_seed(0)
@@ -408,8 +413,9 @@ def trainable(tokenizer, **fields) -> VaswaniForConditionalGeneration:
     return VaswaniForConditionalGeneration(tiny_config(vocab_size=len(tokenizer), dropout=0.0, **fields))
 
 
+@pytest.mark.slow
 @pytest.mark.portable
-@pytest.mark.parametrize("label_smoothing_factor", [0.0, 0.1])
+@pytest.mark.parametrize("label_smoothing_factor", [dear(0.0), 0.1])
 def test_seq2seq_trainer_trains_evaluates_and_generates(tmp_path, tokenizer, rows, label_smoothing_factor) -> None:
     trainer = trained(
         trainable(tokenizer),
@@ -597,8 +603,9 @@ def of_other_shapes() -> dict[str, torch.Tensor]:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "fields", [{}, {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
+    "fields", [dear({}), {"norm_position": "pre", "position_encoding": "learned"} | ODD], ids=["post", "pre"]
 )
 def test_an_exported_graph_has_the_same_logits_for_other_shapes(fields) -> None:
     model, data = tiny_model(**fields).requires_grad_(False), of_other_shapes()
@@ -610,7 +617,7 @@ def test_an_exported_graph_has_the_same_logits_for_other_shapes(fields) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, pytest.param({"norm_position": "pre", "position_encoding": "learned"} | ODD, marks=pytest.mark.slow)],
+    [dear({}), dear({"norm_position": "pre", "position_encoding": "learned"} | ODD)],
     ids=["post", "pre"],
 )
 def test_an_onnx_graph_has_the_same_logits_for_other_shapes(fields) -> None:
@@ -621,6 +628,7 @@ def test_an_onnx_graph_has_the_same_logits_for_other_shapes(fields) -> None:
     torch.testing.assert_close(exported(**data).logits, model(**data).logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_prefill_and_step_with_a_cache_export_as_graphs_of_their_own() -> None:
     model, data = tiny_model().requires_grad_(False), padded("right")
     del data["decoder_input_ids"]

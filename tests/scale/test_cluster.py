@@ -19,6 +19,8 @@ from .tables import load, manifest, read_output, read_rejected, upper, write_row
 
 ray = pytest.importorskip("ray")
 
+pytestmark = pytest.mark.process
+
 ROWS = [{"id": i, "en": f"row {i}" if i % 17 else None} for i in range(100)]
 
 

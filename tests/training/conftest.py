@@ -1,13 +1,16 @@
 """What `accelerate launch` makes of a configuration file, without starting it; and Accelerate as in a new process."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ..conftest import ROOT
+from .runs import HALF, train
 
 FILES = {path.stem: path for path in (ROOT / "configs" / "accelerate").glob("*.yaml")}
 
@@ -57,3 +60,28 @@ def new_state() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="session")
+def half_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("half")
+    assert train(folder, folder / "run", max_steps=8, **HALF) == 0
+    for name in ("model", "test.json", "test_translations.txt"):
+        path = folder / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def whole_run(half_run: Path) -> Path:
+    """What becomes of it when nothing is damaged."""
+    run = half_run.parent / "whole"
+    shutil.copytree(half_run, run)
+    assert train(half_run.parent, run, max_steps=12, **HALF) == 0
+    return run
+
+
+@pytest.fixture
+def run(half_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(half_run, tmp_path / "run")
+    return tmp_path / "run"

@@ -27,7 +27,7 @@ ADAPTER = "{rank: 2, alpha: 8, dropout: 0.1}"
 def adapt(tiny_run: Path, folder: Path, run: Path, *arguments: str, **training: object) -> int:
     """Trains adapters on the model of a finished run."""
     training = {"adapter": ADAPTER, "schedule": "constant", "peak_learning_rate": 0.01} | training
-    recipe = tiny_recipe(folder, **training)
+    recipe = tiny_recipe(folder, scored=True, **training)
     return main(["train", *recipe, f"--initialize.from={tiny_run / 'model'}", *arguments, "--run_dir", str(run)])
 
 
@@ -171,6 +171,7 @@ def test_a_wrong_target_leaves_no_run(tiny_run, tmp_path, capsys) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_every_adapter_learns(tiny_run, tmp_path, checkpointing, capsys) -> None:
     assert adapt(tiny_run, tmp_path, tmp_path / "run", max_steps=4, gradient_checkpointing=checkpointing) == 0

@@ -24,7 +24,7 @@ SETS = "--validation_sets={short: {validation_files: FILES, test_files: FILES}}"
 
 def arguments(folder: Path, *options: str, **training: object) -> list[str]:
     """Returns the arguments of a recipe that starts from a model, with a second set of other text."""
-    recipe = tiny_recipe(folder, **training)
+    recipe = tiny_recipe(folder, scored=True, **training)
     other = folder / "other"
     other.mkdir(exist_ok=True)
     source, target = write_pairs(other, 30)

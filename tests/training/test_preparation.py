@@ -11,12 +11,12 @@ from transformers import AutoTokenizer, pipeline
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 
-from ..conftest import tiny_recipe, write_pairs
+from ..conftest import dear, tiny_recipe, write_pairs
 
 
 def bilingual(folder: Path, *more: str, **training: object) -> list[str]:
     """Command line of a tiny recipe with two directions: numbers in English words to German, and to digits."""
-    arguments = tiny_recipe(folder, **training)
+    arguments = tiny_recipe(folder, scored=True, **training)
     source, _ = write_pairs(folder)
     words = "zero one two three four five six seven eight nine".split()
     digits = folder / "text.xx"
@@ -36,7 +36,8 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "model.safetensors")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("streaming", [dear(False), True])
 def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, capsys) -> None:
     more = ["--data.streaming=true", "--data.stream_window=50"] if streaming else []
     whole, parted = tmp_path / "whole", tmp_path / "parted"
@@ -59,6 +60,7 @@ def test_two_directions_in_one_model_stopped_and_resumed(tmp_path, streaming, ca
     assert [token["content"] for token in added][-2:] == ["<2de>", "<2xx>"]
 
 
+@pytest.mark.slow
 @pytest.mark.portable
 def test_one_model_learns_both_directions(tmp_path) -> None:
     """The same sentences to both: the tag alone says into which language."""
@@ -90,7 +92,7 @@ def test_one_model_learns_both_directions(tmp_path) -> None:
 
 
 def test_an_interrupted_stream_of_other_text_is_refused(tmp_path, capsys) -> None:
-    arguments = [*tiny_recipe(tmp_path, max_steps=4), "--data.streaming=true", "--data.stream_window=50"]
+    arguments = [*tiny_recipe(tmp_path, scored=True, max_steps=4), "--data.streaming=true", "--data.stream_window=50"]
     run = tmp_path / "run"
     assert main(["train", *arguments, "--run_dir", str(run)]) == 0
     write_pairs(tmp_path, count=60)
@@ -104,7 +106,7 @@ def test_a_run_records_what_of_its_sets_is_in_the_training_text(tmp_path, stream
     test = tmp_path / "test.tsv"
     test.write_text("en\tde\nONE  seven\tanders\nanother one\tnoch eins\n", encoding="utf-8")
     arguments = [f"--data.test_files={test}", f"--data.streaming={streaming}", "--run_dir", str(tmp_path / "run")]
-    recipe = tiny_recipe(tmp_path, max_steps=4)
+    recipe = tiny_recipe(tmp_path, scored=True, max_steps=4)
     source, target = tmp_path / "text.en", tmp_path / "text.de"
     with source.open("a", encoding="utf-8") as file, target.open("a", encoding="utf-8") as other:
         file.write("one seven\n")

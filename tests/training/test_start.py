@@ -1,11 +1,8 @@
 """A run that starts from a model: of any format, with its settings, resumed exactly, and what it refuses."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,22 +22,33 @@ from hf_vaswani.training.start import load_start, part_of
 from hf_vaswani.translation.batches import log_probabilities
 from hf_vaswani.translation.loading import load_translator
 
-from ..conftest import ROOT, THREADS, tiny_recipe, write_pairs
+from ..campaign.verbs import on_the_hub
+from ..children import End, run
+from ..conftest import THREADS, dear, tiny_recipe, write_pairs
 from ..conversion.fairseq_folders import simple_folder
 from ..conversion.marian_folders import marian_folder, npz_folder, spms  # noqa: F401
 from ..hub_server import HubServer
 from ..networks import tiny_model
 
 
-def adapt(folder: Path, start: Path | str, *more: str, run: str = "run") -> int:
-    """Continues from a model on `write_pairs`, with a recipe that says nothing of the network."""
+def adaptation(folder: Path, start: Path | str, *, scored: bool = False) -> list[str]:
+    """Returns a recipe that continues from a model on `write_pairs` and says nothing of the network."""
     source, target = write_pairs(folder)
     files = f"{{en: {source}, de: {target}}}"
-    arguments = [f"--data.{split}_files={files}" for split in ("train", "validation", "test")]
+    splits = ("train", *(("validation", "test") if scored else ()))
     training = {"max_steps": 4, "tokens_per_batch": 256, "schedule": "constant", "peak_learning_rate": 0.001}
     training |= {"warmup_steps": 1, "validate_every": 4, "save_every": 2, "average_last": 1, "cpu_threads": THREADS}
-    arguments += [f"--training.{key}={value}" for key, value in training.items()]
-    return main(["train", *arguments, f"--initialize.from={start}", "--run_dir", str(folder / run), *more])
+    arguments = [f"--data.{split}_files={files}" for split in splits]
+    return [
+        *arguments,
+        *(f"--training.{key}={value}" for key, value in training.items()),
+        f"--initialize.from={start}",
+    ]
+
+
+def adapt(folder: Path, start: Path | str, *more: str, run: str = "run", scored: bool = False) -> int:
+    """Continues from a model by [`adaptation`]."""
+    return main(["train", *adaptation(folder, start, scored=scored), "--run_dir", str(folder / run), *more])
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,8 +78,9 @@ def test_a_run_starts_from_the_model_of_a_run_with_its_settings(tiny_run, tmp_pa
     assert any(not torch.equal(start[name], weights(run / "model")[name]) for name in start)
 
 
+@pytest.mark.slow
 def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_run, tmp_path, caplog) -> None:
-    assert adapt(tmp_path, tiny_run / "model", "--training.peak_learning_rate=1e-30") == 0
+    assert adapt(tmp_path, tiny_run / "model", "--training.peak_learning_rate=1e-30", scored=True) == 0
     start, end = weights(tmp_path / "run" / "start"), weights(tmp_path / "run" / "model")
     assert all(torch.equal(start[name], end[name]) for name in end)
     ours, theirs = (json.loads((run / "test.json").read_text())["bleu"] for run in (tmp_path / "run", tiny_run))
@@ -79,15 +88,16 @@ def test_without_a_learning_rate_to_speak_of_the_model_stays_what_it_was(tiny_ru
     assert "no validation has a higher BLEU than that before the first update" in caplog.text
 
 
+@pytest.mark.slow
 def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run, tmp_path / "original")
-    assert adapt(tmp_path, tmp_path / "original", run="whole") == 0
-    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=2") == 0
+    assert adapt(tmp_path, tmp_path / "original", run="whole", scored=True) == 0
+    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=2", scored=True) == 0
     shutil.rmtree(tmp_path / "original")
     capsys.readouterr()
-    assert adapt(tmp_path, tmp_path / "original", "--model.d_model=32") == 2
+    assert adapt(tmp_path, tmp_path / "original", "--model.d_model=32", scored=True) == 2
     assert "model.d_model is 16 there and 32 here" in capsys.readouterr().err
-    assert adapt(tmp_path, tmp_path / "original") == 0
+    assert adapt(tmp_path, tmp_path / "original", scored=True) == 0
     ours, theirs = (weights(tmp_path / run / "checkpoint-4") for run in ("run", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     # The resolved recipe is the same experiment.
@@ -95,7 +105,7 @@ def test_it_resumes_bit_for_bit_without_the_original(tiny_run, tmp_path, capsys)
     start = tmp_path / "run" / "start" / "config.json"
     start.write_text(start.read_text() + " ")
     capsys.readouterr()
-    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=8") == 2
+    assert adapt(tmp_path, tmp_path / "original", "--training.max_steps=8", scored=True) == 2
     assert f"{start} was changed or damaged" in capsys.readouterr().err
 
 
@@ -144,27 +154,11 @@ def test_layers_are_dropped_for_a_shallower_model(layers, kept, deep, tmp_path, 
     ],
 )
 def test_layers_that_cannot_be_dropped_are_one_sentence(more, words, deep, tmp_path, capsys) -> None:
-    assert adapt(tmp_path, deep, *more) == 2
+    assert adapt(tmp_path, deep, *more, scored=True) == 2
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", ["--training.freeze=[encoder]", "--training.adapter={rank: 2, dropout: 0}"])
-def test_two_processes_start_alike(tiny_run, tmp_path, more) -> None:
-    assert adapt(tmp_path, tiny_run, "--model.dropout=0", "--training.accumulation_steps=2", more, run="alone") == 0
-    recipe = resolved(tmp_path / "alone")
-    recipe["training"]["accumulation_steps"], recipe["run_dir"] = 1, str(tmp_path / "both")
-    (tmp_path / "both.yaml").write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command.append(str(tmp_path / "both.yaml"))
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ours, theirs = (weights(tmp_path / run / "model") for run in ("both", "alone"))
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["opus", "npz", "fairseq"])
+@pytest.mark.parametrize("kind", ["opus", dear("npz"), dear("fairseq")])
 def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # noqa: F811
     folder = tmp_path / kind
     folder.mkdir()
@@ -189,26 +183,22 @@ def test_a_foreign_model_is_converted(spms, tmp_path, kind, capsys) -> None:  # 
         assert getattr(published.generation_config, name) == getattr(original.generation_config, name), name
 
 
+@pytest.mark.process
 def test_a_model_on_the_hub_is_downloaded_at_its_revision(tiny_run, tmp_path) -> None:
     files = {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir() if path.is_file()}
     with HubServer() as hub:
         revision = hub.commit("alice/base", files)
         hub.commit("alice/base", {"model.safetensors": b"another model"})
-        program = (
-            "import sys; from pathlib import Path; from tests.training.test_start import adapt; "
-            "sys.exit(adapt(Path(sys.argv[1]), *sys.argv[2:]))"
-        )
 
-        def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-c", program, str(tmp_path), *arguments]
-            environment = os.environ | hub.environment(tmp_path / "home") | {"OMP_NUM_THREADS": "1"}
-            return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        def start(name: str, *more: str) -> End:
+            arguments = ["train", *adaptation(tmp_path, name, scored=True), *more, "--run_dir", str(tmp_path / "run")]
+            return run(tmp_path / "outputs", on_the_hub, arguments, hub.environment(tmp_path / "home"))
 
         lost = start("alice/other")
-        assert lost.returncode == 2 and "alice/other" in lost.stderr.splitlines()[-1]
+        assert lost.code == 2 and "alice/other" in lost.sentence
         assert not (tmp_path / "run").exists()
         done = start("alice/base", f"--initialize.revision={revision}")
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
     theirs, ours = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
     assert ModelCard.load(tmp_path / "run" / "model" / "README.md").data.base_model == "alice/base"
@@ -267,7 +257,7 @@ def test_an_unfinished_run_gives_its_best_checkpoint(tiny_run, tmp_path, monkeyp
 
 def test_only_some_parts_are_taken(tiny_run, tmp_path, caplog) -> None:
     parts = ["--initialize.parts=[encoder]", "--training.max_steps=1", "--training.best_by=loss"]
-    assert adapt(tmp_path, tiny_run, *parts) == 0
+    assert adapt(tmp_path, tiny_run, *parts, scored=True) == 0
     before, after = (validation.loss for validation in read_validations(tmp_path / "run"))
     assert after < before and "before the first update" not in caplog.text
     old, new = weights(tiny_run / "model"), weights(tmp_path / "run" / "start")
@@ -276,6 +266,7 @@ def test_only_some_parts_are_taken(tiny_run, tmp_path, caplog) -> None:
             assert torch.equal(old[name], new[name]) == (part_of(name) == "encoder"), name
 
 
+@pytest.mark.slow
 def test_the_vocabulary_of_a_foreign_model_is_exchanged(spms, tmp_path) -> None:  # noqa: F811
     marian_folder(tmp_path, spms)
     exchange = ["--initialize.vocabulary=transfer", "--tokenizer.kind=words", "--tokenizer.vocab_size=30"]
@@ -295,9 +286,10 @@ def test_the_vocabulary_of_a_foreign_model_is_exchanged(spms, tmp_path) -> None:
     assert lengths[:2] == [1, 1] and min(lengths[2:]) > 1
 
 
+@pytest.mark.slow
 def test_a_foreign_model_continues_on_its_own_pieces(spms, tmp_path) -> None:  # noqa: F811
     marian = marian_folder(tmp_path, spms)
-    assert adapt(tmp_path, tmp_path, "--training.max_steps=1") == 0
+    assert adapt(tmp_path, tmp_path, "--training.max_steps=1", scored=True) == 0
     theirs = MarianTokenizer.from_pretrained(tmp_path)
     sources, targets = ((tmp_path / f"text.{language}").read_text("utf-8").splitlines() for language in ("en", "de"))
     total = tokens = 0.0

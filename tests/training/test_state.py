@@ -85,7 +85,10 @@ def test_a_moving_average_is_validated_averaged_and_resumed(tmp_path) -> None:
         assert torch.equal(published[name], kept[name])
     # With a decay of nearly 1 the average stays at the first update's weights, and so does the validation.
     frozen = tmp_path / "frozen"
-    assert train(tmp_path, frozen, max_steps=8, validate_every=4, **(switches | {"ema_decay": 1 - 1e-12})) == 0
+    assert (
+        train(tmp_path, frozen, scored=True, max_steps=8, validate_every=4, **(switches | {"ema_decay": 1 - 1e-12}))
+        == 0
+    )
     losses = [json.loads(line)["loss"] for line in (frozen / "validations.jsonl").read_text().splitlines()]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
@@ -94,7 +97,7 @@ def test_the_settings_of_the_search_reach_the_model(tmp_path) -> None:
     settings = ["--evaluation.length_penalty_type=power", "--evaluation.length_penalty=1.5"]
     settings += ["--evaluation.max_length=null", "--evaluation.max_length_offset=3"]
     settings += ["--evaluation.finish_candidates=top", "--evaluation.early_stopping=true"]
-    arguments = [*tiny_recipe(tmp_path, max_steps=1), *settings]
+    arguments = [*tiny_recipe(tmp_path, scored=True, max_steps=1), *settings]
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 0
     generation = json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())
     assert (generation["length_penalty_type"], generation["length_penalty"]) == ("power", 1.5)

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,9 +21,11 @@ from hf_vaswani.recipe import ObjectiveRecipe, Recipe
 from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.tasks import model_class, perplexities
 
-from ..conftest import ROOT
+from .. import children
+from ..campaign.runs import train
+from ..campaign.verbs import Fault, on_the_hub
+from ..conftest import dear
 from ..hub_server import Access, HubServer
-from ..test_interruption import train
 from .task_recipes import CLASSES, LABELLED, TASKS, recipe, trained, weights
 
 TOKEN = "hf_the_writing_token"
@@ -66,6 +66,7 @@ def test_a_run_is_complete(name, runs) -> None:
     assert type(checkpoint) is kind and not any(report.values())
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> None:
     """Recomputed with transformers alone, from the rows that the objective makes."""
@@ -96,39 +97,19 @@ def test_the_measured_loss_is_that_of_the_saved_model(name, runs, tmp_path) -> N
     assert total / labels == pytest.approx(measures["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["next_sentence", "tagging"])
 def test_a_killed_run_ends_with_the_same_bits(name, runs, tmp_path) -> None:
     """At another one of its accesses to the run folder each time; there are 268 or more."""
-    arguments, run = recipe(runs[name].parent, name), tmp_path / "run"
+    arguments, run = ["train", *recipe(runs[name].parent, name)], tmp_path / "run"
     at = 1 + int.from_bytes(os.urandom(4)) % 260
-    assert train(arguments, run, kill_at=at) == -signal.SIGKILL, at
-    assert train(arguments, run) == 0, at
+    assert train(arguments, run, Fault("kill", run, at)).code == -signal.SIGKILL, at
+    assert train(arguments, run).code == 0, at
     before, again = weights(runs[name] / "checkpoint-6"), weights(run / "checkpoint-6")
     assert before.keys() == again.keys()
     assert all(torch.equal(again[key], before[key]) for key in before), at
     both = [json.loads((path / "test.json").read_text("utf-8"))["measures"] for path in (run, runs[name])]
     assert both[0] == both[1], at
-
-
-@pytest.mark.parametrize("name", ["next_sentence", "causal_lm", "pairs", "tagging"])
-def test_two_processes_make_the_same_updates(name, runs, tmp_path) -> None:
-    """One process that accumulates two batches makes the update of two processes with one each."""
-    options = ["--model.dropout=0", "--training.max_steps=3", "--data.test_files=null", "--training.average_last=1"]
-    one = [*recipe(tmp_path, name, accumulation_steps=2), *options, "--run_dir", str(tmp_path / "one")]
-    assert main(["train", *one]) == 0
-    two = [*recipe(tmp_path, name), *options, "--training.cpu_threads=1", "--run_dir", str(tmp_path / "two")]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, str(ROOT / "train.py"), *two],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    ours, theirs = weights(tmp_path / "one" / "checkpoint-3"), weights(tmp_path / "two" / "checkpoint-3")
-    for key, weight in ours.items():
-        torch.testing.assert_close(theirs[key], weight, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["next_sentence", "causal_lm"])
@@ -189,7 +170,7 @@ def test_the_models_work_in_their_pipelines(runs) -> None:
     assert {each["entity_group"] for each in tag("the small cat sees")} <= {"O", "ANIMAL", "THING"}
 
 
-@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("name", [dear("classification"), dear("pairs"), dear("decoder"), "tagging"])
 def test_a_classifier_learns(name, tmp_path) -> None:
     """The rules that the labels follow are obvious."""
     arguments = recipe(tmp_path, name, max_steps=150, validate_every=150, save_every=150, average_last=1)
@@ -199,7 +180,7 @@ def test_a_classifier_learns(name, tmp_path) -> None:
     assert measures["accuracy"] > 0.9 and measures["f1"] > 0.9
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name if name in ("next_sentence", "tagging") else dear(name) for name in TASKS])
 def test_a_run_leaves_its_card(name, runs, tmp_path) -> None:
     model = runs[name] / "model"
     result = read_result(runs[name])
@@ -215,6 +196,7 @@ def test_a_run_leaves_its_card(name, runs, tmp_path) -> None:
     assert (run / "model" / "README.md").is_file()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_the_examples_of_a_card_run(name, runs) -> None:
     """With the package, and by the code beside the weights; the last line is what the model makes of the example."""
@@ -237,15 +219,15 @@ def test_the_examples_of_a_card_run(name, runs) -> None:
             assert all(keys.get(name, "token_str") in each for each in found)
 
 
+@pytest.mark.process
 def test_a_training_publishes_a_language_model(tmp_path) -> None:
     """A checkpoint with the accuracy of its validation, and then the model with that of its test."""
     with HubServer(tokens={TOKEN: Access("alice", "write")}) as hub:
         options = ["--run_dir", str(tmp_path / "run"), "--hub.repo_id=alice/m", "--hub.min_score=0"]
         arguments = [*recipe(tmp_path, "next_sentence", best_by="accuracy"), *options, "--hub.every_n_checkpoints=2"]
-        command = [sys.executable, str(ROOT / "train.py"), *arguments]
-        environment = os.environ | hub.environment(tmp_path / "home", TOKEN)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
+        arguments, settings = ["train", *arguments], hub.environment(tmp_path / "home", TOKEN)
+        done = children.run(tmp_path / "outputs", on_the_hub, arguments, settings)
+        assert done.code == 0, done.err[-2000:]
         titles = [commit.title for commit in reversed(hub.commits("alice/m"))]
         lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
         accuracies = [line["measures"]["accuracy"] for line in lines]
@@ -261,8 +243,8 @@ def test_a_training_publishes_a_language_model(tmp_path) -> None:
         assert "Training curve: loss and accuracy by update" in files["README.md"].decode()
         assert [line["best"] for line in lines] == [accuracies[0] > accuracies[1], accuracies[1] >= accuracies[0]]
         # The same command with a minimum that no model reaches publishes nothing, and says so.
-        done = subprocess.run([*command, "--hub.min_score=1"], env=environment, capture_output=True, check=False)
-        assert done.returncode == 2 and b"and hub.min_score is 1.0000" in done.stderr.splitlines()[-1]
+        done = children.run(tmp_path / "outputs", on_the_hub, [*arguments, "--hub.min_score=1"], settings)
+        assert done.code == 2 and "and hub.min_score is 1.0000" in done.sentence
         assert len(hub.commits("alice/m")) == 3
         assert hub.unknown == []
 

@@ -60,6 +60,7 @@ def test_a_run_scores_each_task_and_ends_the_same_after_a_stop(tmp_path) -> None
     assert settings.get("language_pairs") is None
 
 
+@pytest.mark.slow
 def test_one_model_learns_two_tasks(tmp_path, caplog) -> None:
     """The same sentence with another prefix gets another answer, by `generate` and by the pipeline."""
     arguments = recipe(tmp_path, max_steps=400, validate_every=400, save_every=400, average_last=1)
@@ -87,6 +88,7 @@ def test_one_model_learns_two_tasks(tmp_path, caplog) -> None:
     assert ("Text to text en-animal", "exact_match") in names and ("Text to text en-xx", "bleu") in names
 
 
+@pytest.mark.slow
 def test_a_translation_model_forgets_its_directions(tmp_path) -> None:
     """Otherwise its pipeline would put their tag in front of every text."""
     first = [*tiny_recipe(tmp_path, max_steps=2), "--data.target_tag=true", "--run_dir", str(tmp_path / "translation")]

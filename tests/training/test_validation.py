@@ -19,7 +19,7 @@ from ..conftest import tiny_recipe
 
 
 def train(folder: Path, run: Path, **training: object) -> int:
-    return main(["train", *tiny_recipe(folder, **training), "--run_dir", str(run)])
+    return main(["train", *tiny_recipe(folder, scored=True, **training), "--run_dir", str(run)])
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -55,6 +55,7 @@ def test_validating_does_not_change_the_training(tiny_run, tmp_path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch, new_state) -> None:
     """What is translated is the model that is saved, by the fast search; later updates are as if it had not been."""
     found = []
@@ -102,7 +103,12 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
     assert seen == [greedy, beam]
     # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
     search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=true"]
-    arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), *search, "--run_dir", str(tmp_path / "greedy")]
+    arguments = [
+        *tiny_recipe(tiny_run.parent, scored=True, max_steps=1),
+        *search,
+        "--run_dir",
+        str(tmp_path / "greedy"),
+    ]
     assert main(["train", *arguments]) == 0
     assert seen[2:] == [beam | {"early_stopping": True}, greedy]
 
@@ -112,7 +118,7 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
 
 def with_another_set(folder: Path, run: Path, *options: str, **training: object) -> int:
     """Trains with a second validation set, the first 20 pairs of the other."""
-    recipe = tiny_recipe(folder, validate_every=2, save_every=2, **training)
+    recipe = tiny_recipe(folder, scored=True, validate_every=2, save_every=2, **training)
     files = {}
     for side in ("en", "de"):
         files[side] = str(folder / f"short.{side}")
@@ -140,6 +146,7 @@ def test_each_set_has_its_own_loss_and_scores(tiny_run, tmp_path) -> None:
         assert line["bleu"] == pytest.approx(sum(part["bleu"] for part in line["sets"].values()) / 2)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("best_set", ["short", "en-de"])
 def test_the_best_checkpoint_is_that_of_the_set_that_counts(tmp_path, monkeypatch, best_set) -> None:
     from hf_vaswani.training import validation
@@ -170,6 +177,7 @@ def test_a_best_set_that_does_not_exist_is_refused_with_those_that_do(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_from_a_model_is_validated_before_its_first_update_once(tiny_run, tmp_path) -> None:
     """Also if it is stopped and resumed, which changes nothing."""
     start = f"--initialize.from={tiny_run / 'model'}"
@@ -186,6 +194,7 @@ def test_a_run_from_a_model_is_validated_before_its_first_update_once(tiny_run, 
     assert read_result(parts).averaged == ["checkpoint-2", "checkpoint-4"]
 
 
+@pytest.mark.slow
 def test_trackers_get_the_scores_of_each_set(tmp_path, monkeypatch) -> None:
     from accelerate import Accelerator
 
@@ -203,6 +212,7 @@ def test_trackers_get_the_scores_of_each_set(tmp_path, monkeypatch) -> None:
 CHANCE = ["--data.augment={upper: 0.2, typos: 0.3}", "--tokenizer.bpe_dropout=0.1", "--data.stream_window=50"]
 
 
+@pytest.mark.slow
 def test_text_made_anew_resumes_bit_for_bit_and_with_no_other_chance(tmp_path, capsys) -> None:
     """From the middle of the second epoch, whose ids are not those of the first."""
     for name, stop in (("one", 12), ("two", 7), ("two", 12)):
@@ -223,6 +233,7 @@ def test_text_made_anew_resumes_bit_for_bit_and_with_no_other_chance(tmp_path, c
         assert f"belongs to another recipe: {key} is" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_altered_test_sets_are_scored_at_the_end(tiny_run, tmp_path, monkeypatch, capsys) -> None:
     from hf_vaswani.training import validation
 
@@ -233,7 +244,7 @@ def test_altered_test_sets_are_scored_at_the_end(tiny_run, tmp_path, monkeypatch
         return translate(model, tokenizer, sentences, **settings)
 
     monkeypatch.setattr(validation, "translate_corpus", spy)
-    arguments = [*tiny_recipe(tiny_run.parent, max_steps=1), altered, "--run_dir", str(tmp_path / "run")]
+    arguments = [*tiny_recipe(tiny_run.parent, scored=True, max_steps=1), altered, "--run_dir", str(tmp_path / "run")]
     assert main(["train", *arguments]) == 0
     _, plain, upper, typos = seen
     assert upper == [text.upper() for text in plain] and typos != plain

@@ -82,6 +82,7 @@ def test_a_model_keeps_its_mode_and_its_attention(tokenizer) -> None:
     assert is_unmodified(model.eval())
 
 
+@pytest.mark.slow
 def test_other_threads_are_not_disturbed(tokenizer) -> None:
     model = tiny_model()
     ids = torch.tensor([tokenizer("abc ab").input_ids])

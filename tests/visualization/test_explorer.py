@@ -93,6 +93,7 @@ def test_a_page_is_saved_and_shown_in_a_notebook(tokenizer, tmp_path) -> None:
     assert 'sandbox="allow-scripts"' in frame
 
 
+@pytest.mark.slow
 def test_sixty_pieces_of_a_base_model_are_a_small_page() -> None:
     tokenizer = train_tokenizer([WORDS], 20, kind="characters")
     torch.manual_seed(0)
@@ -124,6 +125,7 @@ def test_learned_positions_of_both_sides(tokenizer) -> None:
         assert numpy.abs(values / 127 * plot["scale"] - table).max() <= plot["scale"] / 127
 
 
+@pytest.mark.slow
 def test_threads_make_the_same_pages(tokenizer) -> None:
     model = random_model(0)
     expected = explore(model, tokenizer, "abc ab", settings={"num_beams": 3}).html

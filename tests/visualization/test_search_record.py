@@ -11,6 +11,7 @@ from ..networks import random_model, tiny_model
 SOURCE = torch.tensor([[5, 9, 17, 30, 12, 2]])
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "settings",

@@ -1,0 +1,40 @@
+"""Small trainings in this process, and what may become of their files."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from hf_vaswani.cli import main
+
+from ..conftest import tiny_recipe
+
+
+def train(folder: Path, run: Path, **training: object) -> int:
+    return main(["train", *tiny_recipe(folder, **training), "--run_dir", str(run)])
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "model.safetensors")
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+# With a moving average, validations and a log; stopped after 8 of 12 updates.
+HALF = {"scored": True, "ema_decay": 0.9, "validate_every": 4, "log_every": 2, "average_last": 1}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "deleted": Path.unlink,
+}
