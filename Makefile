@@ -1,24 +1,37 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: quickstart test test-slow test-gpu test-browser pictures test-portable test-portable-default test-extras test-oldest \
-	test-newest test-quickstart campaign docs lint format
+.PHONY: quickstart test test-process test-smoke test-all test-gpu gpu-report test-browser pictures test-portable \
+	test-portable-default test-extras test-oldest test-newest test-quickstart campaign docs lint format
 
 quickstart: .venv/installed  ## train a first model on the built-in corpus
 	$(BIN)/python train.py configs/quickstart.yaml
 
-# Two processes of one thread each: most of what is tested is too small for more. Files in the order of tests/conftest.py.
-TWO_PROCESSES = -n 2 --dist loadfile --no-loadscope-reorder
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO_PROCESSES)
+# Two processes of one thread each: most of what is tested is too small for more.
+TWO_PROCESSES = -n 2 --dist worksteal
+# Compiled tests are kept: to rewrite their assertions takes ten seconds.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO_PROCESSES)
 
-test: .venv/installed  ## run the tests
+test: .venv/installed  ## run the tests of every module: five minutes
 	$(PYTEST)
 
-test-slow: .venv/installed  ## run the tests that take too long for `make test`
-	$(PYTEST) -m slow
+test-process: .venv/installed  ## run the tests that start other processes: launchers, servers, packaging, the manual's lines
+	$(PYTEST) -m "process and not slow"
+
+# One of each kind: torchrun, accelerate launch, a program that is stopped, and README's lines.
+SMOKE = tests/training/test_launch.py tests/training/test_two_processes.py::test_torchrun_is_what_the_forked_processes_are \
+	tests/test_interruption.py::test_asked_to_stop_it_saves_and_says_how_to_resume
+test-smoke: .venv/installed  ## run a few of these, and README's lines
+	$(PYTEST) -m process $(SMOKE) "tests/test_documentation.py::test_every_block_and_every_shell_line_runs[README.md]"
+
+test-all: .venv/installed  ## run both, and the tests that are slow
+	$(PYTEST) -m "not extras and not browser and not quickstart"
 
 test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
 	$(BIN)/pytest tests/test_gpu.py
+
+gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for seven minutes; writes build/gpu_report
+	$(BIN)/python benchmarks/gpu_report.py
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py tests/serving/test_browser.py
@@ -84,14 +97,14 @@ test-newest:  ## run README's lines, the quickstart and the tests of test-oldest
 	OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO_PROCESSES) $(OF_TRANSFORMERS) tests/test_earlier_versions.py \
 		tests/conversion/test_ctranslate2.py tests/conversion/test_onnx.py
 
-# What `make test` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.
+# What `make test-process` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.
 ifndef SEED
 SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 endif
 
 campaign: .venv/installed  ## attack everything that is written or read; docs/reliability.md says how and why
 	@echo "make campaign SEED=$(SEED)"
-	CAMPAIGN_SEED=$(SEED) $(PYTEST) tests/campaign
+	CAMPAIGN_SEED=$(SEED) $(PYTEST) -m process tests/campaign
 
 lint: .venv/installed  ## check format, style and types
 	$(BIN)/ruff format --check .
