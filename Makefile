@@ -12,7 +12,7 @@ TWO_PROCESSES = -n 2 --dist worksteal
 # Compiled tests are kept: to rewrite their assertions takes ten seconds.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest $(TWO_PROCESSES)
 
-test: .venv/installed  ## run the tests of every module: five minutes
+test: .venv/installed  ## run the tests of every module
 	$(PYTEST)
 
 test-process: .venv/installed  ## run the tests that start other processes: launchers, servers, packaging, the manual's lines
@@ -24,8 +24,9 @@ SMOKE = tests/training/test_launch.py tests/training/test_two_processes.py::test
 test-smoke: .venv/installed  ## run a few of these, and README's lines
 	$(PYTEST) -m process $(SMOKE) "tests/test_documentation.py::test_every_block_and_every_shell_line_runs[README.md]"
 
+EVERYTHING = -m "not extras and not browser and not quickstart"
 test-all: .venv/installed  ## run both, and the tests that are slow
-	$(PYTEST) -m "not extras and not browser and not quickstart"
+	$(PYTEST) $(EVERYTHING)
 
 test-gpu: .venv/installed  ## compare the GPU of this machine with its CPU
 	$(BIN)/pytest tests/test_gpu.py
@@ -67,7 +68,7 @@ OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py sear
 
 test-oldest: quickstart  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
-	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) $(OF_TRANSFORMERS)
+	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) $(EVERYTHING) $(OF_TRANSFORMERS)
 	PYTHONPATH=$(CURDIR)/.oldest HF_VASWANI_QUICKSTART=runs/quickstart $(BIN)/pytest -m quickstart tests/test_quickstart.py
 
 # What users get. First the lines of README, in a folder of their own, with the versions that pip takes today: the base
@@ -94,7 +95,7 @@ test-newest:  ## run README's lines, the quickstart and the tests of test-oldest
 	.newest/bin/pip install --quiet --upgrade transformers
 	.newest/bin/pip list
 	.newest/bin/pytest -m quickstart tests/test_quickstart.py
-	OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO_PROCESSES) $(OF_TRANSFORMERS) tests/test_earlier_versions.py \
+	OMP_NUM_THREADS=1 .newest/bin/pytest $(TWO_PROCESSES) $(EVERYTHING) $(OF_TRANSFORMERS) tests/test_earlier_versions.py \
 		tests/conversion/test_ctranslate2.py tests/conversion/test_onnx.py
 
 # What `make test-process` has a small share of: 25 minutes on two cores. SEED draws the attacks, and is printed.

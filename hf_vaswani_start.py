@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from types import FrameType
 
 # Options that end the program before anything of torch is needed.
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         `int`: the exit code of `hf_vaswani.cli.main`.
     """
     before_imports()
-    if HELP & set(sys.argv[1:] if argv is None else argv):
+    # Words behind "--" are no options.
+    if HELP & set(takewhile(lambda word: word != "--", sys.argv[1:] if argv is None else argv)):
         _skip_imports()
     from hf_vaswani import cli
 

@@ -149,9 +149,9 @@ class _Loader(yaml.SafeLoader):
             )
 
 
-# YAML 1.1 takes a number without a point, such as 1e-4, for a string.
+# YAML 1.1 takes a number without a point, or without a sign in its exponent, for a string: 1e-4 and 1.0e5.
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"), "-+0123456789"
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+"), "-+0123456789"
 )
 
 
@@ -291,7 +291,7 @@ def _override(content: dict[str, Any], key: str, text: str) -> None:
     Raises:
         ValueError: the key is unknown, or has another structure than the value.
     """
-    value = _value(text)
+    value: Any = _value(text)
     name = key.removesuffix("+")
     if name in SECTIONS and not isinstance(value, dict):
         option = f"--{name}"
@@ -303,16 +303,22 @@ def _override(content: dict[str, Any], key: str, text: str) -> None:
     *outer, last = name.split(".")
     place = content
     for part in outer:
+        # Copies, because an alias of YAML is the same object in several places.
         if part == "more_data":
             # A key alone is that of the last source.
-            place[part] = place.get(part) or [{}]
+            *others, source = place.get(part) or [{}]
+            place[part] = [*others, dict(source)]
             place = place[part][-1]
         else:
-            place[part] = place.get(part) or {}
+            place[part] = dict(place.get(part) or {})
             place = place[part]
     has_keys = name in SECTIONS or name in LISTED or _general(name) in _inner_keys()
     if key.endswith("+"):
-        place[last] = [*(place[last] if last in place else Recipe().flat()[name]), *items]
+        before = place.get(last, Recipe().flat().get(name))
+        before = _value(before) if isinstance(before, str) else before
+        if not isinstance(before, list | None):
+            raise ValueError(f"The command line adds to {name}, which is no list: it is {shown(before)}.")
+        place[last] = [*(before or []), *items]
     elif has_keys and name not in LISTED and isinstance(value, dict):
         place[last] = (place.get(last) or {}) | value
     else:
@@ -395,7 +401,8 @@ def load_recipe(
             _override(content, key, value)
     given = frozenset(flat(content))
     if "from" in content.get("initialize", {}):
-        content["initialize"]["from_"] = content["initialize"].pop("from")
+        start = dict(content["initialize"])
+        content["initialize"] = start | {"from_": start.pop("from")}
     try:
         values = _parser().parse_object(content, defaults=False)
     except ArgumentError as error:

@@ -72,9 +72,31 @@ def test_two_recipes_are_one_and_the_command_line_wins(tmp_path) -> None:
     assert recipe.given == {"model.d_model", "model.d_ff", "model.num_heads", "more_data", "seed"}
 
 
+def test_items_are_added_to_lists_of_either_place(tmp_path) -> None:
+    path = write_recipe(tmp_path, "training: {trackers: [a]}\n")
+    assert load_recipe([path, "--training.trackers+", "b"]).training.trackers == ["a", "b"]
+    again = ["--training.trackers=[c]", "--training.trackers+=d", "--training.trackers+", "[e]"]
+    assert load_recipe([path, *again]).training.trackers == ["c", "d", "e"]
+
+
+def test_an_override_changes_one_of_two_aliases(tmp_path) -> None:
+    sources = "more_data: [&s {target_language: fr, train_files: a.tsv}, *s]\n"
+    path = write_recipe(tmp_path, f"data: {{target_language: de}}\n{sources}")
+    first, second = load_recipe([path, "--more_data.weight=2"]).more_data
+    assert (first.weight, second.weight) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1e2", "1.0e2", "1.e-4", "+1.5E-3"])
+def test_a_number_may_have_any_exponent(tmp_path, text) -> None:
+    recipe = load_recipe([write_recipe(tmp_path, f"training: {{learning_rate_factor: {text}}}\n")])
+    assert recipe.training.learning_rate_factor == float(text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--seed+", "2"], "The command line adds to seed, which is no list: it is 1"),
+        (["--hub.license+", "mit"], "hub.license must be a string or null, but it is"),
         (["stray"], "The command line has 'stray', but an option was expected"),
         (["--seed"], "The command line has --seed without a value, as in --seed=VALUE"),
         (["--run_dir", "--seed", "2"], "The command line has --run_dir without a value"),

@@ -53,8 +53,7 @@ def card_files(
     run_dir: Path, folder: Path, scored: Scored, repo_id: str | None, revision: str, recipe: Recipe | None = None
 ) -> dict[str, bytes]:
     """
-    Renders the card and its training curve. Takes the arguments of [`render_card`], and the recipe of the run if it is
-    known; raises the errors of [`render_card`].
+    Renders the card and its training curve. Takes the arguments of [`render_card`], and raises its errors.
 
     Returns:
         `dict[str, bytes]`: content by file name. Without matplotlib, there is no curve.
@@ -72,7 +71,7 @@ def card_files(
         if training or validations:
             per = TASKS[recipe.task].per
             files[PICTURE] = curve_picture(training, validations, measure, f"nats per {per}")
-    card = _card(recipe, run_dir, folder, scored, repo_id, revision, PICTURE in files)
+    card = render_card(run_dir, folder, scored, repo_id, revision, PICTURE in files, recipe)
     return files | {"README.md": str(card).encode()}
 
 
@@ -83,6 +82,7 @@ def render_card(
     repo_id: str | None = None,
     revision: str = "main",
     has_curve: bool = False,
+    recipe: Recipe | None = None,
 ) -> ModelCard:
     """
     Renders the card of a model or a checkpoint.
@@ -94,6 +94,7 @@ def render_card(
         repo_id (`str`, *optional*): repository on the Hub that the examples load; defaults to a local folder.
         revision (`str`): branch of the repository.
         has_curve (`bool`): whether the training curve is beside the card.
+        recipe ([`Recipe`], *optional*): that of the run, if it has been read.
 
     Returns:
         [`ModelCard`]: with metadata in the form of `huggingface_hub`, including the scores as `model-index`.
@@ -101,20 +102,7 @@ def render_card(
     Raises:
         ValueError: a record of the run is missing or damaged.
     """
-    recipe = load_recipe([str(run_dir / RECIPE)])
-    return _card(recipe, run_dir, folder, scored, repo_id, revision, has_curve)
-
-
-def _card(
-    recipe: Recipe,
-    run_dir: Path,
-    folder: Path,
-    scored: Scored,
-    repo_id: str | None,
-    revision: str,
-    has_curve: bool,
-) -> ModelCard:
-    """Renders the card of a run with this recipe; see [`render_card`]."""
+    recipe = recipe or load_recipe([str(run_dir / RECIPE)])
     environment = read_environment(run_dir)
     split = "test" if isinstance(scored, Result) else "validation"
     # Runs that did not record it may have started from a folder.
