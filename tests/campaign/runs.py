@@ -33,7 +33,7 @@ def recipe(folder: Path, kind: str) -> list[str]:
     """Returns the command line of a kind of training, without `--run_dir`; writes its text to `folder`."""
     if kind in TASKS:
         return ["train", *task_recipe(folder, kind, **STEPS, **KINDS[kind])]
-    arguments = ["train", *tiny_recipe(folder, **STEPS, **KINDS[kind])]
+    arguments = ["train", *tiny_recipe(folder, scored=True, **STEPS, **KINDS[kind])]
     if kind == "adapters":
         base = folder / "base"
         assert run(folder / "base-outputs", verb, ["train", *tiny_recipe(folder), "--run_dir", str(base)]).code == 0

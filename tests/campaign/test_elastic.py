@@ -80,7 +80,7 @@ def judged(run: Path, right: dict, *launchers: subprocess.Popen) -> str | None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], dict]:
     """Trains without an attack; returns the folder, the arguments and the result."""
     folder = tmp_path_factory.mktemp("elastic")
-    arguments = tiny_recipe(folder, **UPDATES)
+    arguments = tiny_recipe(folder, scored=True, **UPDATES)
     assert launch(arguments, folder / "whole", *ONE_MACHINE).wait(timeout=LIMIT) == 0
     return folder, arguments, result(folder / "whole") | traces(folder / "whole")
 
