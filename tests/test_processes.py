@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hf_vaswani import processes
 from hf_vaswani.processes import Processes, build_accelerator, leave, on_main_process
@@ -107,6 +108,16 @@ def test_translating_in_one_process_needs_no_accelerate() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "['one'] ['two']\n", done.stderr[-2000:]
+
+
+def test_a_training_has_the_threads_of_its_recipe(tmp_path) -> None:
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run"), "--training.cpu_threads=3"])
+    before = torch.get_num_threads()
+    try:
+        build_accelerator(recipe, str)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- Refused at the launch ---------------------------------------------------------------------------------------

@@ -29,6 +29,13 @@ def test_the_version_and_the_usage(capsys) -> None:
         assert stop.value.code == 0 and capsys.readouterr().out.startswith(words)
 
 
+def test_standard_output_is_utf_8_wherever_it_goes(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert (sys.stdout.encoding, sys.stdout.errors) == ("utf-8", "surrogateescape")
+
+
 VERBS = ["train", "average", "push", "renew", "translate", "score", "evaluate", "compare", "convert"]
 
 

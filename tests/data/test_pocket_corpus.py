@@ -503,6 +503,14 @@ def test_a_negative_size_is_refused_by_name(sizes: dict[str, int]) -> None:
         draw_splits(**sizes)
 
 
+def test_a_set_may_be_empty() -> None:
+    assert {name: len(pairs) for name, pairs in draw_splits(3, 0, 0).items()} == {
+        "train": 3,
+        "validation": 0,
+        "test": 0,
+    }
+
+
 def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match="-5"):
         draw_pairs(-5, seed=1)

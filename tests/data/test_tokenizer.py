@@ -10,7 +10,13 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
-from hf_vaswani.data.tokenizer import add_language_tags, find_language_tag, load_tokenizer, train_tokenizer
+from hf_vaswani.data.tokenizer import (
+    add_language_tags,
+    find_language_tag,
+    load_tokenizer,
+    put_special_tokens,
+    train_tokenizer,
+)
 
 from ..conftest import ROOT
 
@@ -91,6 +97,24 @@ def test_saved_and_loaded_by_plain_auto_tokenizer(tokenizer, tmp_path) -> None:
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXT[:3], "a </s> b"):
         assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("task", "segments", "side", "splits", "inputs"),
+    [
+        ("translation", False, "right", True, ["input_ids", "attention_mask"]),
+        ("causal_lm", False, "left", True, ["input_ids", "attention_mask"]),
+        ("masked_lm", True, "right", False, ["input_ids", "token_type_ids", "attention_mask"]),
+    ],
+)
+def test_what_a_task_asks_of_a_tokenizer_is_saved(task, segments, side, splits, inputs, tmp_path) -> None:
+    tokenizer = train_tokenizer(TEXT, 400)
+    put_special_tokens(tokenizer, task, segments)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.padding_side, loaded.split_special_tokens, loaded.model_input_names) == (side, splits, inputs)
+    batch = [TEXT[0], TEXT[1] + " <s>"]
+    assert loaded(batch, padding=True).data == tokenizer(batch, padding=True).data
 
 
 def test_training_is_deterministic_and_learns_the_frequent_words(tokenizer) -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.utils import logging
 
 from hf_vaswani.cli import main
 from hf_vaswani.translation.batches import translate_corpus
-from hf_vaswani.translation.loading import load_model, load_translator
+from hf_vaswani.translation.loading import load_model, load_translator, quiet
 
 from ..conversion.marian_folders import marian_folder, spms  # noqa: F401
 
@@ -186,6 +187,13 @@ def test_every_verb_refuses_with_exit_code_2(folder, tmp_path, capsys) -> None:
         assert main(verb) == 2
         said = capsys.readouterr()
         assert "generation_config.json is not JSON" in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_the_libraries_are_quiet_while_a_model_is_loaded_and_then_as_before() -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with quiet():
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
 def test_there_is_no_prompt_about_code_of_a_folder(folder, monkeypatch) -> None:
