@@ -3,6 +3,7 @@ Fixtures for all tests. Set before any other import: no Hub, temporary caches, w
 the progress bars of datasets, which some verbs turn off for the whole process.
 """
 
+import gc
 import importlib.util
 import logging
 import os
@@ -64,6 +65,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "real_data" in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Spares Python the search for garbage in what is imported and collected, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -52,10 +52,10 @@ def hub() -> Iterator[HubServer]:
         assert server.unknown == []
 
 
-@pytest.fixture
-def run(tiny_run: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, with weights that are large enough for an interrupted upload."""
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def large_run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, with weights that are large enough for an interrupted upload."""
+    folder = tmp_path_factory.mktemp("large") / "run"
     shutil.copytree(tiny_run, folder)
     model = VaswaniForConditionalGeneration(VaswaniConfig(vocab_size=180_000, d_model=16, d_ff=16, num_heads=2))
     model.save_pretrained(folder / "model")
@@ -66,6 +66,12 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
     del result["digest"]
     (folder / "test.json").write_text(json.dumps(result))
     return folder
+
+
+@pytest.fixture
+def run(large_run: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(large_run, tmp_path / "run")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The demo: what it shows, and the page served on loopback."""
 
+import importlib
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-gradio = pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+from hf_vaswani import VaswaniTranslationPipeline, alignments
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.model.alignment_vaswani import Alignment
 
-from hf_vaswani import VaswaniTranslationPipeline, alignments  # noqa: E402
-from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer  # noqa: E402
-from hf_vaswani.model.alignment_vaswani import Alignment  # noqa: E402
-from hf_vaswani.serving.demo import COLOURS, DemoTranslator, build_demo, coloured, serve_demo  # noqa: E402
-
-from ..networks import tiny_model  # noqa: E402
+from ..networks import tiny_model
 
 TEXT = "abc cab. Ab ca."
+
+
+@pytest.fixture(scope="module")
+def demo() -> Any:
+    """The module of the page, whose library takes seconds to import."""
+    pytest.importorskip("gradio", reason="the extra `demo` is not installed")
+    return importlib.import_module("hf_vaswani.serving.demo")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +39,8 @@ def model(tokenizer) -> Any:
 
 
 @pytest.fixture(scope="module")
-def translator(model, tokenizer) -> DemoTranslator:
-    return DemoTranslator(model, tokenizer)
+def translator(demo, model, tokenizer) -> Any:
+    return demo.DemoTranslator(model, tokenizer)
 
 
 def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignment:
@@ -48,12 +53,12 @@ def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignme
     return Alignment(source.split(), target.split(), probabilities, spans(source), spans(target))
 
 
-def test_words_that_belong_together_have_one_colour() -> None:
+def test_words_that_belong_together_have_one_colour(demo) -> None:
     aligned = [
         alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)]),
         alignment("four five", "d e", [(0, 0), (0, 1)]),
     ]
-    source, target = coloured("one two three  four five", "a b c d e", aligned, [0, 15], [0, 6])
+    source, target = demo.coloured("one two three  four five", "a b c d e", aligned, [0, 15], [0, 6])
     assert source == [("one", "0"), (" two ", None), ("three", "1"), ("  ", None), ("four", "2"), (" five", None)]
     assert [part for part in target if part[1] is not None] == [
         ("a", "1"),
@@ -65,16 +70,16 @@ def test_words_that_belong_together_have_one_colour() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=12))
-def test_parts_make_up_the_text(links) -> None:
+def test_parts_make_up_the_text(demo, links) -> None:
     source, target = "abcdefghijkl", "mnopqrstuvwx"
     last = {j: (i, j) for i, j in links}
     both = [alignment(" ".join(source), " ".join(target), list(last.values()))]
-    parts = coloured(" ".join(source), " ".join(target), both, [0], [0])
+    parts = demo.coloured(" ".join(source), " ".join(target), both, [0], [0])
     assert ["".join(text for text, _ in side) for side in parts] == [" ".join(source), " ".join(target)]
     colours = [dict(side) for side in parts]
     for i, j in last.values():
         assert colours[0][source[i]] == colours[1][target[j]] is not None
-        assert int(colours[0][source[i]]) < len(COLOURS)
+        assert int(colours[0][source[i]]) < len(demo.COLOURS)
 
 
 def test_each_sentence_is_translated_and_aligned(translator, model, tokenizer) -> None:
@@ -99,12 +104,12 @@ def test_few_beams_have_few_translations_and_no_text_has_none(translator) -> Non
     assert translator.explorer(" ", None, 2, 0.6) == ""
 
 
-def test_the_language_is_put_in_front(tokenizer) -> None:
+def test_the_language_is_put_in_front(demo, tokenizer) -> None:
     tagged = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
     add_language_tags(tagged, ["de", "fr"])
     model = tiny_model(3, vocab_size=len(tagged), eos=-1e4, language_pairs=[["en", "de"], ["en", "fr"]])
     model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
-    translator = DemoTranslator(model, tagged)
+    translator = demo.DemoTranslator(model, tagged)
     assert list(translator.tags) == ["de", "fr"]
     assert translator.sentences(TEXT, "fr") == ["<2fr> abc cab.", "<2fr> Ab ca."]
     answers = {language: translator.answer(TEXT, language, 2, 0.6, 1) for language in ("de", "fr")}
@@ -114,13 +119,13 @@ def test_the_language_is_put_in_front(tokenizer) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(model, tokenizer) -> Iterator[str]:
+def address(demo, model, tokenizer) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    demo = build_demo(model, tokenizer, "me/model", ["abc", "cab"])
-    yield serve_demo(demo, "127.0.0.1", port, block=False)
-    demo.close()
+    page = demo.build_demo(model, tokenizer, "me/model", ["abc", "cab"])
+    yield demo.serve_demo(page, "127.0.0.1", port, block=False)
+    page.close()
 
 
 def test_the_page_is_served(address, translator) -> None:
@@ -134,9 +139,9 @@ def test_the_page_is_served(address, translator) -> None:
     assert "Transformer explorer" in client.predict(TEXT, None, 4, 0.6, api_name="/explore")
 
 
-def test_the_search_at_first_is_that_of_the_model(model, tokenizer) -> None:
+def test_the_search_at_first_is_that_of_the_model(demo, model, tokenizer) -> None:
     def value(label: str) -> float:
-        blocks = build_demo(model, tokenizer, "me/model").blocks.values()
+        blocks = demo.build_demo(model, tokenizer, "me/model").blocks.values()
         return next(block.value for block in blocks if getattr(block, "label", None) == label)
 
     assert (value("Beams"), value("Length penalty α")) == (4, 0.6)
