@@ -61,7 +61,7 @@ docs: .venv/installed  ## build the manual into build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test-quickstart: quickstart  ## translate with the quickstart's model in every way
-	HF_VASWANI_QUICKSTART=runs/quickstart $(BIN)/pytest -m quickstart tests/test_quickstart.py
+	HF_VASWANI_QUICKSTART=runs/quickstart $(PYTEST) -m quickstart tests/test_quickstart.py
 
 # What calls most of transformers: pipelines, the search, the code that travels, and the contract with transformers.
 OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py search.py decoding.py as_written.py contract.py)
@@ -69,7 +69,7 @@ OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py sear
 test-oldest: quickstart  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
 	PYTHONPATH=$(CURDIR)/.oldest $(PYTEST) $(EVERYTHING) $(OF_TRANSFORMERS)
-	PYTHONPATH=$(CURDIR)/.oldest HF_VASWANI_QUICKSTART=runs/quickstart $(BIN)/pytest -m quickstart tests/test_quickstart.py
+	PYTHONPATH=$(CURDIR)/.oldest HF_VASWANI_QUICKSTART=runs/quickstart $(PYTEST) -m quickstart tests/test_quickstart.py
 
 # What users get. First the lines of README, in a folder of their own, with the versions that pip takes today: the base
 # package translates with the model of an earlier version. Then, with the extras and the newest transformers, even one
