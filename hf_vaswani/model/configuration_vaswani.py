@@ -150,7 +150,8 @@ class VaswaniConfig(PreTrainedConfig):
             Whether the model has both stacks. Models that need one stack alone set it to `False`.
         is_decoder (`bool`, defaults to `False`):
             Whether a model of one stack is a decoder, which has no attention to a source, instead of an encoder.
-        pad_token_id (`int`, defaults to 0): Id of `<pad>`, whose embedding is zero and stays zero.
+        pad_token_id (`int`, defaults to 0):
+            Id of `<pad>`, whose embedding is zero and stays zero, unless the same token also ends a sentence.
         bos_token_id (`int`, defaults to 1): Id of `<s>`.
         eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.
         decoder_start_token_id (`int`, defaults to 1):
@@ -223,6 +224,13 @@ class VaswaniConfig(PreTrainedConfig):
         if self.is_encoder_decoder:
             return "encoder", "decoder"
         return ("decoder",) if self.is_decoder else ("encoder",)
+
+    @property
+    def zero_row(self) -> int | None:
+        """Row of the embeddings that is zero and is not trained: that of `<pad>`, unless it also ends a sentence."""
+        ends = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        # Tied to the output matrix, a zero row would give `</s>` the same logit for ever.
+        return None if self.pad_token_id in ends else self.pad_token_id
 
     @property
     def num_hidden_layers(self) -> int:

@@ -310,9 +310,10 @@ class IncrementalDecoder:
     def _make_room(self, beams: int) -> None:
         """Ensures that the buffers have places for the next step, and removes unused ones before they grow."""
         if self.length >= len(self.encoding):
+            self.decoder.positions.check_last(self.length)
             wanted, table = max(TOKENS_AT_A_TIME, 2 * self.length), self.decoder.positions.table
             if table is not None:
-                wanted = max(self.length + 1, min(wanted, table.num_embeddings))
+                wanted = min(wanted, table.num_embeddings)
             self.encoding = self.decoder.positions.encode(torch.arange(wanted, device=self.bias.device))
         if self.written + beams > self.room:
             if beams > 1:

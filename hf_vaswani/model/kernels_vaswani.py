@@ -97,6 +97,18 @@ def positions_at_once(weight: torch.Tensor) -> int:
     return max(1, 2**27 // vocab_size)
 
 
+def share_of_others(epsilon_ls: float, vocab_size: int) -> float:
+    """
+    Returns the probability that label smoothing gives each token but the true one (Section 5.4), epsilon / (V - 1).
+
+    Raises:
+        ValueError: there is nothing to choose from, so that a loss would be 0 whatever the model says.
+    """
+    if vocab_size < 2:
+        raise ValueError("A loss needs at least 2 labels to choose from, but num_labels (or vocab_size) is 1.")
+    return epsilon_ls / (vocab_size - 1)
+
+
 def smoothed_linear_cross_entropy(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -150,7 +162,7 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
         with_gradients: bool,
     ) -> torch.Tensor:
         vocab_size, dtype = weight.shape[0], type_of_products(weight)
-        share = epsilon_ls / (vocab_size - 1)
+        share = share_of_others(epsilon_ls, vocab_size)
         rest = 1 - share * vocab_size
         matrix, inputs = weight.to(dtype), states.to(dtype)
         sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
@@ -283,7 +295,7 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
         with_gradients: bool,
     ) -> torch.Tensor:
         vocab_size, dtype = weight.shape[0], type_of_products(weight)
-        share = epsilon_ls / (vocab_size - 1)
+        share = share_of_others(epsilon_ls, vocab_size)
         rest = 1 - share * vocab_size
         matrix, inputs = weight.to(dtype), states.to(dtype)
         # The weights of the two cross-entropies.

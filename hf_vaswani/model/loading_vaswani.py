@@ -2,8 +2,11 @@
 
 import json
 import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from huggingface_hub import hf_hub_download, is_offline_mode
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -28,6 +31,68 @@ def check_shapes(model: Any, report: dict[str, Any]) -> None:
         )
 
 
+def check_names(model: Any, report: dict[str, Any]) -> None:
+    """
+    Checks that no weight has another name in the file than in the model, which would leave it random.
+
+    Args:
+        model ([`PreTrainedModel`]): the loaded model.
+        report (`dict[str, Any]`): report of `from_pretrained(..., output_loading_info=True)`.
+
+    Raises:
+        ValueError: the file has weights that the model lacks, and lacks some of the same stack, or of a model of the
+            same class; or one matrix was saved for two that the config does not tie.
+    """
+    missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+    if model.config.architectures != [type(model).__name__]:
+        # A model of another class: the heads, and a stack that the file lacks, are new.
+        missing, unexpected = ([name for name in names if _stack_of(name)] for names in (missing, unexpected))
+        parts = {_stack_of(name) for name in missing} & {_stack_of(name) for name in unexpected}
+        missing, unexpected = ([name for name in names if _stack_of(name) in parts] for names in (missing, unexpected))
+    if missing and unexpected:
+        raise ValueError(
+            f"The weights of {model.name_or_path} do not match its config.json: they have {unexpected[0]}, which the "
+            f"model lacks, and lack {missing[0]}. Rename them as the model names them."
+        )
+    source, target = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+    config = model.config
+    if missing == [target] and config.share_embeddings and not config.tie_word_embeddings:
+        raise ValueError(
+            f"The weights of {model.name_or_path} lack {target}: it was saved as {source}, to which "
+            "tie_word_embeddings=false does not tie it. Load the model with tie_word_embeddings=True, which leaves an "
+            "output matrix of its own as it is, and save it again."
+        )
+
+
+def _stack_of(name: str) -> str:
+    """Returns the stack that a weight belongs to, or an empty string."""
+    return next((stack for stack in ("encoder", "decoder") if stack in name.split(".")[:2]), "")
+
+
+def load_stored(model: Any, weights: Mapping[str, Any], is_new: Callable[[str], bool] = lambda name: False) -> None:
+    """
+    Loads weights into a model by their names. A matrix that is tied to another may be named once.
+
+    Args:
+        model (`nn.Module`): the model.
+        weights (`Mapping[str, torch.Tensor]`): weights by name.
+        is_new (`Callable[[str], bool]`): whether a weight of the model keeps its value if it is not among them.
+
+    Raises:
+        ValueError: the model lacks one of the weights, or they lack one of the model.
+    """
+    own = model.state_dict(keep_vars=True)
+    named = {id(weight) for name, weight in own.items() if name in weights}
+    kinds = {
+        "missing": [name for name, weight in own.items() if id(weight) not in named and not is_new(name)],
+        "unexpected": [name for name in weights if name not in own],
+    }
+    found = [f"{len(names)} {kind} (first: {min(names)})" for kind, names in kinds.items() if names]
+    if found:
+        raise ValueError(f"Weights do not fit to the {type(model).__name__}: {', '.join(found)}.")
+    model.load_state_dict(weights, strict=False)
+
+
 def find_loading_error(model: Any, report: dict[str, Any]) -> str | None:
     """
     Describes weights that are missing in the file of a model, unexpected there, or non-finite.
@@ -50,8 +115,26 @@ def find_loading_error(model: Any, report: dict[str, Any]) -> str | None:
 
 def find_non_finite(model: Any) -> str | None:
     """Returns the name of the first parameter or buffer of a model with NaN or infinity, or `None`."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    return next((name for name, each in tensors if each.device.type != "meta" and not each.isfinite().all()), None)
+    by_device: dict[torch.device, dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, each in (*model.named_parameters(), *model.named_buffers()):
+        if each.device.type != "meta" and (flag := _all_finite(each)) is not None:
+            by_device[each.device][name] = flag
+    # One read for each device: a GPU waits for each.
+    for flags in by_device.values():
+        for name, is_finite in zip(flags, torch.stack([*flags.values()]).tolist(), strict=True):
+            if not is_finite:
+                return name
+    return None
+
+
+def _all_finite(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns whether a tensor has finite numbers alone, on its device; `None` if its format cannot say."""
+    try:
+        # torch computes with numbers of 8 bits in other formats only, and bfloat16 has the range of all of them.
+        is_small = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+        return (tensor.to(torch.bfloat16) if is_small else tensor).isfinite().all()
+    except NotImplementedError:
+        return None
 
 
 def check_settings_file(name: str, **kwargs: Any) -> None:

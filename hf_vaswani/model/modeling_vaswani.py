@@ -48,8 +48,10 @@ from .kernels_vaswani import (
     consistent_linear_cross_entropy,
     cpu_dropout,
     is_plain_linear,
+    share_of_others,
     smoothed_linear_cross_entropy,
 )
+from .loading_vaswani import check_names
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
@@ -325,6 +327,11 @@ class VaswaniPositions(nn.Module):
         is_given = positions is not None
         if positions is None:
             positions = position_ids(inputs_embeds, attention_mask, past_length)
+        if self.table is not None and not torch.compiler.is_compiling():
+            if attention_mask is None and not is_given:
+                self.check_last(int(past_length) + inputs_embeds.shape[1] - 1)
+            elif is_given or attention_mask.shape[1] > self.max_position_embeddings:  # type: ignore[union-attr]
+                check_ids("positions", positions, *self.limit, wait=True)
         if self.table is not None or attention_mask is None or is_given:
             encoding = self.encode(positions)
         else:
@@ -333,11 +340,26 @@ class VaswaniPositions(nn.Module):
             encoding = nn.functional.embedding(positions, self.encode(columns))
         return self.add(inputs_embeds, encoding if segments is None else encoding + segments)
 
+    @property
+    def limit(self) -> tuple[int, str]:
+        """Rows of the table of learned positions, and their name in the config."""
+        return self.max_position_embeddings, "max_position_embeddings"
+
+    def check_last(self, position: int) -> None:
+        """
+        Checks that the table of learned positions, if there is one, has the last position of a text. A GPU that looks
+        up another one fails for the rest of the process, so this is asked first.
+
+        Raises:
+            ValueError: naming both numbers.
+        """
+        if self.table is not None:
+            check_range("positions", position, *self.limit)
+
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
-        """Positions of shape `(...)`, counted from 0 -> their encodings, `(..., d_model)`. Raises as `forward`."""
+        """Positions of shape `(...)`, counted from 0 and below the limit -> their encodings, `(..., d_model)`."""
         if self.table is None:
             return sinusoids(positions + self.offset, self.d_model, self.layout)
-        check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings")
         return self.table(positions)
 
     def add(self, inputs_embeds: torch.Tensor, encoding: torch.Tensor) -> torch.Tensor:
@@ -476,17 +498,39 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         package the stacks and heads that both have; transformers reports the weights that are new.
 
         Raises:
-            ValueError: if the folder's model has none of the stacks of this class.
+            ValueError: if the folder's model has none of the stacks of this class, or weights have other names in the
+                file than in the model.
         """
+        with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
-        if not names:
-            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
-        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        # transformers would save the matrix under the name that it was loaded from.
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.__dict__.pop("_weight_conversions", None)
-        return loaded
+        if names:
+            kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
+        model, report = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+        )
+        check_names(model, report)
+        if names:
+            # transformers would save the matrix under the name that it was loaded from.
+            model.__dict__.pop("_weight_conversions", None)
+        return (model, report) if with_report else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Saves the model as [`PreTrainedModel.save_pretrained`] does, and a matrix with two names under both, unless
+        loading ties the one to the other.
+        """
+        record_tied_output(self)
+        weights = self.state_dict() if state_dict is None else state_dict
+        copied = with_copies(weights, self._tied_weights_keys or {} if self.config.tie_word_embeddings else {})
+        state_dict = state_dict if copied is None else copied
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -534,7 +578,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
         self, config: VaswaniConfig, layer: Callable[[VaswaniConfig, int], nn.Module], num_layers: int
     ) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.zero_row)
         self.positions = VaswaniPositions(config)
         self.layers = nn.ModuleList([layer(config, i) for i in range(num_layers)])
         # Post-norm layers end with a LayerNorm (Section 3.1); on top of pre-norm ones there is one for the stack.
@@ -774,7 +818,7 @@ def smoothed_cross_entropy(
     """
     vocab_size = logits.shape[-1]
     # torch spreads its epsilon over all V tokens, the true one included; this factor compensates for that.
-    spread = epsilon_ls * vocab_size / (vocab_size - 1)
+    spread = share_of_others(epsilon_ls, vocab_size) * vocab_size
     loss = nn.functional.cross_entropy(
         logits.float().view(-1, vocab_size),
         labels.to(logits.device).view(-1),
@@ -969,7 +1013,7 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         """
         # The padding row of the embedding is zero and stays zero: as a row of the tied output matrix it gets no
         # gradient either.
-        frozen = self.config.pad_token_id if self.training and self.config.tie_word_embeddings else None
+        frozen = self.config.zero_row if self.training and self.config.tie_word_embeddings else None
         if labels is not None:
             batch, target = hidden_states.shape[:2]
             check_shape("labels", labels, batch if consistency is None else batch // 2, target)
@@ -1106,11 +1150,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             encoder_attentions=outputs.encoder_attentions,
         )
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Saves the model as [`PreTrainedModel.save_pretrained`] does."""
-        record_tied_output(self)
-        super().save_pretrained(save_directory, *args, **kwargs)
-
 
 class VaswaniEncoderModel(VaswaniPreTrainedModel):
     """The left half of Figure 1 alone, for features of the source. Loads from the folder of any Vaswani model."""
@@ -1202,12 +1241,42 @@ def resize_target_embedding(model: VaswaniPreTrainedModel, num_tokens: int, mean
         decoder.embed_tokens = resized.requires_grad_(requires_grad)
 
 
-def record_tied_output(model: VaswaniForConditionalGeneration) -> None:
+def record_tied_output(model: VaswaniPreTrainedModel) -> None:
     """Sets `tie_word_embeddings` where output and target embedding are one matrix, which is stored once."""
     # PEFT compares the output with the source embedding. Where only the target's is tied to it, PEFT turns ties off
     # when it merges, and loading the folder would initialize the output anew.
+    if not isinstance(model, VaswaniForConditionalGeneration):
+        return
     if model.lm_head.weight is model.model.decoder.embed_tokens.weight:
         model.config.tie_word_embeddings = True
+
+
+def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
+    """
+    Copies the matrices that have several names, except those that loading ties to the same one; transformers would
+    save each of them under one name, and loading would make up the others.
+
+    Args:
+        weights (`dict[str, Any]`): weights by name.
+        ties (`dict[str, str]`): names that loading ties, and the names that it ties them to.
+
+    Returns:
+        `dict[str, Any]`: the weights with these copies, or `None` if there is nothing to copy.
+    """
+    # Weights that are on disk are on the meta device here, and others may have no single place in memory.
+    plain = {
+        name: (weight.device, weight.data_ptr(), weight.shape)
+        for name, weight in weights.items()
+        if type(weight) in (torch.Tensor, nn.Parameter) and weight.device.type != "meta" and weight.numel()
+    }
+    seen, copies = set(), {}
+    for name, place in plain.items():
+        if plain.get(ties.get(name, "")) == place:
+            continue
+        if place in seen:
+            copies[name] = weights[name].clone()
+        seen.add(place)
+    return weights | copies if copies else None
 
 
 # ---- What comes in -----------------------------------------------------------------------------------------------
@@ -1251,14 +1320,25 @@ def check_not_empty(name: str, given: torch.Tensor) -> None:
         raise ValueError(f"{name} has the shape {tuple(given.shape)}: pass at least one sentence of one token.")
 
 
-def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str) -> None:
-    """Checks that ids have a row in a table of `size` rows; raises a ValueError with the id and the size."""
-    # On the CPU only: elsewhere reading them would make the device wait.
-    if ids.device.type != "cpu" or ids.numel() == 0 or torch.compiler.is_compiling():
+def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str, wait: bool = False) -> None:
+    """
+    Checks that ids have a row in a table of `size` rows; raises a ValueError with the id and the size. Reading ids
+    makes a GPU wait, so they are checked there only with `wait`.
+    """
+    device = ids.device.type
+    if ids.numel() == 0 or device == "meta" or torch.compiler.is_compiling() or not (wait or device == "cpu"):
+        return
+    # What is captured as a graph runs later.
+    if device == "cuda" and torch.cuda.is_current_stream_capturing():
         return
     for id_ in (int(ids.min()), int(ids.max())):
-        if not 0 <= id_ < size:
-            raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
+        check_range(name, id_, size, size_name)
+
+
+def check_range(name: str, id_: int, size: int, size_name: str) -> None:
+    """Checks that an id has a row in a table of `size` rows; raises a ValueError with both numbers."""
+    if not 0 <= id_ < size:
+        raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
 
 
 def check_one_segment(token_type_ids: torch.Tensor | None) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 # Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
-# can share tokenizers and models, so they share the lock. Translation itself runs without it.
-LOCK = threading.Lock()
+# can share tokenizers and models, so they share the lock. Translation itself runs without it. The thread
+# that holds it can take it again, as a fork does: a tokenizer that forks would wait for itself.
+LOCK = threading.RLock()
 if hasattr(os, "register_at_fork"):
     # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)

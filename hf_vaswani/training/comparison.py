@@ -12,6 +12,7 @@ from ..data.sources import EvaluationText, evaluation_texts, read_evaluation_sou
 from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, check_score, last_push, read_score
 from ..metrics import score
+from ..model.loading_vaswani import load_stored
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
 from ..records import Result, Scored, Verdict
@@ -224,7 +225,7 @@ def _translate(name: str | Path, texts: list[EvaluationText], is_own: bool = Fal
     model = Baseline(name, device)
     if is_own:
         # A checkpoint has the moving average that is published in a file of its own.
-        model.translator.models[0].load_state_dict(load_weights(Path(name)), strict=False)
+        load_stored(model.translator.models[0], load_weights(Path(name)))
     return {
         text.name: model(text.source if is_own else model.tagged(text.plain, text.target_language, text.prefix))
         for text in texts

@@ -25,6 +25,7 @@ from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
+from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
@@ -485,8 +486,7 @@ def _finish(run: Run, model: VaswaniPreTrainedModel, step: int, seconds: float) 
     """Averages checkpoints, scores the mean on the test set, and then writes the model folder."""
     chosen = on_main_process(run.accelerator, _checkpoints_to_average, run.recipe)
     on_main_process(run.accelerator, _warn_of_no_gain, run.recipe)
-    # A tied matrix is stored once, so its other names are missing.
-    model.load_state_dict(average_checkpoints(chosen), strict=False)
+    load_stored(model, average_checkpoints(chosen))
     averaged = [checkpoint.name for checkpoint in chosen]
     result = Result(step, averaged, seconds=round(seconds, 1), model=str(run.folder / MODEL))
     translations: dict[str, list[str]] = {}

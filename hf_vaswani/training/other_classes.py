@@ -14,7 +14,7 @@ from ..averaging import load_weights
 from ..data.tokenizer import put_special_tokens
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
-from ..model.loading_vaswani import check_shapes, find_non_finite
+from ..model.loading_vaswani import check_shapes, find_non_finite, load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
 from ..recipe import EvaluationRecipe, Recipe
 from ..run_folder import EMA_WEIGHTS
@@ -73,7 +73,7 @@ def load_other(
     if name := find_non_finite(model):
         raise ValueError(f"{folder} has non-finite values in {name}.")
     if (folder / EMA_WEIGHTS).is_file():
-        _load_average(model, folder, () if is_same else (LABELS,))
+        _load_average(model, folder, None if is_same else saved)
     if isinstance(model, VaswaniForConditionalGeneration):
         model.generation_config.update(**search_of(recipe.evaluation))
     check_vocabulary(model, tokenizer, folder)
@@ -120,13 +120,22 @@ def _described(name: str, saved: tuple[str, ...]) -> str:
     return f"the {parts[0]}'s {parts[3] if parts[1] == 'layers' else parts[1]}"
 
 
-def _load_average(model: VaswaniPreTrainedModel, folder: Path, new: tuple[str, ...]) -> None:
-    """Loads the moving average of a checkpoint in place of its weights, but for the new ones."""
+def _load_average(model: VaswaniPreTrainedModel, folder: Path, saved: tuple[str, ...] | None) -> None:
+    """
+    Loads the moving average of a checkpoint in place of its weights, but for those that a model with other stacks than
+    the `saved` ones, or another head, has anew; `None` for a model of the same class.
+    """
     weights = load_weights(folder)
     for before, after in stored_embedding(type(model), folder, {}).items():
         weights |= {name.replace(before, after): weight for name, weight in weights.items() if before in name}
-    names = {name for name in model.state_dict().keys() & weights.keys() if not name.startswith(new)}
-    model.load_state_dict({name: weights[name] for name in names}, strict=False)
+    names = {
+        name for name in model.state_dict().keys() & weights.keys() if saved is None or not name.startswith(LABELS)
+    }
+    load_stored(
+        model,
+        {name: weights[name] for name in names},
+        is_new=lambda name: saved is not None and _may_be_new(name, saved),
+    )
 
 
 def search_of(evaluation: EvaluationRecipe) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ..data.sources import Source, make_tokenizer, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
 from ..files import atomic_folder, check_weights, find_damage, read_json
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import language_tags
 from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
@@ -153,7 +154,7 @@ def _load(
             return load_other(folder, recipe, labels)
     model, tokenizer = load_translator(folder, torch.float32)
     if (folder / EMA_WEIGHTS).is_file():
-        model.load_state_dict(load_weights(folder), strict=False)
+        load_stored(model, load_weights(folder))
     last = tokenizer("a")["input_ids"][-1:]
     if last != [tokenizer.eos_token_id]:
         raise ValueError(
@@ -395,7 +396,7 @@ def _with_random_parts(model: VaswaniPreTrainedModel, parts: Collection[str], se
         network = type(model)(model.config)
     taken = {*parts, *(["head"] if set(model.config.stacks) <= set(parts) else [])}
     weights = {name: weight for name, weight in model.state_dict().items() if part_of(name) in taken}
-    network.load_state_dict(weights, strict=False)
+    load_stored(network, weights, is_new=lambda name: part_of(name) not in taken)
     network.generation_config = model.generation_config
     return network.eval()
 

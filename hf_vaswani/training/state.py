@@ -18,6 +18,7 @@ from ..adapters import base_folder
 from ..averaging import load_weights
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
+from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import on_main_process
 from ..records import Progress
@@ -94,7 +95,7 @@ class TrainState:
         if self.ema is not None:
             return cast(VaswaniPreTrainedModel, self.ema.module)
         if self.unsharded is not None:
-            self.unsharded.load_state_dict(full_weights(self.wrapped), strict=False)
+            load_stored(self.unsharded, full_weights(self.wrapped))
         return self.unsharded or self.model
 
     def plain_model(self) -> VaswaniPreTrainedModel:
@@ -114,7 +115,7 @@ def build_model(run: Run) -> VaswaniPreTrainedModel:
     """
     model: VaswaniPreTrainedModel = model_class(run.recipe)(_config(run))
     if run.start is not None:
-        model.load_state_dict(load_weights(run.folder / START), strict=False)
+        load_stored(model, load_weights(run.folder / START))
         if model.can_generate():
             model.generation_config = GenerationConfig.from_pretrained(run.folder / START)
     # As `save_pretrained` does: a checkpoint must tell its class, too.
@@ -321,7 +322,7 @@ def _load_checkpoint(run: Run, state: TrainState, checkpoint: Path, progress: Pr
             f"{checkpoint} could not be loaded: {error}. If it is damaged, delete it to resume from the one before."
         ) from error
     if state.ema is not None:
-        state.ema.module.load_state_dict(load_weights(checkpoint), strict=False)
+        load_stored(state.ema.module, load_weights(checkpoint))
         state.ema.n_averaged.fill_(progress.step)
     state.step, state.position, state.nonfinite = progress.step, progress.position, progress.nonfinite
     state.seconds_before = progress.seconds

@@ -35,7 +35,7 @@ from ..model.heads_vaswani import (
     VaswaniForSequenceClassification,
     VaswaniForTokenClassification,
 )
-from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite
+from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite, load_stored
 from ..model.modeling_vaswani import VaswaniEncoderModel
 
 logger = logging.getLogger(__name__)
@@ -191,11 +191,7 @@ def _load_merged(checkpoint: Path, dtype: Any) -> Any:
         weights = merged_weights(checkpoint)
         config = AutoConfig.from_pretrained(checkpoint)
         model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32 if dtype == "auto" else dtype)
-        # A tied matrix is stored once, and so it is named once among the parameters.
-        missing = [name for name, _ in model.named_parameters() if name not in weights]
-        if missing:
-            raise ValueError(f"{checkpoint} does not fit to the model that its adapters belong to: {missing[0]}.")
-        model.load_state_dict(weights, strict=False)
+        load_stored(model, weights)
         model.generation_config = GenerationConfig.from_pretrained(checkpoint)
     return model.eval()
 
