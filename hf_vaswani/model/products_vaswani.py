@@ -39,12 +39,10 @@ class PackedMatrix:
     """A matrix for `torch.ops.mkldnn._linear_pointwise`, and what it was packed from."""
 
     matrix: torch.Tensor
-    dtype: torch.dtype
-    groups: int  # see [`interleave_heads`]
     fingerprint: torch.Tensor  # products of the weights' rows with `probe`
 
 
-# By the first of the weights that a matrix was packed from.
+# By the first of the weights that a matrix was packed from: matrices by number format and groups.
 KEPT: Any = WeakTensorKeyDictionary()
 
 
@@ -81,6 +79,9 @@ def packed_for_onednn(weights: Sequence[torch.Tensor], dtype: torch.dtype, group
         `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
     """
     first, multiplications = weights[0], rows * sum(weight.numel() for weight in weights)
+    if first.device.type != "cpu" and first in KEPT:
+        # The model was moved.
+        del KEPT[first]
     if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE) or not has_onednn(first.device, dtype):
         return None
     with torch.no_grad():
@@ -89,9 +90,13 @@ def packed_for_onednn(weights: Sequence[torch.Tensor], dtype: torch.dtype, group
             return _packed(weights, dtype, groups)
         vector = probe(first.shape[1])
         fingerprint = torch.cat([torch.mv(weight.detach().float(), vector) for weight in weights])
-        kept = KEPT.get(first)
-        if kept is None or (kept.dtype, kept.groups) != (dtype, groups) or not fingerprint.equal(kept.fingerprint):
-            kept = KEPT[first] = PackedMatrix(_packed(weights, dtype, groups), dtype, groups, fingerprint)
+        matrices = KEPT.setdefault(first, {})
+        kept = matrices.get((dtype, groups))
+        if kept is None or not fingerprint.equal(kept.fingerprint):
+            # Those of changed weights go, in whatever format they are.
+            for key in [key for key, each in matrices.items() if not fingerprint.equal(each.fingerprint)]:
+                del matrices[key]
+            kept = matrices[dtype, groups] = PackedMatrix(_packed(weights, dtype, groups), fingerprint)
     return kept.matrix
 
 
