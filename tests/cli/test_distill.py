@@ -3,11 +3,14 @@
 import json
 import re
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hf_vaswani.cli import main
+from hf_vaswani.cli import distill, main
+from hf_vaswani.cli.inputs import load_recorded
 from hf_vaswani.files import digest, read_sealed, sealed
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.translation import growing_file, lines
@@ -36,6 +39,21 @@ def backward(teacher, tmp_path: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"language_pairs": [["de", "en"]]}))
     return [f"--teacher.backward_model={folder}", "--teacher.drop_worst=0.1"]
+
+
+def test_the_teacher_is_gone_when_the_student_is_trained(command, backward, monkeypatch) -> None:
+    teachers: list[Any] = []
+    alive: list[bool] = []
+
+    def remember(names, key):
+        translators, digests = load_recorded(names, key)
+        teachers.extend(weakref.ref(model) for model in translators.models)
+        return translators, digests
+
+    monkeypatch.setattr(distill, "load_recorded", remember)
+    monkeypatch.setattr(distill, "train_recipe", lambda _: alive.extend(bool(model()) for model in teachers))
+    assert main([*command, *backward]) == 0
+    assert alive == [False, False]
 
 
 def content(folder: Path) -> dict[str, bytes]:
