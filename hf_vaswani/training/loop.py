@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -50,6 +50,7 @@ from ..run_folder import (
     has_stalled,
     known_validations,
     list_checkpoints,
+    places_of_text,
     read_environment,
     read_progress,
     read_recipe,
@@ -608,6 +609,8 @@ def _result_if_complete(recipe: Recipe) -> Result | None:
         complete = (not list_checkpoints(folder) or result.averaged == averaged) and (
             result.step >= recipe.training.max_steps or _has_stalled(recipe, result.step)
         )
+        # Where the text is elsewhere, it is read again, and compared.
+        complete = complete and _has_its_text_there(recipe, folder)
     # Resuming reports the error.
     except (OSError, ValueError):
         complete = False
@@ -615,6 +618,13 @@ def _result_if_complete(recipe: Recipe) -> Result | None:
         logger.warning(f"{damage}: it is written again from the checkpoints")
     # The run folder may have been moved.
     return replace(result, model=str(folder / MODEL)) if complete and damage is None else None
+
+
+def _has_its_text_there(recipe: Recipe, folder: Path) -> bool:
+    """Returns whether a recipe has its text where its run had it, as far as that is recorded."""
+    with suppress(ValueError):
+        return places_of_text(recipe) == places_of_text(read_recipe(folder))
+    return True
 
 
 def _damage_of_the_result(folder: Path) -> str | None:

@@ -56,6 +56,22 @@ def test_the_teacher_is_gone_when_the_student_is_trained(command, backward, monk
     assert alive == [False, False]
 
 
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_distilled_run_may_be_moved_with_the_folder_of_its_teacher(command, tmp_path, with_checkpoints) -> None:
+    command = [word for word in command if not word.startswith("--teacher.folder")]
+    assert main(command) == 0
+    if not with_checkpoints:
+        for folder in (tmp_path / "student").glob("checkpoint-*"):
+            shutil.rmtree(folder)
+    (tmp_path / "student").rename(tmp_path / "moved")
+    (tmp_path / "student.teacher").rename(tmp_path / "moved.teacher")
+    arguments = [*command[1:], "--run_dir", str(tmp_path / "moved")]
+    assert main(["train", *arguments]) == 0 == main(["distill", *arguments])
+    if with_checkpoints:
+        assert main(["train", *arguments, "--training.max_steps=6"]) == 0
+        assert (tmp_path / "moved" / "checkpoint-6").is_dir()
+
+
 def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES if (folder / name).exists()}
 
