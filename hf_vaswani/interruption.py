@@ -88,26 +88,30 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
     return False
 
 
-# Seconds that a training may go on after SIGTERM, most of a minute.
+# Seconds that a training may go on after SIGTERM, most of a minute, unless its launcher has been told to wait longer.
 GRACE = 50
 # The processes that are within `ends_after_sigterm`: their children inherit what wakes the thread.
 _woken: set[int] = set()
 
 
 @contextmanager
-def ends_after_sigterm(text: str, grace: float = GRACE) -> Iterator[None]:
+def ends_after_sigterm(text: str, grace: float | None = None) -> Iterator[None]:
     """
     Ends the process if the block still runs some time after SIGTERM. Python handles a signal only between two
     instructions of the main thread, which may wait in a library for a batch or another process that never comes.
 
     Args:
         text (`str`): written to standard error before the end.
-        grace (`float`): seconds from the signal to the end.
+        grace (`float`, *optional*): seconds from the signal to the end; by default [`GRACE`], or the time after which
+            `torchrun` kills what is still running, if the environment gives it more than that.
     """
     # Only the main thread may do this, and only where a pipe can be woken by a signal.
     if os.name != "posix" or threading.current_thread() is not threading.main_thread():
         yield
         return
+    if grace is None:
+        told = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+        grace = max(GRACE, int(told) if told.isdecimal() else 0)
     out, into = os.pipe()
     os.set_blocking(into, False)
     done = threading.Event()

@@ -372,7 +372,7 @@ def _update(
     Makes one step of the optimizer from this process's batches of an update; `save` asks all processes for a
     checkpoint.
     """
-    batches = send_to_device(batches, accelerator.device)
+    batches = send_to_device(batches, accelerator.device, non_blocking=accelerator.device.type == "cuda")
     # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would weigh
     # more than one of a large batch.
     # The same holds for the texts of a second objective.
