@@ -440,7 +440,7 @@ class TrainingRecipe:
     log_every: int = number(100, at_least=1, at_most=10**9)
     """Updates between two entries of `training.jsonl` and of the trackers: loss, gradient norm and learning rate."""
     validate_every: int = number(1000, at_least=1, at_most=10**9)
-    """Updates between two validations, which compute the loss, BLEU, chrF and TER."""
+    """Updates between two validations, which compute the loss, BLEU and chrF."""
     save_every: int = number(1000, at_least=1, at_most=10**9)
     """Updates between two checkpoints."""
     save_every_minutes: float | None = number(None, above=0, at_most=10**6)

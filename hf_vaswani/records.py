@@ -19,7 +19,7 @@ class Validation:
         step (`int`): updates so far.
         loss (`float`, *optional*): nats per target token; `None` if it is not finite.
         bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
-            `None` if the task is no translation.
+            `None` if the task is no translation, as the TER of a validation is.
         signatures (`dict[str, str]`): sacreBLEU's, by metric.
         sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
             also its `loss`, in nats per target token, `None` if it is not finite.

@@ -147,7 +147,9 @@ def render_card(
         search=_search(recipe, split),
         before=list(before_rows(before)),
         test_signature=next((each.signature for each in before.values()), ""),
-        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows and has_pairs else [],
+        signatures=[(METRICS[metric], text) for metric, text in rows[0].signatures.items()]
+        if rows and has_pairs
+        else [],
         curve=PICTURE if has_curve else None,
         plotted="loss" + (f" and {measure_name(measure)}" if measure else ""),
         training_loss=_training_loss(recipe),

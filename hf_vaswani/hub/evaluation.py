@@ -135,7 +135,7 @@ def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> 
             # The Hub merges the results of sets that have dataset, config and split in common.
             config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
             split=getattr(part, f"{split}_split") if from_dataset else None,
-            scores={name: scores[name] for name in (*METRICS, EXACT) if name in scores}
+            scores={name: scores[name] for name in (*METRICS, EXACT) if scores.get(name) is not None}
             if has_pairs
             else _ordered(scores),
             signatures=scored.signatures or {},

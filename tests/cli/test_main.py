@@ -91,6 +91,52 @@ def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeyp
     assert main(arguments) == 2 and capsys.readouterr().err == "hf-vaswani: Out of memory.\n"
 
 
+def fail_with(monkeypatch, error: BaseException) -> None:
+    from hf_vaswani.translation import loading
+
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    monkeypatch.setattr(loading, "load_translator", fail)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_memory"),
+    [
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("unsupported memory format option ChannelsLast", False),
+        ("cannot pin memory of a sparse tensor", False),
+        ("CUDA out of memory. Tried to allocate 20.00 GiB", True),
+        ("MPS backend out of memory", True),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
+        ("std::bad_alloc", True),
+    ],
+)
+def test_out_of_memory_is_said_only_of_memory(monkeypatch, capsys, text, is_of_memory) -> None:
+    fail_with(monkeypatch, RuntimeError(text))
+    arguments = ["translate", "--model", "user/name"]
+    if is_of_memory:
+        assert main(arguments) == 2 and capsys.readouterr().err == f"hf-vaswani: Out of memory: {text}\n"
+    else:
+        with pytest.raises(RuntimeError, match=text):
+            main(arguments)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), OSError("bad"), ImportError("bad"), MemoryError(), KeyboardInterrupt("bad")]
+)
+def test_a_variable_shows_the_traceback_of_any_error(monkeypatch, capsys, error) -> None:
+    for value, is_shown in (("1", True), ("0", False), ("", False)):
+        fail_with(monkeypatch, error)
+        monkeypatch.setenv("HF_VASWANI_DEBUG", value)
+        assert main(["translate", "--model", "user/name"]) > 0
+        said = capsys.readouterr().err
+        assert said.splitlines()[-1].startswith("hf-vaswani: ") and ("in fail\n" in said) == is_shown
+
+
 @pytest.mark.process
 def test_a_closed_pipe_ends_a_verb_quietly(tiny_run, texts) -> None:
     command = f"{sys.executable} -m hf_vaswani.cli translate {texts[0] / 'a.txt'} --model {tiny_run / 'model'}"
