@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from ..memory import keep_few_products
+from ..records import public_text
 from ..version import __version__
 from . import (
     align,
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Public("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logger.setLevel(logging.INFO)
     # Accelerate warns at each checkpoint that a tied matrix is stored once, which is intended.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         return 0
     except (ValueError, OSError, ImportError) as error:
         logger.debug("Traceback of the error:", exc_info=True)
-        sys.stderr.write(f"{program}: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{program}: {public_text(' '.join(str(error).split()))}\n")
         return 2
     except RuntimeError as error:
         # torch has no error class for this on a CPU.
@@ -76,6 +79,14 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     except KeyboardInterrupt as error:
         sys.stderr.write(f"{program}: {str(error) or 'stopped.'}\n")
         return getattr(error, "exit_code", 130)
+
+
+class _Public(logging.Formatter):
+    """Messages without the secrets that a URL may have: others may read a log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record."""
+        return public_text(super().format(record))
 
 
 class _StandardOutput:

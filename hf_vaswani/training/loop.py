@@ -30,7 +30,7 @@ from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
 from ..processes import build_accelerator, leave, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
-from ..records import Result
+from ..records import Result, public
 from ..run_folder import (
     CURVE,
     ENVIRONMENT,
@@ -178,7 +178,7 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
         logger.info(f"{recipe.run_dir} {'starts' if checkpoint is None else f'resumes from {checkpoint.name}'}")
-        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in run.recipe.flat().items()})
+        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in public(run.recipe.flat()).items()})
         state = build_state(run, checkpoint)
         # Only the main process talks to the Hub.
         publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None

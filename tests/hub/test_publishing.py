@@ -3,14 +3,16 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import huggingface_hub.constants
 import pytest
@@ -27,7 +29,7 @@ from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
 from hf_vaswani.model.shortlist_vaswani import FILE
-from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
 from hf_vaswani.training import comparison
@@ -319,6 +321,49 @@ def test_one_commit_has_everything(hub, run, push) -> None:
     # A second push has nothing to commit.
     assert push() == (0, said)
     assert len(hub.commits("alice/m")) == 2
+
+
+def with_secrets(record: Any, url: str, form: set[str]) -> None:
+    """Puts a URL into every field of a recipe's section that has text, except those whose text has a form."""
+    for each, hint in get_type_hints(type(record)).items():
+        if each in form or "Literal" in str(hint) or not re.search(r"\bstr\b", str(hint)):
+            continue
+        setattr(record, each, [url] if str(hint).startswith("list") else url)
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_no_string_of_a_push_has_the_secret_of_a_url(hub, tiny_run, tmp_path, push, has_files, caplog) -> None:
+    url = "https://me:SECRET@host/some/t.tsv?sig=SECRET%2F&to=a/SECRET::SECRET#SECRET.tsv"
+    run = shutil.copytree(tiny_run, tmp_path / "secret", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (run / "model" / ".engines").mkdir()
+    recipe = Recipe(more_data=[SourceRecipe()])
+    # Columns of other tasks; and what the run has, or a push compares, checks or needs.
+    form = {"pair_column", "label_column", "document_column", "validation_split", "run_dir", "task", "tokenize"}
+    for name, section in [*vars(recipe).items(), ("data", recipe.more_data[0])]:
+        if is_dataclass(section) and name != "hub":
+            with_secrets(
+                section, url, form | (set() if has_files else {"train_files", "validation_files", "test_files"})
+            )
+    # The test has one set.
+    recipe.more_data[0].test_files = recipe.more_data[0].test_split = None
+    recipe.initialize.revision = None
+    (run / "recipe.yaml").write_text(recipe.as_yaml())
+    facts = json.loads((run / "environment.json").read_text())
+    texts = [{"pairs": {"train": 9}, "dataset_is_local": False}] * 2
+    command = ["train.py", url, f"--data.train_files={{en: {url}, de: {url}}}", "--data.prefix", f"see {url} there"]
+    facts |= {"command": command, "start_is_local": False, "data": texts, "commits": {url: url}}
+    (run / "environment.json").write_text(json.dumps(facts))
+    result = {name: value for name, value in json.loads((run / "test.json").read_text()).items() if name != "digest"}
+    result["samples"] = [{"source": f"At {url}.", "translation": url, "reference": url}]
+    (run / "test.json").write_text(json.dumps(result))
+    code, said = push("--space", "alice/demo", run=run)
+    assert code == 0, said
+    published = hub.files("alice/m") | {f"demo/{name}": text for name, text in hub.files("spaces/alice/demo").items()}
+    published["commits"] = str([(each.title, each.message) for each in hub.commits("alice/m")]).encode()
+    published["messages"] = (said + caplog.text).encode()
+    assert [name for name, content in published.items() if b"SECRET" in content] == []
+    assert b"t.tsv" in published["README.md"] and b"https://host/some/t.tsv" in published["demo/app.py"]
+    assert ".engines is not published" in caplog.text and not any(".engines" in name for name in published)
 
 
 def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(hub, push) -> None:
