@@ -286,7 +286,8 @@ def _facts(
     if environment.git_revision:
         yield "hf_vaswani revision", environment.git_revision
     if environment.commits:
-        yield "from the Hub", ", ".join(f"{name} at {commit}" for name, commit in environment.commits.items())
+        names = {name.partition("@")[0]: commit for name, commit in environment.commits.items()}
+        yield "from the Hub", ", ".join(f"{name} at {commit}" for name, commit in names.items())
 
 
 def _duration(seconds: float) -> str:

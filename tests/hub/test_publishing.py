@@ -944,3 +944,81 @@ def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, m
     for offline in (False, True):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
         assert AutoModelForSeq2SeqLM.from_pretrained("alice/m").generation_config.num_beams == 2
+
+
+# ---- Revisions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(tmp_path) -> tuple[str, str]:
+    """Files of source sentences and of their translations."""
+    (tmp_path / "a.en").write_text("one two\nthree\n")
+    (tmp_path / "a.de").write_text("eins zwei\ndrei\n")
+    return str(tmp_path / "a.en"), str(tmp_path / "a.de")
+
+
+@pytest.fixture
+def pinned(hub, tiny_run) -> str:
+    """The commit of a model, whose repository has another one by now that cannot be loaded."""
+    commit = hub.commit("alice/m", {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir()})
+    hub.commit("alice/m", {"config.json": b"{}"})
+    return commit
+
+
+def test_every_verb_loads_the_revision_that_it_is_told(pinned, tiny_run, texts, command, tmp_path) -> None:
+    source, target = texts
+    words = {
+        "translate": [source],
+        "score": [source, target],
+        "align": [source, target],
+        "evaluate": ["--data", source, target],
+        "explore": ["one two", "--output", str(tmp_path / "page.html")],
+    }
+    for verb, arguments in words.items():
+        assert command(verb, "--model", "alice/m", *arguments)[0] == 2, f"{verb} loads the main branch"
+        expected = command(verb, "--model", str(tiny_run / "model"), *arguments)
+        assert expected[0] == 0
+        assert command(verb, "--model", f"alice/m@{pinned}", *arguments) == expected
+        assert command(verb, "--model", "alice/m", "--revision", pinned, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (
+            "alice/m",
+            ["--revision", "nowhere"],
+            "The model 'alice/m@nowhere' cannot be loaded: loading it from the Hub",
+        ),
+        ("alice/m@", [], "There is no 'alice/m@': a revision follows a Hub id, as in user/name@v2"),
+        ("alice/m", ["--revision", ""], "--revision is empty"),
+        ("alice/m@v1", ["--revision", "v2"], "--revision v2 has no use: alice/m@v1 is local or names a revision"),
+        ("LOCAL", ["--revision", "v2"], "--revision v2 has no use"),
+    ],
+)
+def test_a_revision_that_is_not_there_or_has_no_use_is_named(
+    pinned, tiny_run, texts, command, model, options, words
+) -> None:
+    name = str(tiny_run / "model") if model == "LOCAL" else model
+    code, said = command("translate", "--model", name, *options, texts[0])
+    assert code == 2 and words in said and said.count("\n") == 1
+
+
+@pytest.mark.process
+def test_a_run_records_the_commits_of_what_it_downloads(hub, pinned, tmp_path) -> None:
+    """In a new process, because datasets reads the address of the Hub when it is imported."""
+    rows = "".join(json.dumps({"translation": {"en": f"one {i}", "de": f"eins {i}"}}) + "\n" for i in range(40))
+    data = hub.commit("datasets/acme/pairs", {"train.jsonl": rows.encode()})
+    recipe = tiny_recipe(tmp_path, max_steps=2, save_every=2, average_last=1)
+    recipe = [each for each in recipe if not each.startswith("--data")]
+    recipe += ["--data.dataset=acme/pairs", "--data.validation_split=null", "--data.test_split=null"]
+    start = f"--initialize.from=alice/m@{pinned}"
+    command = [sys.executable, "-m", "hf_vaswani.cli", "train", *recipe, start, "--run_dir", str(tmp_path / "run")]
+    environment = os.environ | hub.environment(tmp_path / "home") | {"HF_DATASETS_OFFLINE": "0", "HF_TOKEN": READ}
+    end = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert end.returncode == 0, end.stderr
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert facts["commits"] == {f"alice/m@{pinned}": pinned, "acme/pairs": data}
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"alice/m at {pinned}" in card and f"acme/pairs at {data}" in card
+    assert ModelCard(card).data.base_model == "alice/m"
