@@ -213,7 +213,8 @@ def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, row
         pipeline_tag=pipeline_of(recipe.task),
         tags=["vaswani", "attention-is-all-you-need"],
         base_model=base,
-        datasets=sorted(on_hub & {str(part.dataset) for part in sources}) or None,
+        # The Hub finds them by their ids, without a revision.
+        datasets=sorted({name.partition("@")[0] for name in on_hub & {str(part.dataset) for part in sources}}) or None,
         metrics=metrics_of(recipe, rows),
         model_name=name if results else None,
         eval_results=results or None,

