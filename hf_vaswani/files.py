@@ -153,6 +153,24 @@ def tsv_cell(text: str) -> str:
     return re.sub(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", " ", text)
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """
+    Splits `user/name@revision` into the id on the Hub and the branch, tag or commit.
+
+    Args:
+        name (`str`): id with or without a revision; or a local path, which has none.
+
+    Raises:
+        ValueError: there is nothing on a side of the `@`.
+    """
+    if "@" not in name or Path(name).exists():
+        return name, None
+    repository, _, revision = name.partition("@")
+    if not repository or not revision:
+        raise ValueError(f"There is no {name!r}: a revision follows a Hub id, as in user/name@v2.")
+    return repository, revision
+
+
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:

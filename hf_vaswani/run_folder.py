@@ -23,7 +23,7 @@ from .files import (
 )
 from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name
 from .recipe_file import load_recipe
-from .records import Environment, Progress, Result, Validation, from_json, to_json
+from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
 WEIGHTS = "model.safetensors"
 EMA_WEIGHTS = "ema.safetensors"
@@ -108,12 +108,12 @@ def read_environment(run_dir: Path) -> Environment:
 
 def write_environment(run_dir: Path, environment: Environment) -> None:
     """
-    Writes the `environment.json` of a run.
+    Writes the `environment.json` of a run, without the secrets that a URL may have.
 
     Raises:
         OSError: the file cannot be written.
     """
-    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(to_json(environment), indent=2) + "\n")
+    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(to_json(public(environment)), indent=2) + "\n")
 
 
 def read_result(run_dir: Path) -> Result:

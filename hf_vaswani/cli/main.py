@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from ..memory import keep_few_products
+from ..records import public_text
 from ..version import __version__
 from . import (
     align,
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Public("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logger.setLevel(logging.INFO)
     # Accelerate warns at each checkpoint that a tied matrix is stored once, which is intended.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
@@ -89,7 +92,15 @@ def _say(program: str, text: str) -> None:
     """Writes the sentence of the error that is handled, behind its traceback if `HF_VASWANI_DEBUG` is set."""
     if os.environ.get("HF_VASWANI_DEBUG", "0") not in ("", "0"):
         traceback.print_exc()
-    sys.stderr.write(f"{program}: {text}\n")
+    sys.stderr.write(f"{program}: {public_text(text)}\n")
+
+
+class _Public(logging.Formatter):
+    """Messages without the secrets that a URL may have: others may read a log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record."""
+        return public_text(super().format(record))
 
 
 class _StandardOutput:

@@ -17,7 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .inputs import add_search, check_counts, load_models, require_file, set_beams, text_lines
+from .inputs import (
+    add_revision,
+    add_search,
+    check_counts,
+    load_models,
+    require_file,
+    set_beams,
+    text_lines,
+    with_revision,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -74,6 +83,7 @@ def add_verbs(verbs: Any) -> None:
         action="append",
         help="model folder or Hub id; repeat the option to serve several; the first with a pair of languages has it",
     )
+    add_revision(serve)
     serve.add_argument(
         "--direction",
         action="append",
@@ -247,7 +257,7 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
     settings: dict[str, Any] = {"autocast": options.dtype if options.dtype != "float32" else None}
     settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     return ServeOptions(
-        models=tuple(options.model),
+        models=tuple(with_revision(options.model, options.revision)),
         directions=tuple(directions),
         num_beams=options.num_beams,
         in_float32=options.dtype in ("float32", "bfloat16"),

@@ -9,6 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from ..recipe import Files
+from ..records import public, public_text
 
 try:
     from datasets import config
@@ -54,10 +55,11 @@ def local_copy(name: str) -> str:
                 fs.get_file(path, str(folder / ".writing"))
                 os.replace(folder / ".writing", file)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {name!r}.") from error
+        raise FileNotFoundError(f"There is no file {public(name)!r}.") from error
     # Each file system has error classes of its own.
     except Exception as error:
-        raise ValueError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+        said = public_text(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{public(name)} cannot be read: {said}") from error
     return str(file)
 
 

@@ -7,7 +7,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..files import read_lines
+from ..files import read_lines, split_revision
 from ..recipe import shown
 
 try:
@@ -323,7 +323,8 @@ def dataset_split(dataset: str, config: str | None, split: str, streaming: bool)
             if split not in splits:
                 raise ValueError(f"its splits are {', '.join(map(repr, splits))}")
             return splits[split].to_iterable_dataset() if streaming else splits[split]
-        return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
+        name, revision = split_revision(dataset)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming, revision=revision)
     # `datasets` does not check the files of a folder, so a damaged one raises errors of any class.
     except Exception as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError

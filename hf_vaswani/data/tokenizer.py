@@ -25,6 +25,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..files import split_revision
 from ..model.sentences_vaswani import language_tags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -409,7 +410,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Loads a tokenizer that a translation model can use.
 
     Args:
-        name (`str`): folder, or id of a repository on the Hub.
+        name (`str`): folder, or id of a repository on the Hub, which may end in `@revision`.
 
     Returns:
         [`PreTrainedTokenizerBase`].
@@ -419,8 +420,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(f"The folder {name} has no tokenizer: it contains neither {' nor '.join(TOKENIZER_FILES)}.")
+    repository, revision = split_revision(name)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            repository, revision=revision or "main", trust_remote_code=False
+        )
     except OSError as error:
         raise ValueError(f"The tokenizer {name} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:

@@ -14,6 +14,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..files import split_revision
 from .storage import open_url
 
 # Formats by the end of a file's name; all but Parquet also with .gz.
@@ -210,13 +211,14 @@ def _checked(files: list[str], table: str) -> list[str]:
 
 
 def _files_on_hub(name: str, config: str | None, split: str) -> list[str]:
-    """Returns the URLs of the files of a dataset on the Hub, of the commit that is its latest now."""
-    if not name or Path(name).is_absolute() or len(Path(name).parts) > 2:
+    """Returns the URLs of the files of a dataset on the Hub, of the revision that it names, or its latest commit."""
+    repository, revision = split_revision(name)
+    if not name or Path(name).is_absolute() or len(Path(repository).parts) > 2:
         raise ValueError(f"--table {name} does not exist; a dataset on the Hub has an id such as user/name.")
     import datasets
 
     try:
-        found = datasets.load_dataset_builder(name, config).config.data_files
+        found = datasets.load_dataset_builder(repository, config, revision=revision).config.data_files
     # `datasets` raises errors of any class, some of many lines.
     except Exception as error:
         said = " ".join(str(error).split())[:300]

@@ -31,7 +31,7 @@ from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
 from ..processes import build_accelerator, leave, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
-from ..records import Result
+from ..records import Result, public
 from ..run_folder import (
     CURVE,
     ENVIRONMENT,
@@ -244,7 +244,7 @@ def _lost_processes_as_os_error() -> Iterator[None]:
 def _trackers(run: Run) -> Iterator[None]:
     """Opens the trackers, and at the end, whatever ends the block, closes them and the process group."""
     accelerator, together = run.accelerator, False
-    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in run.recipe.flat().items()})
+    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in public(run.recipe.flat()).items()})
     try:
         yield
         together = True

@@ -53,6 +53,7 @@ from ..processes import on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
+from ..translation.loading import commit_of
 from .adapters import target_modules
 from .start import check_start, fit, keep_layers, labels_of, load_start, settle, write_start
 
@@ -366,6 +367,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         mixed_precision=accelerator.mixed_precision,
         seed=recipe.seed,
         command=sys.argv,
+        commits=_commits(recipe) or None,
         start_is_local=None if start is None else Path(start).exists(),
         data=[
             Text(
@@ -378,6 +380,23 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
             for source, held_out in zip(sources, _held_out(recipe, sources), strict=True)
         ],
     )
+
+
+def _commits(recipe: Recipe) -> dict[str, str]:
+    """Returns the commits of models, tokenizers and datasets that came from the Hub, by their ids."""
+    initialize, teacher = recipe.initialize, recipe.teacher
+    teachers = teacher.model if isinstance(teacher.model, list) else [teacher.model]
+    baseline = recipe.hub.not_worse_than
+    models = [recipe.tokenizer.path, *teachers, teacher.backward_model]
+    models += [] if baseline in ("start", "last_push") else [baseline]
+    parts = [recipe.data, *recipe.more_data, *recipe.named_sets.values()]
+    found = {name: commit_of(name) for name in models if name is not None}
+    for name in (part.dataset for part in parts):
+        if name not in (None, "pocket"):
+            found[str(name)] = commit_of(str(name), "dataset")
+    if initialize.from_ is not None:
+        found[initialize.from_] = commit_of(initialize.from_, "model", initialize.revision)
+    return {name: commit for name, commit in found.items() if commit is not None}
 
 
 def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:

@@ -75,6 +75,12 @@ def test_help_and_the_version_import_nothing_heavy() -> None:
     assert not heavy & set(done.stderr.split())
 
 
+def test_an_error_has_no_secret_of_a_url(capsys) -> None:
+    assert main(["translate", "--model", "user/name", "https://me:SECRET@host/a.txt?sig=SECRET"]) == 2
+    said = capsys.readouterr().err
+    assert "There is no file 'https:/host/a.txt'" in said and "SECRET" not in said
+
+
 def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeypatch, capsys) -> None:
     from hf_vaswani.translation import loading
 

@@ -408,13 +408,11 @@ def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_stat
                 logged.setdefault(name, {})[step] = value
 
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
-    assert (
-        train(
-            tmp_path, tmp_path / "run", scored=True, max_steps=6, validate_every=3, log_every=2, trackers="[notebook]"
-        )
-        == 0
-    )
+    recipe = tiny_recipe(tmp_path, scored=True, max_steps=6, validate_every=3, log_every=2, trackers="[notebook]")
+    secret = "--data.license=https://me:SECRET@host/licence?SECRET"
+    assert main(["train", *recipe, secret, "--run_dir", str(tmp_path / "run")]) == 0
     assert Notebook.config["training.max_steps"] == "6"
+    assert Notebook.config["data.license"] == "https://host/licence"
     lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
     assert logged["validation_bleu"] == {line["step"]: line["bleu"] for line in lines}
     assert logged["validation_loss"] == {line["step"]: line["loss"] for line in lines}
