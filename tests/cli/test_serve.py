@@ -73,7 +73,8 @@ def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) 
 def test_workers_end_with_their_parent(teacher, tmp_path) -> None:
     with serve(teacher, tmp_path / "log", "--workers", "2") as served:
         served.process.kill()
-        for _ in range(300):
+        # A worker that is still importing notices when it has done so.
+        for _ in range(1200):
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 with suppress(OSError):
