@@ -4,8 +4,8 @@ BIN = .venv/bin
 .PHONY: quickstart test test-process test-smoke test-all test-gpu gpu-report test-browser pictures test-portable \
 	test-portable-default test-extras test-oldest test-newest test-quickstart campaign docs lint format
 
-quickstart: .venv/installed  ## train a first model on the built-in corpus; OPTIONS may change its recipe
-	$(BIN)/python train.py configs/quickstart.yaml $(OPTIONS)
+quickstart: .venv/installed  ## train a first model on the built-in corpus
+	$(BIN)/python train.py configs/quickstart.yaml
 
 # Two processes of one thread each: most of what is tested is too small for more.
 TWO_PROCESSES = -n 2 --dist worksteal
@@ -35,7 +35,7 @@ gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for
 	$(BIN)/python benchmarks/gpu_report.py
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
-	$(PYTEST) -m browser tests/visualization/test_browser.py tests/serving/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py tests/serving/test_browser.py
 
 pictures: quickstart  ## make the manual's pictures of pages, of the quickstart's model
 	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser -k manual tests/visualization/test_browser.py \
