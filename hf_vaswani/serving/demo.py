@@ -70,7 +70,15 @@ class DemoTranslator:
         return found
 
     def sentences(self, text: str, language: str | None) -> list[str]:
-        """Returns the sentences of a text, with the tag of the target language if the model has several."""
+        """
+        Returns the sentences of a text, with the tag of the target language if the model has several.
+
+        Raises:
+            ValueError: the text is too long.
+        """
+        # The browser's limit does not hold for programs.
+        if len(text) > LONGEST:
+            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
         tag = f"{self.tags[language]} " if language in self.tags else ""
         return [tag + text[start:end] for start, end in sentence_spans(text)]
 
@@ -85,15 +93,14 @@ class DemoTranslator:
             count (`float`): number of translations; at most `num_beams`.
 
         Raises:
-            ValueError: the text is too long.
+            ValueError: the text is too long, or no translation is asked for.
         """
-        # The browser's limit does not hold for programs.
-        if len(text) > LONGEST:
-            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
+        if count < 1 or num_beams < 1:
+            raise ValueError(f"At least one translation and one beam are needed, not {count:g} and {num_beams:g}.")
         if not text.strip():
             return Answer([], [], [])
-        spans = sentence_spans(text)
         sentences = self.sentences(text, language)
+        spans = sentence_spans(text)
         count = min(int(count), int(num_beams))
         found = self.pipeline(sentences, num_return_sequences=count, **self.settings(num_beams, length_penalty))
         # One translation of each sentence is a dict in place of a list.
