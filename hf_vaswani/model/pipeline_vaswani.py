@@ -26,6 +26,7 @@ from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import (
     LEAST,
+    MOST_POSITIONS,
     fitting_spans,
     has_words,
     join_sentences,
@@ -590,11 +591,15 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
         Returns the ids of the candidates of each sentence, of shape `(batch, candidates, target)`. Sentences of very
-        different length are translated one group after the other, because memory follows the padded length.
+        different length are translated one group after the other, because memory follows the padded length. With more
+        beams than by default, groups are as much smaller.
         """
         rows = len(tensors["input_ids"])
         mask = tensors.get("attention_mask")
-        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist())
+        least = self._default_generation_config.num_beams
+        config = settings.get("generation_config") or self.model.generation_config
+        most = MOST_POSITIONS * least // max(least, settings.get("num_beams") or config.num_beams or 1)
+        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), most)
         found = []
         for group in map(sorted, groups):
             part = tensors
