@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ GRACE, LAST = 60, 5
 MOST_CONNECTIONS = 2000
 # In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
 WORKER_TIMEOUT = 120
+# Errors that a command may end with in a sentence.
+SAID: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -280,15 +283,18 @@ def _check_models(options: ServeOptions) -> None:
 
 def _try_models(options: ServeOptions, sender: Any) -> None:
     """Loads the models, and sends the error or `None`."""
+    # Ctrl-C reaches all processes, and is answered by the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     error = None
     try:
         make_app(options)
-    except Exception as raised:
-        # Not every error can be sent as it is.
-        kinds = (ValueError, OSError, ImportError, MemoryError)
-        kind = next((kind for kind in kinds if isinstance(raised, kind)), RuntimeError)
-        error = kind(str(raised) if kind is not RuntimeError else f"{type(raised).__name__}: {raised}")
-    sender.send(error)
+    except SAID as raised:
+        # Errors with arguments of their own cannot be sent as they are.
+        error = next(kind for kind in SAID if isinstance(raised, kind))(str(raised))
+        error.add_note(traceback.format_exc())
+    # The parent may have been killed.
+    with suppress(BrokenPipeError):
+        sender.send(error)
 
 
 def _checked(options: argparse.Namespace) -> ServeOptions:
