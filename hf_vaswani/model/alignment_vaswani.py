@@ -15,12 +15,14 @@ import torch
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
 from .sentences_vaswani import language_tags, length_groups
-from .sharing_vaswani import LOCK, evaluation_mode
+from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
 # Numbers in the attention of one head that are computed at once: 16 MB.
 MOST_SCORES = 2**22
+# Of a text that is aligned with itself.
+MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,20 @@ def alignments(
     return found
 
 
+def identity(text: str, start: int) -> Alignment:
+    """
+    Returns the alignment of a text that was kept as it is, in equal parts.
+
+    Args:
+        text (`str`): the text, which is its own translation.
+        start (`int`): where it begins in the source.
+    """
+    size = max(1, -(-len(text) // MOST_PARTS))
+    spans = [(place, min(place + size, len(text))) for place in range(0, len(text), size)]
+    parts = [text[slice(*span)] for span in spans]
+    return Alignment(parts, parts, torch.eye(len(parts)), [(start + a, start + b) for a, b in spans], spans)
+
+
 def choose_alignment(
     model: Any, tokenizer: Any, sources: Sequence[str], targets: Sequence[str], batch_size: int = 64
 ) -> tuple[int, bool]:
@@ -264,6 +280,7 @@ def _attention(
             labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
             attention = attention_to_source(model, inputs, labels, layers).cpu()
             for row, i in enumerate(batch):
+                end_if_over()
                 source, target = pairs[i]
                 yield i, source, target, attention[:, row, : len(target.ids), : len(source.ids)]
 

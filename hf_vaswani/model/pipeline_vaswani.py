@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .alignment_vaswani import aligning_layers, alignments
+from .alignment_vaswani import aligning_layers, alignments, identity
 from .markup_vaswani import check_kind
 from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
@@ -409,13 +409,17 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # The pass reads what the model has read.
         fronts = [self._front(part.tag, source, target) if has_words(part.text) else "" for part, _ in found]
         pairs = [
-            (front + sentence, translation)
+            (front + sentence, translation, has_words(sentence.removeprefix(part.tag)))
             for front, (part, ranks) in zip(fronts, found, strict=True)
             for of_rank in ranks
             for sentence, translation in zip(part.sentences, of_rank, strict=True)
         ]
-        sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        of_pairs = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
+        sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
+        read = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
+        # What the model has not read was kept, whatever its length.
+        of_pairs = (
+            next(read) if is_read else identity(target, len(source) - len(target)) for source, target, is_read in pairs
+        )
         aligned = []
         for front, (part, ranks) in zip(fronts, found, strict=True):
             of_text = []

@@ -19,6 +19,7 @@ import torch
 
 from .alignment_vaswani import Alignment
 from .markup_vaswani import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, parse
+from .sharing_vaswani import end_if_over
 
 Span = tuple[int, int]
 
@@ -69,6 +70,7 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     Returns:
         `str`: the translation, with each tag and everything that is protected exactly once.
     """
+    end_if_over()
     source = _source_atoms(segment)
     targets = _target_units(translation, set(source.texts.values()))
     if len(targets) * len(source.spans) > MOST_PAIRS:
@@ -458,6 +460,7 @@ def _best_run(scores: torch.Tensor, free: torch.Tensor) -> Span | None:
     Returns the neighbouring free atoms with the largest sum of scores above one half, if there are any. Of several
     that are as good, it is the longest of the last.
     """
+    end_if_over()
     if not len(scores):
         return None
     above = torch.where(free, scores.double() - 0.5, torch.tensor(-1.0 - len(scores), dtype=torch.float64))
@@ -474,6 +477,7 @@ def _gap_behind(k: int, attention: torch.Tensor, owners: list[int]) -> int:
     """Returns the number of target units in front of the place behind the translation of source atom `k`."""
     free = torch.tensor([owner == FREE for owner in owners], dtype=torch.float32)
     for before in range(k, -1, -1):
+        end_if_over()
         if before in owners:
             return len(owners) - owners[::-1].index(before)
         scores = attention[:, before] * free
@@ -560,6 +564,7 @@ class _Writer:
 
     def _gap(self, inside: Span, target: Span, source: Span) -> int:
         """Returns the place of a tag that encloses no atoms: behind the translation of what it stands behind."""
+        end_if_over()
         if inside[0] <= source[0]:
             return target[0]
         if inside[0] >= source[1]:

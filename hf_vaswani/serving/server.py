@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
+from ..model.sharing_vaswani import ended_by
 from .batcher import MOST_TEXTS, Batcher, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
@@ -296,8 +297,8 @@ class Translator:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
 
     Attributes:
-        end_if_over (`Callable[[], bool]`): asked between the steps of a search, and before each batch of an engine; it
-            raises an error to end the translation. That of a [`Batcher`], once it has one.
+        end_if_over (`Callable[[], bool]`): asked between the steps of a search, before each batch of an engine, and
+            while markup is placed; it raises an error to end the translation. That of a [`Batcher`], once it has one.
     """
 
     def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
@@ -345,16 +346,17 @@ class Translator:
             # The model's own search may be narrower.
             beams = pipeline.model.generation_config.num_beams or 1
             settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
-        found = pipeline(
-            texts,
-            src_lang=source,
-            tgt_lang=target,
-            split_sentences=True,
-            markup="html" if text_format == "html" else None,
-            batch_size=MOST_TEXTS,
-            stopping_criteria=[EndCriteria(self.end_if_over)],
-            **settings,
-        )
+        with ended_by(self.end_if_over):
+            found = pipeline(
+                texts,
+                src_lang=source,
+                tgt_lang=target,
+                split_sentences=True,
+                markup="html" if text_format == "html" else None,
+                batch_size=MOST_TEXTS,
+                stopping_criteria=[EndCriteria(self.end_if_over)],
+                **settings,
+            )
         return [
             [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
             for candidates in found
