@@ -10,8 +10,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -347,9 +349,48 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
 
 
 def threads_of_a_process() -> int:
-    """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
+    """Returns the share of a process in the processors; `accelerate launch` would give it a single thread."""
+    return max(1, processors() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def processors() -> int:
+    """
+    Returns the number of processors that this process may use: those of its affinity (`taskset`, Slurm), or fewer if
+    the quota of a container is smaller (`docker run --cpus`, `limits.cpu` of Kubernetes). With more threads than the
+    quota has processors, all of them are stopped for a part of the time.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, min([cores, *map(int, _quotas())]))
+
+
+# Where Linux mounts control groups, and which of them this process is in.
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the quotas of this process's control groups and of those above, in processors."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # The number of a hierarchy, its controllers, and the path of the group.
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts, files = ["."], ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            # Version 1 of control groups.
+            mounts, files = [controllers, "cpu"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        # In a container, the path may be that of the host, and its own group the root.
+        own = PurePosixPath(path.lstrip("/"))
+        for folder in (Path(mount, group) for mount in mounts for group in (own, *own.parents)):
+            with suppress(OSError, ValueError, ArithmeticError):
+                quota, period = " ".join((CGROUPS / folder / name).read_text() for name in files).split()
+                # No quota is `max` or -1.
+                if quota != "max" and int(quota) > 0:
+                    yield int(quota) / int(period)
 
 
 # ---- Translating -------------------------------------------------------------------------------------------------

@@ -149,6 +149,49 @@ def test_a_training_has_the_threads_of_its_recipe(tmp_path) -> None:
         torch.set_num_threads(before)
 
 
+# ---- Processors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "9900000 100000\n"}, 64),
+        ("0::/\n", {}, 64),
+        # The quota of a group holds for those within it.
+        ("0::/pods/one\n", {"pods/cpu.max": "300000 100000", "pods/one/cpu.max": "max 100000"}, 3),
+        ("0::/pods/one\n", {"pods/cpu.max": "300000 100000", "pods/one/cpu.max": "250000 100000"}, 2),
+        # The path is that of the host, which a container does not see.
+        ("0::/../../kubepods/one\n", {"cpu.max": "200000 100000"}, 2),
+        (
+            "5:memory:/a\n3:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "600000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"},
+            6,
+        ),
+        ("3:cpu,cpuacct:/docker/1\n", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 4),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ("nonsense", {"cpu.max": "nonsense"}, 64),
+        ("0::/\n", {"cpu.max": "1 0"}, 64),
+    ],
+)
+def test_processors_are_those_of_the_affinity_and_of_the_quota(monkeypatch, tmp_path, groups, files, expected) -> None:
+    for name, text in files.items():
+        (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mounted" / name).write_text(text)
+    (tmp_path / "groups").write_text(groups)
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path / "mounted")
+    monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert processes.processors() == expected
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert processes.threads_of_a_process() == max(1, expected // 2)
+    monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "nowhere")
+    assert processes.processors() == 64
+
+
 # ---- Refused at the launch ---------------------------------------------------------------------------------------
 
 

@@ -341,8 +341,11 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
 
     from ..files import check_weights
     from ..model.sentences_vaswani import language_tags
+    from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
 
+    # Torch knows neither the quota of a container nor the other processes of a launch.
+    torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process()))
     for name in names:
         check_name(name)
         check_weights(Path(name))

@@ -353,14 +353,16 @@ class Ctranslate2Translator:
         level = ctranslate2.get_log_level()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
         ctranslate2.set_log_level(logging.ERROR)
-        self.translator = ctranslate2.Translator(
-            str(folder),
-            device,
-            compute_type=compute_type,
-            inter_threads=threads,
-            intra_threads=threads_per_batch,
-        )
-        ctranslate2.set_log_level(level)
+        try:
+            self.translator = ctranslate2.Translator(
+                str(folder),
+                device,
+                compute_type=compute_type,
+                inter_threads=threads,
+                intra_threads=threads_per_batch,
+            )
+        finally:
+            ctranslate2.set_log_level(level)
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.config = config
@@ -430,7 +432,7 @@ class Ctranslate2Translator:
         other rules of beam search.
 
         Args:
-            sentences (`Sequence[str]`): sentences. An empty one has empty translations.
+            sentences (`Sequence[str]`): sentences. One without words is its own translation.
             n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
             num_beams (`int`, *optional*): beam size; by default that of the generation config.
 
@@ -442,8 +444,8 @@ class Ctranslate2Translator:
         if num_beams is not None:
             settings = copy.deepcopy(settings)
             settings.num_beams = num_beams
-        chosen, ids = to_translate(self.tokenizer, sentences)
-        found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
+        kept, chosen, ids = to_translate(self.tokenizer, sentences)
+        found: list[Candidates] = [[(0.0, text)] * (n_best or 1) for text in kept]
         for i, candidates in zip(chosen, self.search([ids[i] for i in chosen], settings, n_best), strict=True):
             texts = self.tokenizer.batch_decode([row for _, row in candidates], skip_special_tokens=True)
             found[i] = [(score, text) for (score, _), text in zip(candidates, texts, strict=True)]

@@ -134,7 +134,7 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         _take_torch(options, error)
         return None
     if options.kind == "onnx":
-        return lambda sentences: _not_blank(found.translate, tokenizer, sentences)
+        return lambda sentences: _with_words(found.translate, tokenizer, sentences)
     return lambda sentences: found.candidates(sentences, options.n_best)
 
 
@@ -287,11 +287,12 @@ def _as_saved(loaded: Loaded) -> Any:
     return VaswaniForConditionalGeneration.from_pretrained(loaded.folder, dtype=torch.float32).eval()
 
 
-def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
-    """Translates the sentences that have text; the others have empty translations."""
-    chosen, _ = to_translate(tokenizer, sentences)
-    found = dict(zip(chosen, translate([sentences[i] for i in chosen]), strict=True))
-    return [[(0.0, found.get(i, ""))] for i in range(len(sentences))]
+def _with_words(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
+    """Translates the sentences that have words; the others are their own translations."""
+    found, chosen, _ = to_translate(tokenizer, sentences)
+    for i, text in zip(chosen, translate([sentences[i] for i in chosen]), strict=True):
+        found[i] = text
+    return [[(0.0, text)] for text in found]
 
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ PARTS = {
         "layers": "list",
         "norm": "final norm",
     },
-    "VaswaniPositions": {"table": "embedding", "dropout": "VaswaniDropout"},
+    "VaswaniPositions": {"table": "embedding", "norm": "optional norm", "dropout": "VaswaniDropout"},
     "VaswaniDecoderLayer": {
         "self_attn": "VaswaniAttention",
         "self_attn_norm": "VaswaniAddAndNorm",
@@ -56,6 +56,7 @@ TORCH: dict[str, set[Any]] = {
     "embedding": {nn.Embedding, type(None)},
     "norm": {nn.LayerNorm},
     "final norm": {nn.LayerNorm, nn.Identity},
+    "optional norm": {nn.LayerNorm, type(None)},
     # Called as a module; each of these works elementwise.
     "activation": {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)},
     "list": {nn.ModuleList},
@@ -163,7 +164,7 @@ class AsWritten:
 
     def _is(self, module: Any, kind: str) -> bool:
         """Returns whether a module and its submodules are what [`PARTS`] says about its kind."""
-        if kind == "any" or (module is None and kind == "embedding"):
+        if kind == "any" or (module is None and type(None) in TORCH.get(kind, ())):
             return True
         if not self._is_of(type(module), kind) or not self._is_untouched(module, kind):
             return False
@@ -185,7 +186,7 @@ class AsWritten:
         # Called as a module; torch leaves it in training mode, which does not change its output.
         if _is_int8(type(module)):
             return True
-        if kind in ("linear", "norm") and not _fits(module):
+        if kind in ("linear", "norm", "optional norm") and not _fits(module):
             return False
         parameters = () if kind in PARTS or kind == "activation" else ("weight", "bias")
         parts = module._modules.keys() if kind == "list" else PARTS.get(kind, {}).keys()

@@ -1,5 +1,6 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +48,25 @@ class SourceLengthCriteria(StoppingCriteria):
         return self.max_lengths.to(input_ids.device).repeat_interleave(rows_per_sentence) <= input_ids.shape[1]
 
 
+class EndCriteria(StoppingCriteria):
+    """
+    Ends a search from outside, between two of its steps, with the hypotheses that it has: a deadline has passed, or
+    nobody waits for the translation any more. The fast search takes it, see [`is_clock`].
+
+    Args:
+        is_over (`Callable[[], bool]`): called after each step, in the thread that searches.
+    """
+
+    reads_tokens = False
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self.is_over = is_over
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns whether each row of `input_ids`, of shape `(rows, length)`, is done, of shape `(rows,)`."""
+        return torch.full((len(input_ids),), bool(self.is_over()), device=input_ids.device)
+
+
 def is_one_of(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Returns which tokens are among a few ids of shape `(ids,)`; `torch.isin` takes several times as long."""
     return (tokens[..., None] == ids).any(dim=-1)
@@ -88,8 +108,8 @@ class BeamSearchRules:
         )
 
     def keep(self, sentences: torch.Tensor) -> "BeamSearchRules":
-        """Returns the rules for the sentences that a mask of shape `(sentences,)` selects."""
-        max_lengths = self.max_lengths[sentences]
+        """Returns the rules for the sentences with these indices, of shape `(kept,)`."""
+        max_lengths = self.max_lengths.index_select(0, sentences)
         return replace(self, max_lengths=max_lengths, shortest_limit=int(max_lengths.min()))
 
     def penalty(self, length: Any) -> Any:

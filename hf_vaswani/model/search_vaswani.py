@@ -46,6 +46,8 @@ TRANSFORMERS_ONLY = (
     "cache_implementation",
     "prefill_chunk_size",
 )
+# Stands for the tokens where a criterion does not read them.
+NO_TOKENS = torch.zeros(1, 0, dtype=torch.long, device="cpu")
 # Arguments of the model that a search reads, and the tokenizer of pipelines, which only stopping criteria read.
 MODEL_KWARGS = {
     *NAMES_OF_THE_CACHE,
@@ -92,6 +94,7 @@ class FastSearchInputs:
     prompt: Prompt | None = None  # what a causal model has read
     # The only entries of the vocabulary that are searched, ascending; None for all.
     entries: torch.Tensor | None = None
+    clocks: Sequence[StoppingCriteria] = ()  # criteria that are asked after each step, see [`is_clock`]
 
     @property
     def vocab_size(self) -> int:
@@ -118,6 +121,11 @@ class FastSearchInputs:
     def tokens(self, places: torch.Tensor) -> torch.Tensor:
         """Returns the token ids of places among the entries."""
         return places if self.entries is None else self.entries[places]
+
+    def is_over(self) -> bool:
+        """Returns whether a search must end with the hypotheses that it has: its time is up."""
+        # A tensor on the CPU, whose answer no GPU has to be waited for.
+        return any(bool(clock(NO_TOKENS, NO_TOKENS).all()) for clock in self.clocks)
 
     @property
     def is_row_by_row(self) -> bool:
@@ -154,18 +162,19 @@ def fast_search_inputs(
                 raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
         return None
     entries = searched_entries(generation_config, logits_processor)
+    clocks = [criterion for criterion in stopping_criteria if is_clock(criterion)]
     # transformers has repeated each sentence for each beam.
     of_each = slice(None, None, generation_config.num_beams)
     mask = model_kwargs.get("attention_mask")
     mask = None if mask is None else mask[of_each]
     if not model.config.is_encoder_decoder:
         prompt = Prompt.read(model.model.decoder, input_ids[of_each], mask, model_kwargs[CACHE])
-        return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt)
+        return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt, clocks=clocks)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
         with fast_products(other.config, generation_config._inputs):
             encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
-    return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries)
+    return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries, clocks=clocks)
 
 
 def searched_entries(
@@ -255,13 +264,22 @@ def is_left_padded(mask: torch.Tensor | None) -> bool:
 
 
 def is_supported_criterion(criterion: StoppingCriteria, generation_config: GenerationConfig) -> bool:
-    """Returns whether a stopping criterion only repeats what the generation config of the call says."""
+    """Returns whether a stopping criterion repeats what the generation config of the call says, or is a clock."""
     if isinstance(criterion, MaxLengthCriteria):
         return type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length
     if is_of_transformers(type(criterion), {"EosTokenCriteria"}):
         eos = generation_config._eos_token_tensor
         return eos is not None and torch.equal(criterion.eos_token_id, eos)
-    return type(criterion) is SourceLengthCriteria
+    return type(criterion) is SourceLengthCriteria or is_clock(criterion)
+
+
+def is_clock(criterion: StoppingCriteria) -> bool:
+    """
+    Returns whether a stopping criterion ends all sentences at once, whatever their tokens are: that of `max_time`, or
+    one of the caller's with `reads_tokens = False`, such as [`EndCriteria`].
+    """
+    is_declared = getattr(criterion, "reads_tokens", True) is False
+    return is_declared or is_of_transformers(type(criterion), {"MaxTimeCriteria"})
 
 
 # ---- Parts of all searches ---------------------------------------------------------------------------------------
@@ -336,6 +354,19 @@ def best_tokens(
     return best, places // vocab_size, places % vocab_size
 
 
+def split(unfinished: torch.Tensor, remaining: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Returns the indices of the sentences that are not finished, and of those that are, both in ascending order, without
+    reading from a device.
+
+    Args:
+        unfinished (`torch.BoolTensor` of shape `(sentences,)`): which sentences are not finished.
+        remaining (`int`): their number.
+    """
+    order = unfinished.to(torch.uint8).argsort(descending=True, stable=True)
+    return order[:remaining], order[remaining:]
+
+
 # ---- Beam search -------------------------------------------------------------------------------------------------
 
 
@@ -368,8 +399,8 @@ class Alive:
         )
 
     def keep(self, sentences: torch.Tensor) -> "Alive":
-        """Returns the state of the sentences that a mask of shape `(sentences,)` selects."""
-        return Alive(*(getattr(self, field.name)[sentences] for field in fields(self)))
+        """Returns the state of the sentences with these indices, of shape `(kept,)`."""
+        return Alive(*(getattr(self, field.name).index_select(0, sentences) for field in fields(self)))
 
     def append(self, parents: torch.Tensor, tokens: torch.Tensor) -> None:
         """Extends the hypotheses `parents` by `tokens`, both of shape `(sentences, beams)`."""
@@ -441,6 +472,8 @@ def beam_search(
         log_probs, parents, tokens = top_candidates(alive, decoder.log_probs(), inputs, num_candidates)
         length = len(history) + 1
         ends = rules.ends(tokens, length)
+        if inputs.is_over():
+            ends = torch.ones_like(ends)
         alive.running_scores, chosen = log_probs.where(~ends, MISSING).topk(num_beams)
         alive.finish(rules, log_probs, tokens, ends, length)
         history.append(Step(rows, tokens, parents, chosen))
@@ -460,11 +493,12 @@ def beam_search(
         if logits_processor:
             alive.append(parents, tokens)
         if row_by_row and remaining <= (1 - MIN_FINISHED_FRACTION) * len(unfinished):
-            done.append(alive.keep(~unfinished))
-            alive, rules, tokens = alive.keep(unfinished), rules.keep(unfinished), tokens[unfinished]
+            kept, left = split(unfinished, remaining)
+            done.append(alive.keep(left))
+            alive, rules, tokens = alive.keep(kept), rules.keep(kept), tokens[kept]
             places = torch.arange(remaining, device=rows.device)
             rows = torch.zeros_like(rows).index_copy(0, alive.numbers, places)
-            decoder.keep(unfinished.nonzero()[:, 0])
+            decoder.keep(kept)
         decoder.read(tokens)
     sequences, scores, beam_indices = collect_results([*done, alive], history, prompt, generation_config)
     if not generation_config.return_dict_in_generate:
@@ -508,6 +542,7 @@ def collect_results(
         for name in ("end_positions", "scores", "is_finished")
     )
     eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    # As in transformers: the pad id of greedy search and sampling, but `</s>` where that is 0 or missing.
     fill = -1 if eos is None else int(pad or eos[0])
     sequences, indices = read_back(history, end_positions.where(is_finished, -1), returned, num_beams, fill)
     return torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1), scores, indices
@@ -604,12 +639,13 @@ def single_search(
             streamer.put(sequences[:, length - 1].cpu())
         unfinished &= ~is_one_of(tokens, eos) & (length < max_lengths)
         remaining = int(unfinished.sum())
-        if remaining == 0:
+        if remaining == 0 or inputs.is_over():
             break
         if row_by_row and remaining <= (1 - MIN_FINISHED_FRACTION) * len(unfinished):
-            decoder.keep(unfinished.nonzero()[:, 0])
-            numbers, max_lengths, tokens = numbers[unfinished], max_lengths[unfinished], tokens[unfinished]
-            unfinished = unfinished[unfinished]
+            kept, _ = split(unfinished, remaining)
+            decoder.keep(kept)
+            numbers, max_lengths, tokens = numbers[kept], max_lengths[kept], tokens[kept]
+            unfinished = unfinished[kept]
         decoder.read(tokens[:, None])
     if streamer is not None:
         streamer.end()

@@ -2,9 +2,10 @@
 
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -283,20 +284,34 @@ def check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, name: str |
         )
 
 
+# How many threads are in [`quiet`], and what restores the settings.
+QUIET_LOCK, QUIET_THREADS, RESTORE = threading.Lock(), 0, ExitStack()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences progress bars and warnings of the libraries, where errors here say the same."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
+    """
+    Silences progress bars and warnings of the libraries, where errors here say the same. These are settings of the
+    process: the last of several threads to leave restores them.
+    """
+    global QUIET_THREADS
+    with QUIET_LOCK:
+        QUIET_THREADS += 1
+        if QUIET_THREADS == 1:
+            RESTORE.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+            if transformers_logging.is_progress_bar_enabled():
+                RESTORE.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.set_verbosity_error()
+            transformers_logging.disable_progress_bar()
+            RESTORE.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            yield
+    try:
+        yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
+        with QUIET_LOCK:
+            QUIET_THREADS -= 1
+            if not QUIET_THREADS:
+                RESTORE.close()
 
 
 def _check_config(name: str | Path) -> Path:

@@ -36,8 +36,8 @@ def test_a_candidate_ends_at_an_end_token_or_at_its_sentences_limit() -> None:
     tokens = torch.tensor([[5, 2], [7, 6]])
     assert rules.ends(tokens, 1).tolist() == [[False, True], [True, False]]
     assert rules.ends(tokens, 2).tolist() == [[True, True], [True, False]]
-    assert rules.keep(torch.tensor([False, True])).ends(tokens[1:], 2).tolist() == [[True, False]]
-    assert rules.keep(torch.tensor([False, True])).shortest_limit == 3
+    assert rules.keep(torch.tensor([1])).ends(tokens[1:], 2).tolist() == [[True, False]]
+    assert rules.keep(torch.tensor([1])).shortest_limit == 3
 
 
 def finish(rules: BeamSearchRules, tokens: list[int], length: int = 1, **state) -> tuple[list, ...]:

@@ -5,11 +5,12 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from transformers import LogitsProcessor, MaxTimeCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from hf_vaswani.model import generation_vaswani
 from hf_vaswani.model.contract_vaswani import CACHE
+from hf_vaswani.model.rules_vaswani import EndCriteria
 from hf_vaswani.model.search_vaswani import best_tokens
 from hf_vaswani.translation.quantization import to_int8
 
@@ -112,6 +113,8 @@ MODELS = [
     {"share_embeddings": False, "encoder_layers": 2, "decoder_layers": 1},
     {"share_embeddings": False, "tie_word_embeddings": False},
     {"decoder_start_token_id": PAD},
+    {"embedding_norm": True, "type_vocab_size": 2},
+    {"pad_token_id": EOS},
 ]
 
 
@@ -201,6 +204,13 @@ def test_a_sentence_without_an_end_is_returned_empty() -> None:
     assert found.tolist() == [[BOS]] * 3
 
 
+class EndsAlone(StoppingCriteria):
+    """A criterion of the caller's, which may read the tokens."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
 def hooked(model) -> None:
     model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
 
@@ -217,7 +227,7 @@ UNSUPPORTED = [
     {"output_scores": True},
     {"use_cache": False},
     {"cache_implementation": "static"},
-    {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(60)])},
+    {"stopping_criteria": StoppingCriteriaList([EndsAlone()])},
     hooked,
     patched,
     nn.Module.train,
@@ -237,6 +247,42 @@ def test_unsupported_calls_fall_back_to_transformers(monkeypatch, beams, case) -
     else:
         case(model)
     fast_and_stock(monkeypatch, model, sentences(3), fast=False, **settings)
+
+
+def test_a_search_ends_when_its_time_is_up(monkeypatch) -> None:
+    for model, inputs in ((random_model(), sentences(5)), (random_gpt(), prompts(5))):
+        model.lm_head.bias.data[EOS] = -100
+        for beams in (1, 3):
+            settings = {"num_beams": beams, "max_new_tokens": 9}
+            # Behind the first step, whichever search it is.
+            fast, stock = fast_and_stock(monkeypatch, model, inputs, max_time=1e-9, **settings)
+            assert torch.equal(fast.sequences, stock.sequences)
+            whole = model.generate(**inputs, max_time=60.0, **settings)
+            assert whole.shape[1] == fast.sequences.shape[1] + 8
+            assert torch.equal(model.generate(**inputs, **settings), whole)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_search_can_be_ended_from_outside(monkeypatch, beams) -> None:
+    model, inputs = random_model(), sentences(5)
+    model.lm_head.bias.data[EOS] = -100
+    left: list[int] = []
+
+    def settings() -> dict[str, object]:
+        left[:] = [3]
+        return {"num_beams": beams, "max_new_tokens": 9, "stopping_criteria": [EndCriteria(is_over)]}
+
+    def is_over() -> bool:
+        left[0] -= 1
+        return not left[0]
+
+    fast = model.generate(**inputs, **settings())
+    assert fast.shape == (5, 1 + 3)
+    with monkeypatch.context() as without:
+        without.setattr(generation_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
+        assert torch.equal(model.generate(**inputs, **settings()), fast)
+    ensemble = model.generate(**inputs, **settings(), ensemble=[random_model(1)])
+    assert ensemble.shape == (5, 1 + 3)
 
 
 def test_the_tokenizer_of_a_pipeline_changes_nothing(monkeypatch) -> None:
