@@ -8,6 +8,7 @@ is found again by the path of the model's folder and the digests of its files.
 
 import copy
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -292,7 +293,7 @@ def _onnx_translator(options: EngineOptions, loaded: Loaded) -> Any:
     from . import onnx
 
     # Builds for other devices are distributions of other names.
-    library = onnx.onnxruntime.__version__
+    library = importlib.import_module("onnxruntime").__version__
 
     def write(to: Path) -> None:
         # The exporter's inputs are on the CPU, and ONNX Runtime computes there.

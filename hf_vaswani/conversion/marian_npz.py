@@ -2,7 +2,7 @@
 
 They are converted directly, without MarianMTModel, because a Vaswani model can have Marian's LayerNorm epsilon (1e-6)
 and its sinusoids (tensor2tensor's), where MarianMTModel has 1e-5 and the sinusoids of the paper. Statements about
-Marian refer to the sources of Marian 1.12, and were compared with pymarian 1.12.42.
+Marian refer to the sources of Marian 1.12, and were compared with pymarian 1.12.31 and 1.12.42.
 """
 
 import re
@@ -31,7 +31,7 @@ DECODER = "decoder.yml"
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 # The gelu of releases up to the first of these is x * sigmoid(1.702 x), and that from the second on is x * Phi(x). The
 # developers' versions between them have either.
-SIGMOID_GELU, EXACT_GELU = (1, 12, 0), (1, 12, 42)
+SIGMOID_GELU, EXACT_GELU = (1, 12, 0), (1, 12, 31)
 # Norm position by the operations (before a sub-layer, after it, after the stack).
 NORM_POSITIONS = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
 # Options that change the network, with the supported values; the first is the default.
