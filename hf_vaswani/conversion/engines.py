@@ -221,6 +221,14 @@ def inexact_rules(settings: GenerationConfig) -> list[str]:
     return [f"{name}={value!r}" for name, value in rules.items()]
 
 
+def is_on_cpu(engine: str) -> bool:
+    """Returns whether an engine that is named computes on the CPU, though this machine may have an accelerator."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return engine == "onnx" or (
+        engine == "ctranslate2" and accelerator is not None and not _has_device(accelerator.type)
+    )
+
+
 def _only_on_cpu(model: Any) -> bool:
     """Returns whether CTranslate2 computes on the CPU, because it does not compute on the device of a model."""
     return not _has_device(model.device.type, model.device.index or 0)

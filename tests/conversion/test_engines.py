@@ -718,3 +718,14 @@ def test_the_time_of_a_sentence_is_measured(tmp_path) -> None:
     folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
     translator = pipeline("translation", model=str(folder), engine="ctranslate2").engine.translator
     assert 0 < translator.seconds_of_a_sentence() < 10
+
+
+@pytest.mark.parametrize("options", [["--int8"], ["--engine", "ctranslate2"]])
+def test_what_computes_on_the_cpu_alone_leaves_the_model_there(tmp_path, monkeypatch, capsys, options) -> None:
+    """On a machine whose accelerator, here one that has no weights, neither of them knows."""
+    folder = saved(tmp_path / "model", {"num_beams": 1}, d_model=64, d_ff=2048)
+    (tmp_path / "in.txt").write_text("ba be\n")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert main(["translate", "--model", str(folder), str(tmp_path / "in.txt"), *options]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
