@@ -241,7 +241,7 @@ def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator
 
 def load_translators(options: argparse.Namespace) -> Translators:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
-    from ..conversion.engines import EngineOptions, choose_engine
+    from ..conversion.engines import EngineOptions, choose_engine, is_on_cpu
     from ..translation.loading import model_folder
 
     if options.int8 and options.engine != "torch":
@@ -264,7 +264,8 @@ def load_translators(options: argparse.Namespace) -> Translators:
     )
     engine.check()
     names = with_revision(options.model, options.revision)
-    translators = load_models(names, options.target_language)
+    on_cpu = options.int8 or is_on_cpu(options.engine)
+    translators = load_models(names, options.target_language, on_cpu=on_cpu)
     if options.shortlist:
         translators = replace(translators, shortlist=_load_shortlist(names[0], translators))
     set_beams(translators.models[0], options.num_beams)
@@ -325,13 +326,14 @@ def _with_dtype(translators: Translators, choice: str | None) -> Translators:
     return replace(translators, models=[model.float() for model in translators.models], dtype=getattr(torch, choice))
 
 
-def load_models(names: Sequence[str], target_language: str | None) -> Translators:
+def load_models(names: Sequence[str], target_language: str | None, *, on_cpu: bool = False) -> Translators:
     """
     Loads models onto the accelerator, if there is one.
 
     Args:
         names (`Sequence[str]`): model folders or Hub ids, of which each may end in `@revision`.
         target_language (`str`, *optional*): language code of the translations.
+        on_cpu (`bool`): whether to leave them on the CPU.
 
     Raises:
         ValueError: a model does not exist or is damaged, the vocabularies differ, or the model does not translate into
@@ -355,7 +357,7 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
     tag = _language_tag(models[0], tokenizer, target_language)
-    if torch.accelerator.is_available():
+    if torch.accelerator.is_available() and not on_cpu:
         models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # Without its tag, a multilingual model would translate into any of its languages.
     return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
