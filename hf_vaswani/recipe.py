@@ -95,7 +95,7 @@ class SourceRecipe:
     train_files: Files = None
     """Training text: two line-aligned files as `{en: FILE, de: FILE}`, or one file with a column per language (`.tsv`,
     `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`. A file may be a URL
-    of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache."""
+    of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache, unless it is streamed."""
     validation_files: Files = None
     """Validation text, in the formats of `train_files`."""
     test_files: Files = None

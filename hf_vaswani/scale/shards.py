@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -112,7 +112,7 @@ class Block:
             try:
                 return list(column.to_pylist())
             except UnicodeDecodeError:
-                return [_text(value) for value in column.cast(pa.large_binary()).to_pylist()]
+                return list(map(_text, column))
         return [row.get(name) if isinstance(row, dict) else None for row in self.rows]
 
     def row(self, place: int) -> Any:
@@ -140,11 +140,13 @@ class Block:
         return row[1] if isinstance(row, tuple) else None
 
 
-def _text(value: bytes | None) -> str | bytes | None:
+def _text(cell: Any) -> str | bytes | None:
+    """Returns a cell of text, or its bytes where they are not UTF-8."""
     try:
-        return value if value is None else value.decode()
+        return cast("str | None", cell.as_py())
     except UnicodeDecodeError:
-        return value
+        text = cell.value if isinstance(cell, pa.DictionaryScalar) else cell
+        return cast(bytes, text.as_buffer().to_pybytes())
 
 
 def suffix_of(url: str) -> str:
