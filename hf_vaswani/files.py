@@ -1,5 +1,6 @@
 """Atomic writes, digests, and readers of lines and JSON whose errors name the file."""
 
+import errno
 import gzip
 import hashlib
 import json
@@ -16,6 +17,28 @@ from typing import IO, Any, cast
 def temporary_name(path: Path) -> Path:
     """Returns the path beside `path` under which it is written before it is renamed, on the same file system."""
     return path.with_name(f".{path.name}.writing")
+
+
+# Errors of file systems that cannot wait for what is asked.
+CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+def sync(path: Path) -> None:
+    """Waits until the content of a file, or the names in a folder, are on the disk, if the file system can."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        # A folder that may be written and not read; on Windows, any folder.
+        if path.is_dir():
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -60,13 +83,14 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        for path in temporary.rglob("*"):
-            if path.is_file():
-                with open(path, "rb") as file:
-                    os.fsync(file.fileno())
+        for path in (*temporary.rglob("*"), temporary):
+            if path.is_file() or path.is_dir():
+                sync(path)
         if folder.exists():
             folder.rename(old)
         temporary.rename(folder)
+        for parent in (folder, *parents):
+            sync(parent.parent)
         shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         if old.exists() and not folder.exists():
@@ -76,6 +100,13 @@ def _renamed_at_the_end(folder: Path) -> Iterator[Path]:
             for parent in parents:
                 parent.rmdir()
         raise
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Gives a file that was written under another name its own, both safe from a power failure."""
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
@@ -97,7 +128,7 @@ def atomic_write_bytes(path: Path, content: bytes) -> None:
     temporary = temporary_name(path)
     try:
         temporary.write_bytes(content)
-        temporary.replace(path)
+        put_in_place(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -124,7 +155,7 @@ def atomic_lines(path: Path) -> Iterator[IO[str]]:
     try:
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             yield file
-        temporary.replace(path)
+        put_in_place(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -151,6 +182,24 @@ def append_line(path: Path, line: str) -> None:
 def tsv_cell(text: str) -> str:
     """Returns a text that fits in a cell of a TSV file: on one line, without tabs."""
     return re.sub(r"[\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+", " ", text)
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """
+    Splits `user/name@revision` into the id on the Hub and the branch, tag or commit.
+
+    Args:
+        name (`str`): id with or without a revision; or a local path, which has none.
+
+    Raises:
+        ValueError: there is nothing on a side of the `@`.
+    """
+    if "@" not in name or Path(name).exists():
+        return name, None
+    repository, _, revision = name.partition("@")
+    if not repository or not revision:
+        raise ValueError(f"There is no {name!r}: a revision follows a Hub id, as in user/name@v2.")
+    return repository, revision
 
 
 def digest(path: Path) -> str:
@@ -288,11 +337,18 @@ def read_lines(path: Path, most_bytes: int = -1) -> Iterator[str]:
     Raises:
         ValueError: as in [`decode_lines`], or the compressed file is damaged.
     """
-    with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            yield from decode_lines(file, str(path), most_bytes)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} cannot be read as gz: {error}") from error
+    with path.open("rb") as file:
+        yield from lines_of(file, str(path), path.suffix == ".gz", most_bytes)
+
+
+def lines_of(file: IO[bytes], name: str, is_compressed: bool, most_bytes: int = -1) -> Iterator[str]:
+    """Reads the lines of an open file as [`read_lines`] does; `is_compressed` says whether it is a .gz file."""
+    try:
+        yield from decode_lines(
+            cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_compressed else file, name, most_bytes
+        )
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{name} cannot be read as gz: {error}") from error
 
 
 def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[str]:

@@ -1,15 +1,18 @@
 """Ctrl-C, SIGTERM, and the lock that keeps a second training out of a run folder."""
 
 import logging
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import queues
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -85,13 +88,86 @@ def _in_a_destructor(frame: FrameType | None) -> bool:
     return False
 
 
+# Seconds that a training may go on after SIGTERM, most of a minute, unless its launcher has been told to wait longer.
+GRACE = 50
+# The processes that are within `ends_after_sigterm`: their children inherit what wakes the thread.
+_woken: set[int] = set()
+
+
+@contextmanager
+def ends_after_sigterm(text: str, grace: float | None = None) -> Iterator[None]:
+    """
+    Ends the process if the block still runs some time after SIGTERM. Python handles a signal only between two
+    instructions of the main thread, which may wait in a library for a batch or another process that never comes.
+
+    Args:
+        text (`str`): written to standard error before the end.
+        grace (`float`, *optional*): seconds from the signal to the end; by default [`GRACE`], or the time after which
+            `torchrun` kills what is still running, if the environment gives it more than that.
+    """
+    # Only the main thread may do this, and only where a pipe can be woken by a signal.
+    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if grace is None:
+        told = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+        grace = max(GRACE, int(told) if told.isdecimal() else 0)
+    out, into = os.pipe()
+    os.set_blocking(into, False)
+    done = threading.Event()
+
+    def watch() -> None:
+        while (number := os.read(out, 1)) not in (b"", bytes([signal.SIGTERM])):
+            pass
+        os.close(out)
+        if number and not done.wait(grace):
+            sys.stderr.write(f"\n{text}\n")
+            sys.stderr.flush()
+            for child in multiprocessing.active_children():
+                child.kill()
+            os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+    before = signal.set_wakeup_fd(into, warn_on_full_buffer=False)
+    _woken.add(os.getpid())
+    try:
+        yield
+    finally:
+        done.set()
+        _woken.discard(os.getpid())
+        signal.set_wakeup_fd(before)
+        # The thread reads its end.
+        os.close(into)
+
+
+def _sleep_on() -> None:
+    """Keeps the signals of a forked child from waking its parent's thread."""
+    if _woken:
+        _woken.clear()
+        signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_sleep_on)
+
+
 def ignore_signals(_: int) -> None:
     """
-    Ignores Ctrl-C, SIGTERM and SIGUSR1, as the `worker_init_fn` of a `DataLoader`. They reach every process of a
-    group: the training stops in good order, and needs its workers until then.
+    Prepares a worker process, as the `worker_init_fn` of a `DataLoader`.
+
+    It ignores Ctrl-C, SIGTERM and SIGUSR1, which reach every process of a group: the training stops in good order, and
+    needs its workers until then. And it ends if it cannot hand over a batch, for example because `/dev/shm` is full:
+    by default it would go on without that batch, for which the training would wait forever.
     """
     for number in (signal.SIGINT, *STOPS):
         signal.signal(number, signal.SIG_IGN)
+    queues.Queue._on_queue_feeder_error = staticmethod(_end_of_worker)  # type: ignore[attr-defined]
+
+
+def _end_of_worker(error: Exception, batch: Any) -> None:
+    sys.stderr.write(f"A worker process cannot hand over a batch: {error}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 @contextmanager

@@ -116,7 +116,11 @@ def _reference_streams(references: References) -> list[list[str]]:
 
 
 def score(
-    hypotheses: Sequence[str], references: References, tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: References,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+    with_ter: bool = True,
 ) -> dict[str, Any]:
     """
     Scores a translated corpus with BLEU, chrF and TER.
@@ -127,6 +131,7 @@ def score(
             same order.
         tokenize (`str`): sacreBLEU's tokenizer for BLEU.
         lowercase (`bool`): whether BLEU and chrF ignore case. TER always does.
+        with_ter (`bool`): whether TER is computed, which takes a hundred times as long as the others.
 
     Returns:
         `dict[str, Any]`: `bleu` and `chrf` (0 to 100, higher is better), `ter` (edits per 100 words, lower is better),
@@ -138,7 +143,7 @@ def score(
     """
     _check_lengths({"translations": hypotheses}, references)
     frozen = tuple(each if isinstance(each, str) else tuple(each) for each in references)
-    scores, signatures = _scores(tuple(hypotheses), frozen, tokenize, lowercase)
+    scores, signatures = _scores(tuple(hypotheses), frozen, tokenize, lowercase, with_ter)
     return scores | {"signatures": dict(signatures)}
 
 
@@ -146,11 +151,17 @@ def score(
 # with others, has several uses for the same scores.
 @lru_cache(maxsize=8)
 def _scores(
-    hypotheses: tuple[str, ...], references: tuple[str | tuple[str, ...], ...], tokenize: str, lowercase: bool
+    hypotheses: tuple[str, ...],
+    references: tuple[str | tuple[str, ...], ...],
+    tokenize: str,
+    lowercase: bool,
+    with_ter: bool,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Returns the scores and the signatures of [`score`] by metric."""
     scores, signatures = {}, {}
     for metric, settings in _metrics(tokenize, lowercase):
+        if metric.key == "ter" and not with_ter:
+            continue
         result = metric.compute(predictions=list(hypotheses), references=list(references), **settings)
         scores[metric.key], signatures[metric.key] = result[metric.key], result["signature"]
     return scores, signatures

@@ -10,8 +10,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
@@ -173,22 +175,39 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
         The result of the function.
 
     Raises:
-        ValueError, OSError: as raised by the function in process 0.
+        Exception: in process 0, as raised by the function; in the others a `ValueError`, `OSError` or `ImportError` of
+            the same text, and for any other error a `RuntimeError`.
     """
     result: Any = None
     failure: Exception | None = None
     if launch.process_index == 0:
         try:
             result = function(*arguments)
-        except (ValueError, OSError) as error:
+        except Exception as error:
             failure = error
     if launch.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
-        result, failure = broadcast_object_list([result, failure])
+        # As text: not every error can be pickled, or made again of what was pickled.
+        told = None if failure is None else _kind_and_text(failure)
+        result, told = broadcast_object_list([result, told])
+        if told is not None and failure is None:
+            kind, text = told
+            raise SHARED.get(kind, RuntimeError)(text)
     if failure is not None:
         raise failure
     return cast(T, result)
+
+
+# Errors that are one sentence for the user, by their names.
+SHARED: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, OSError, ImportError)}
+
+
+def _kind_and_text(error: Exception) -> tuple[str, str]:
+    for name, kind in SHARED.items():
+        if isinstance(error, kind):
+            return name, str(error)
+    return "RuntimeError", f"{type(error).__name__}: {error}"
 
 
 # ---- Training ----------------------------------------------------------------------------------------------------
@@ -220,8 +239,9 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
     training = recipe.training
     _check_precision(training)
     keep_few_products()
+    _check_launch_type()
     launched = int(os.environ.get("WORLD_SIZE", 1))
-    on_cpu = launched > 1 and not torch.cuda.is_available()
+    on_cpu = launched > 1 and _meet_on_cpu()
     precision: str | None = training.mixed_precision
     if precision == "auto":
         # The processes of a launch need the same precision, which they get before the accelerator is made.
@@ -246,6 +266,8 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
             f"{launched} processes were launched, but Accelerate sees {accelerator.num_processes}: "
             "each would train a model of its own."
         )
+    if accelerator.distributed_type.value not in LAUNCH_TYPES:
+        raise ValueError(_refusal(accelerator.distributed_type.value))
     if accelerator.distributed_type == DistributedType.FSDP:
         _check_fsdp(accelerator, training)
     # All processes log the same, so only the main process does.
@@ -260,6 +282,43 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
         torch.set_num_threads(training.cpu_threads or threads_of_a_process())
         keep_freed_memory()
     return accelerator
+
+
+# Accelerate's names of what a training can be launched on.
+LAUNCH_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "FSDP")
+# What `accelerate launch` sets for those that need packages of their own, before anything is imported.
+OTHER_LAUNCHES = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
+}
+
+
+def _check_launch_type() -> None:
+    for variable, name in OTHER_LAUNCHES.items():
+        if os.environ.get(variable, "false").lower() in ("1", "true", "yes", "on"):
+            raise ValueError(_refusal(name))
+
+
+def _refusal(kind: str) -> str:
+    return (
+        f"This training cannot be launched with {kind}: launch it on one device, on several CPUs, GPUs, XPUs or NPUs, "
+        "or with FSDP2 (see accelerate config)."
+    )
+
+
+def _meet_on_cpu() -> bool:
+    """
+    Returns whether the processes of a launch compute on the CPU: there is no accelerator, or it is Apple's MPS, on
+    which several processes cannot exchange anything.
+    """
+    if not torch.accelerator.is_available():
+        return True
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or kind.type != "mps":
+        return False
+    logging.getLogger(__name__).warning("Several processes cannot meet on MPS: they compute on the CPU")
+    return True
 
 
 def _check_precision(training: "TrainingRecipe") -> None:
@@ -290,9 +349,48 @@ def _check_fsdp(accelerator: "Accelerator", training: "TrainingRecipe") -> None:
 
 
 def threads_of_a_process() -> int:
-    """Returns the share of a process in the cores; `accelerate launch` would give it a single thread."""
+    """Returns the share of a process in the processors; `accelerate launch` would give it a single thread."""
+    return max(1, processors() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def processors() -> int:
+    """
+    Returns the number of processors that this process may use: those of its affinity (`taskset`, Slurm), or fewer if
+    the quota of a container is smaller (`docker run --cpus`, `limits.cpu` of Kubernetes). With more threads than the
+    quota has processors, all of them are stopped for a part of the time.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, min([cores, *map(int, _quotas())]))
+
+
+# Where Linux mounts control groups, and which of them this process is in.
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the quotas of this process's control groups and of those above, in processors."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # The number of a hierarchy, its controllers, and the path of the group.
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts, files = ["."], ["cpu.max"]
+        elif "cpu" in controllers.split(","):
+            # Version 1 of control groups.
+            mounts, files = [controllers, "cpu"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            continue
+        # In a container, the path may be that of the host, and its own group the root.
+        own = PurePosixPath(path.lstrip("/"))
+        for folder in (Path(mount, group) for mount in mounts for group in (own, *own.parents)):
+            with suppress(OSError, ValueError, ArithmeticError):
+                quota, period = " ".join((CGROUPS / folder / name).read_text() for name in files).split()
+                # No quota is `max` or -1.
+                if quota != "max" and int(quota) > 0:
+                    yield int(quota) / int(period)
 
 
 # ---- Translating -------------------------------------------------------------------------------------------------
@@ -314,7 +412,7 @@ class Processes:
             from accelerate import PartialState
 
             # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
-            on_cpu = not torch.accelerator.is_available()
+            on_cpu = _meet_on_cpu()
             state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRANSLATION)
             self.num_processes, self.process_index = state.num_processes, state.process_index
 
@@ -325,15 +423,15 @@ class Processes:
 
     def on_main_process(self, function: Callable[[], T]) -> T:
         """
-        Calls [`on_main_process`]; where the function fails, the other processes exit with code 2 and without a
-        message, because process 0 prints it.
+        Calls [`on_main_process`]; where the function fails, the other processes exit without a message, because
+        process 0 prints it: with code 2 for what a user can mend, and else with 1.
         """
         try:
             return on_main_process(self, function)
-        except (ValueError, OSError):
+        except Exception as error:
             if self.is_main_process:
                 raise
-            sys.exit(2)
+            sys.exit(2 if isinstance(error, tuple(SHARED.values())) else 1)
 
     def chunks(self, items: Iterable[T], size: int) -> Iterator[list[T]]:
         """

@@ -95,7 +95,7 @@ class SourceRecipe:
     train_files: Files = None
     """Training text: two line-aligned files as `{en: FILE, de: FILE}`, or one file with a column per language (`.tsv`,
     `.csv`, `.jsonl`, `.json` or `.parquet`). All but `.parquet` files may be compressed as `.gz`. A file may be a URL
-    of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache."""
+    of fsspec, such as `s3://bucket/train.tsv.gz`: each machine copies it to its cache, unless it is streamed."""
     validation_files: Files = None
     """Validation text, in the formats of `train_files`."""
     test_files: Files = None
@@ -440,7 +440,7 @@ class TrainingRecipe:
     log_every: int = number(100, at_least=1, at_most=10**9)
     """Updates between two entries of `training.jsonl` and of the trackers: loss, gradient norm and learning rate."""
     validate_every: int = number(1000, at_least=1, at_most=10**9)
-    """Updates between two validations, which compute the loss, BLEU, chrF and TER."""
+    """Updates between two validations, which compute the loss, BLEU and chrF."""
     save_every: int = number(1000, at_least=1, at_most=10**9)
     """Updates between two checkpoints."""
     save_every_minutes: float | None = number(None, above=0, at_most=10**6)

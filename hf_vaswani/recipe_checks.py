@@ -393,7 +393,8 @@ def check_baseline(recipe: Recipe, where: str) -> None:
     if than in (None, "start", "last_push") or (than and Path(than).is_dir()):
         return
     try:
-        check_repo_id(str(than), where)
+        # A revision may follow the id.
+        check_repo_id(str(than).partition("@")[0], where)
     except ValueError as error:
         raise ValueError(
             f"{where} must be start, last_push, the folder of a model or its id on the Hub, user/name, but it is "

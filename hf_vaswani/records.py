@@ -1,5 +1,7 @@
-"""The typed records of a run folder: what each of its JSON files holds, to JSON and back, checked."""
+"""The typed records of a run folder, to JSON and back, checked; and what others may read of the URLs in them."""
 
+import re
+from copy import copy
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin
@@ -19,7 +21,7 @@ class Validation:
         step (`int`): updates so far.
         loss (`float`, *optional*): nats per target token; `None` if it is not finite.
         bleu (`float`), chrf (`float`), ter (`float`): scores; with several validation sets, the means of theirs.
-            `None` if the task is no translation.
+            `None` if the task is no translation, as the TER of a validation is.
         signatures (`dict[str, str]`): sacreBLEU's, by metric.
         sets (`dict[str, dict[str, float]]`, *optional*): the scores of each set, if there are several; in a validation
             also its `loss`, in nats per target token, `None` if it is not finite.
@@ -195,6 +197,8 @@ class Environment:
         command (`list[str]`): program and arguments.
         start_is_local (`bool`, *optional*): False only if the training started from a model on the Hub.
         data (`list[Text]`, *optional*): the sources of text, if they were read.
+        commits (`dict[str, str]`, *optional*): the commits of the models, tokenizers and datasets that came from the
+            Hub, by their ids there.
     """
 
     python: str
@@ -212,6 +216,7 @@ class Environment:
     command: list[str]
     start_is_local: bool | None = None
     data: list[Text] | None = None
+    commits: dict[str, str] | None = None
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -250,3 +255,79 @@ def _typed(value: Any, kind: Any) -> Any:
     if outer is dict:
         return {name: _typed(each, inner[1]) for name, each in value.items()}
     return value
+
+
+# ---- Addresses ---------------------------------------------------------------------------------------------------
+
+# A path that was made of a URL has lost a slash.
+_URL = re.compile(r"[\w+.-]{2,}:/")
+# Where a quotation begins with the URL, it ends with its quotation mark.
+_URLS = re.compile(r"""(?<=')[\w+.-]{2,}:/[^\s'"<>`]*|(?<![\w+.'-])[\w+.-]{2,}:/[^\s"<>`]*""")
+# The query of a URL whose beginning is missing, as in the messages of HTTP libraries.
+_QUERY = re.compile(r"""(?<=[^\s?])\?[\w.~%-]+=[^\s'"<>`]*""")
+
+
+def public(value: T) -> T:
+    """
+    Reduces the URLs in a value to scheme, host and path, for whatever others may read: user, password, query and
+    fragment may be secrets.
+
+    Args:
+        value: a string, which is a URL or a text with some; or a dict, list or record of values.
+
+    Returns:
+        The same kind of value; the argument stays as it is.
+    """
+    if isinstance(value, str):
+        return cast(T, _address(value) if _URL.match(value) else public_text(value))
+    if isinstance(value, dict):
+        return cast(T, {public(name): public(each) for name, each in value.items()})
+    if isinstance(value, list | tuple | set | frozenset):
+        return cast(T, type(value)(public(each) for each in value))
+    if is_dataclass(value) and not isinstance(value, type):
+        found = copy(value)
+        for each in fields(value):
+            object.__setattr__(found, each.name, public(getattr(value, each.name)))
+        return found
+    return value
+
+
+def public_text(text: str) -> str:
+    """Reduces the URLs within a text to scheme, host and path, as [`public`] does; each ends at white space."""
+
+    def reduced(match: re.Match[str]) -> str:
+        # What follows a URL is punctuation of the text.
+        url = match[0].rstrip(".,;:!)]}'")
+        return _address(url) + match[0][len(url) :]
+
+    return _QUERY.sub("", _URLS.sub(reduced, text))
+
+
+def _address(url: str) -> str:
+    """Returns scheme, host and path of a URL, and of each URL in a chain of fsspec, such as `zip://a::https://b/c`."""
+    kept: list[str] = []
+    is_cut = False
+    for part in re.split(r"::(?=[\w+.-]+(?:::|:/))", url):
+        scheme, colon, rest = part.partition(":/")
+        if not colon:
+            # The name of a layer, such as simplecache; or the rest of a query.
+            kept += [] if is_cut else re.findall(r"^[\w+.-]+$", part)
+            continue
+        slashes = re.match("/*", rest)[0]  # type: ignore[index]
+        path = re.split("[?#]", rest[len(slashes) :], maxsplit=1)[0]
+        is_cut = path != rest[len(slashes) :]
+        if len(slashes) < 2:
+            path = _without_user(path)
+        kept.append(f"{scheme}:/{slashes}{path}")
+    return "::".join(kept)
+
+
+def _without_user(path: str) -> str:
+    """Removes user and password in front of the host."""
+    host, slash, rest = path.partition("/")
+    if "@" in host:
+        return f"{host.rpartition('@')[2]}{slash}{rest}"
+    # A password with a slash in it: what follows the colon is no port.
+    if re.search(r":(?!\d*$)", re.sub(r"^\[[^\]]*\]", "", host)) and "@" in rest:
+        return rest.rpartition("@")[2]
+    return path

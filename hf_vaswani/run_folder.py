@@ -23,7 +23,7 @@ from .files import (
 )
 from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name
 from .recipe_file import load_recipe
-from .records import Environment, Progress, Result, Validation, from_json, to_json
+from .records import Environment, Progress, Result, Validation, from_json, public, to_json
 
 WEIGHTS = "model.safetensors"
 EMA_WEIGHTS = "ema.safetensors"
@@ -56,6 +56,11 @@ CHANGEABLE = {
     "training.data_workers",
     "training.cpu_threads",
     "training.trackers",
+    "training.log_every",
+    # These change the last bits of numbers, as another processor does.
+    "training.gradient_checkpointing",
+    "training.compile",
+    "evaluation.tokens_per_batch",
     "data.license",
     # The files of the training text lie there.
     "teacher.folder",
@@ -68,6 +73,11 @@ CHANGEABLE = {
     "hub.every_n_checkpoints",
     "hub.license",
 }
+
+# Where a source has its text. A resumed run may have it elsewhere, because the text itself is compared.
+TEXT = ("dataset", "train_files", "validation_files", "test_files")
+# Where the vocabulary was; a checkpoint has its own copy.
+VOCABULARY = "tokenizer.path"
 
 # Settings of other commands, which no training reads.
 APART = ("backtranslation.", "diversification.", "shortlist.")
@@ -98,12 +108,12 @@ def read_environment(run_dir: Path) -> Environment:
 
 def write_environment(run_dir: Path, environment: Environment) -> None:
     """
-    Writes the `environment.json` of a run.
+    Writes the `environment.json` of a run, without the secrets that a URL may have.
 
     Raises:
         OSError: the file cannot be written.
     """
-    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(to_json(environment), indent=2) + "\n")
+    atomic_write_text(run_dir / ENVIRONMENT, json.dumps(to_json(public(environment)), indent=2) + "\n")
 
 
 def read_result(run_dir: Path) -> Result:
@@ -494,7 +504,33 @@ def unchangeable(recipe: Recipe) -> dict[str, Any]:
         names = recipe.teacher.model if isinstance(recipe.teacher.model, list) else [recipe.teacher.model]
         kept["teacher.model"] = [os.path.normpath(name) for name in names]
         kept["teacher.n_best"] = recipe.teacher.n_best or recipe.teacher.num_beams
-    return cast(dict[str, Any], json.loads(json.dumps(kept)))
+    return _without_text(json.loads(json.dumps(kept)))
+
+
+def _without_text(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings without the keys that say where text and vocabulary are."""
+
+    def rest(source: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in source.items() if key not in TEXT}
+
+    places = {VOCABULARY, *(f"data.{key}" for key in TEXT)}
+    kept = {key: value for key, value in settings.items() if key not in places}
+    kept["more_data"] = [rest(source) for source in kept["more_data"]]
+    kept["validation_sets"] = {name: rest(source) for name, source in kept["validation_sets"].items()}
+    return kept
+
+
+def places_of_text(recipe: Recipe) -> dict[str, Any]:
+    """
+    Returns where a recipe has its text, by dotted key, to compare it where the text itself is not read. The pairs of a
+    teacher lie beside the run, and have a record of their own.
+    """
+    sources: dict[str, Any] = {"data": recipe.data, **recipe.validation_sets}
+    sources |= {f"more_data.{i}": source for i, source in enumerate(recipe.more_data)}
+    found = {f"{name}.{key}": getattr(part, key, None) for name, part in sources.items() for key in TEXT}
+    return {
+        key: value for key, value in found.items() if recipe.teacher.model is None or not key.endswith(".train_files")
+    }
 
 
 def read_recipe(run_dir: Path) -> Recipe:
@@ -514,7 +550,8 @@ def read_recipe(run_dir: Path) -> Recipe:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
     checkpoints = list_checkpoints(run_dir)
     here = unchangeable(recipe)
-    recorded = _completed((read_progress(checkpoints[-1]).recipe if checkpoints else None) or here)
+    there = read_progress(checkpoints[-1]).recipe if checkpoints else None
+    recorded = here if there is None else _completed(there)
     for key in here:
         if here[key] != recorded[key]:
             raise ValueError(
@@ -558,13 +595,17 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
 def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
     """Raises a `ValueError` if a run was trained with other settings, as its newest checkpoint has them."""
     run_dir, here = Path(recipe.run_dir), unchangeable(recipe)
-    there = read_progress(checkpoints[-1]).recipe if checkpoints else None
-    if there is None:
-        there = _settings_of(run_dir / RECIPE)
-    there = _completed(there)
-    different = [key for key in here if here[key] != there[key]]
+    recorded = read_progress(checkpoints[-1]).recipe if checkpoints else None
+    if recorded is not None:
+        there = _completed(recorded)
+    else:
+        whole = _recipe_at(run_dir / RECIPE)
+        there = unchangeable(whole)
+        # Without a checkpoint, nothing tells what the text was.
+        here, there = here | places_of_text(recipe), there | places_of_text(whole)
+    different = [key for key in here if here[key] != there.get(key)]
     if different:
-        keys = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} here" for key in different[:5])
+        keys = ", ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in different[:5])
         keys += f" and {len(different) - 5} more" if different[5:] else ""
         changeable = ", ".join(
             sorted(key for key in recipe.flat() if not (key in here or key == "run_dir" or key.startswith(APART)))
@@ -580,19 +621,20 @@ def _completed(settings: dict[str, Any]) -> dict[str, Any]:
     whole = cast(dict[str, Any], json.loads(json.dumps(Recipe().flat()))) | settings
     whole["more_data"] = [asdict(SourceRecipe()) | source for source in whole["more_data"]]
     sets = whole["validation_sets"].items()
-    return whole | {"validation_sets": {name: asdict(EvaluationSetRecipe()) | part for name, part in sets}}
+    return _without_text(
+        whole | {"validation_sets": {name: asdict(EvaluationSetRecipe()) | part for name, part in sets}}
+    )
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
-    """Reads the settings of a run whose checkpoints have no record of them."""
+def _recipe_at(path: Path) -> Recipe:
+    """Reads the recipe of a run whose checkpoints have no record of it."""
     try:
-        recipe = load_recipe([str(path)])
+        return load_recipe([str(path)])
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(
             f"{path} is missing or damaged, but only this file says which recipe the checkpoints belong to: "
             f"{' '.join(str(error).split())} Restore it from a backup, or name another --run_dir."
         ) from error
-    return cast(dict[str, Any], json.loads(json.dumps(recipe.flat())))
 
 
 def forget_after(

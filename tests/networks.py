@@ -81,7 +81,8 @@ def random_model(seed: int = 0, max_length_offset: int = 10, **fields: object) -
         else:
             weight.copy_(0.3 * noise + name.endswith("norm.weight"))
     for matrix in {model.model.encoder.embed_tokens.weight, model.model.decoder.embed_tokens.weight}:
-        matrix[model.config.pad_token_id] = 0
+        if model.config.pad_token_id is not None:
+            matrix[model.config.pad_token_id] = 0
     # A larger weight makes </s> frequent enough for short translations.
     model.lm_head.weight[model.config.eos_token_id] *= 1.5
     model.generation_config.max_length_offset = max_length_offset

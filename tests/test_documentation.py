@@ -35,7 +35,7 @@ NOT_RUN = {
     "pip install torch --index-url https://download.pytorch.org/whl/cpu": "installs",
     "hf-vaswani push runs/my --not-worse-than last_push": "depends on what was published before",
     "hf-vaswani renew me/my-model": "needs a model on the Hub",
-    "make quickstart": "installs, and trains for three minutes",
+    "make quickstart": "installs, and trains for minutes",
     "make test": "installs, and runs the tests",
     "make test-process": "installs, and runs tests",
     "hf-vaswani demo --model runs/quickstart/model": "serves until it is stopped",
@@ -99,7 +99,7 @@ END_EARLY = {
 }
 # The models here are trained for fewer updates.
 SMALLER = {
-    "checkpoint-1000": "checkpoint-12",
+    "checkpoint-700": "checkpoint-12",
     "checkpoint-19000": "checkpoint-15",
     "checkpoint-20000": "checkpoint-20",
     "--checkpoint 20000": "--checkpoint 20",

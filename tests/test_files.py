@@ -1,8 +1,10 @@
 """Files and folders are written completely or not at all, and readers name what they cannot read."""
 
+import errno
 import gzip
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,32 @@ def test_a_failed_write_leaves_the_old_text(tmp_path, monkeypatch) -> None:
     with pytest.raises(OSError, match=r"a\.txt could not be written, and is unchanged: .*No space"):
         atomic_write_text(tmp_path / "a.txt", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_files_and_their_names_are_on_the_disk_before_work_goes_on(tmp_path, monkeypatch) -> None:
+    synced, fsync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.add(os.fstat(descriptor).st_ino), fsync(descriptor)))
+    atomic_write_text(tmp_path / "a.json", "{}")
+    with atomic_lines(tmp_path / "b.txt") as file:
+        file.write("b\n")
+    assert {path.stat().st_ino for path in (tmp_path, *tmp_path.iterdir())} == synced
+    with atomic_folder(tmp_path / "new" / "c") as folder:
+        (folder / "d").mkdir()
+        (folder / "d" / "e").write_text("e")
+    assert {path.stat().st_ino for path in (tmp_path, *tmp_path.rglob("*"))} == synced
+
+
+def test_a_file_system_that_cannot_sync_is_written_to(tmp_path, monkeypatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    number = errno.EINVAL
+    atomic_write_text(tmp_path / "a", "old")
+    number = errno.EIO
+    with pytest.raises(OSError, match="could not be written, and is unchanged"):
+        atomic_write_text(tmp_path / "a", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
 
 
 def test_a_json_file_without_an_object_is_refused_by_name(tmp_path) -> None:

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "processes": {"recipe", "memory"},
     "adapters": {"files"},
     "averaging": {"files", "run_folder", "adapters"},
-    "data": {"recipe", "files", "interruption", "model"},
+    "data": {"recipe", "records", "files", "interruption", "model"},
     "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
     "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},

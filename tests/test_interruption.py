@@ -1,5 +1,6 @@
 """A run that is killed or stopped loses nothing: resumed, it ends with the same bits as an uninterrupted one."""
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from hf_vaswani.interruption import (
     Interrupted,
     Interruption,
     delayed_signals,
+    ends_after_sigterm,
     exclusive_run,
     ignore_signals,
     stopped_by_sigterm,
@@ -254,7 +256,8 @@ def test_delayed_signals_act_at_the_end_of_the_block() -> None:
     assert not done
 
 
-def test_ignored_signals_end_nobody() -> None:
+def test_ignored_signals_end_nobody(monkeypatch) -> None:
+    monkeypatch.setattr("multiprocessing.queues.Queue._on_queue_feeder_error", None)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         ignore_signals(0)
@@ -263,6 +266,67 @@ def test_ignored_signals_end_nobody() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def wait_forever(in_library: bool, ready: Path) -> None:
+    """Waits in C, where no handler of Python is called, or for an update that never comes."""
+    libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    with ends_after_sigterm("too late.", 0.5), Interruption():
+        ready.touch()
+        while True:
+            if in_library:
+                libc.pthread_mutex_lock(lock)
+            else:
+                time.sleep(9)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("in_library", [True, False])
+def test_sigterm_ends_a_training_that_gets_no_further(tmp_path, in_library) -> None:
+    child = Child(tmp_path / "outputs", wait_forever, in_library, tmp_path / "ready")
+    until = time.monotonic() + 60
+    while not (tmp_path / "ready").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    os.kill(child.process.pid or 0, signal.SIGTERM)
+    end = child.end(30)
+    assert (end.code, end.sentence) == (143, "too late.")
+
+
+def test_a_block_that_ends_after_sigterm_in_time_leaves_the_process_alone() -> None:
+    before = signal.set_wakeup_fd(-1)
+    with pytest.raises(Interrupted), ends_after_sigterm("too late.", 0.2), stopped_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    # Nor does the signal of a child count, which inherits everything.
+    with ends_after_sigterm("too late.", 0.05):
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        time.sleep(0.2)
+    time.sleep(0.1)
+    assert signal.set_wakeup_fd(before) == -1
+
+
+def full_shared_memory(arguments: list[str], run: str) -> int:
+    from hf_vaswani.cli import main
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    for name in ("_share_filename_cpu_", "_share_fd_cpu_", "_new_using_filename_cpu", "_new_using_fd_cpu"):
+        setattr(torch.UntypedStorage, name, full)
+    return main(["train", *arguments, "--run_dir", run])
+
+
+@pytest.mark.process
+def test_a_worker_that_cannot_hand_over_a_batch_ends_the_training(tmp_path) -> None:
+    """As with a full /dev/shm. Otherwise the training would wait forever."""
+    arguments = tiny_recipe(tmp_path, max_steps=3, data_workers=1)
+    end = Child(tmp_path / "outputs", full_shared_memory, arguments, str(tmp_path / "run")).end()
+    assert end.code == 2 and "A worker process of training.data_workers died" in end.sentence, end.err[-2000:]
+    assert "cannot hand over a batch: No space left on device" in end.err
 
 
 def seed(checkpoint: Path, process: int) -> int:

@@ -1,6 +1,7 @@
 """The processes of a launch meet within minutes, or say that they did not; then they wait for the work."""
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -61,7 +62,7 @@ def in_turns(monkeypatch, function) -> list[object]:
     for index in (0, 1):
         try:
             found.append(function(SimpleNamespace(num_processes=2, process_index=index)))
-        except (ValueError, SystemExit) as error:
+        except (Exception, SystemExit) as error:
             found.append(error)
     return found
 
@@ -74,14 +75,42 @@ def test_an_error_of_the_main_process_is_raised_in_all(monkeypatch) -> None:
     assert [(type(error), str(error)) for error in found] == [(ValueError, "validations.jsonl is damaged.")] * 2
 
 
+class UnpicklableError(KeyError):
+    def __init__(self, *, word: str) -> None:
+        super().__init__(word)
+
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (FileNotFoundError(2, "No such file", "a.txt"), OSError, "[Errno 2] No such file: 'a.txt'"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "'utf-8' codec can't decode byte 0xff"),
+        (ModuleNotFoundError("Training needs peft"), ImportError, "Training needs peft"),
+        (UnpicklableError(word="a bug"), RuntimeError, "UnpicklableError: 'a bug'"),
+        (torch.OutOfMemoryError("CUDA out of memory."), RuntimeError, "OutOfMemoryError: CUDA out of memory."),
+    ],
+)
+def test_whatever_the_main_process_fails_with_ends_all(monkeypatch, error, kind, text) -> None:
+    def fail():
+        raise error
+
+    first, second = in_turns(monkeypatch, lambda launch: on_main_process(launch, fail))
+    assert first is error and type(second) is kind and str(second).startswith(text)
+    pickle.dumps(second)
+
+
 def test_a_result_of_the_main_process_is_everybodys_and_made_once(monkeypatch) -> None:
     numbers = iter([7])
     assert in_turns(monkeypatch, lambda launch: on_main_process(launch, next, numbers)) == [7, 7]
 
 
-def test_an_error_of_a_translation_is_told_by_the_main_process_alone(monkeypatch) -> None:
+@pytest.mark.parametrize(("error", "code"), [(ValueError("bad line"), 2), (KeyError("a bug"), 1)])
+def test_an_error_of_a_translation_is_told_by_the_main_process_alone(monkeypatch, error, code) -> None:
     def fail():
-        raise ValueError("bad line")
+        raise error
 
     def translate(launch):
         this = Processes()
@@ -89,7 +118,7 @@ def test_an_error_of_a_translation_is_told_by_the_main_process_alone(monkeypatch
         return this.on_main_process(fail)
 
     first, second = in_turns(monkeypatch, translate)
-    assert isinstance(first, ValueError) and isinstance(second, SystemExit) and second.code == 2
+    assert first is error and isinstance(second, SystemExit) and second.code == code
 
 
 def test_a_process_alone_reads_chunks_to_the_end() -> None:
@@ -120,6 +149,49 @@ def test_a_training_has_the_threads_of_its_recipe(tmp_path) -> None:
         torch.set_num_threads(before)
 
 
+# ---- Processors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "9900000 100000\n"}, 64),
+        ("0::/\n", {}, 64),
+        # The quota of a group holds for those within it.
+        ("0::/pods/one\n", {"pods/cpu.max": "300000 100000", "pods/one/cpu.max": "max 100000"}, 3),
+        ("0::/pods/one\n", {"pods/cpu.max": "300000 100000", "pods/one/cpu.max": "250000 100000"}, 2),
+        # The path is that of the host, which a container does not see.
+        ("0::/../../kubepods/one\n", {"cpu.max": "200000 100000"}, 2),
+        (
+            "5:memory:/a\n3:cpu,cpuacct:/a\n0::/\n",
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "600000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"},
+            6,
+        ),
+        ("3:cpu,cpuacct:/docker/1\n", {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 4),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ("nonsense", {"cpu.max": "nonsense"}, 64),
+        ("0::/\n", {"cpu.max": "1 0"}, 64),
+    ],
+)
+def test_processors_are_those_of_the_affinity_and_of_the_quota(monkeypatch, tmp_path, groups, files, expected) -> None:
+    for name, text in files.items():
+        (tmp_path / "mounted" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mounted" / name).write_text(text)
+    (tmp_path / "groups").write_text(groups)
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path / "mounted")
+    monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    assert processes.processors() == expected
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert processes.threads_of_a_process() == max(1, expected // 2)
+    monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "nowhere")
+    assert processes.processors() == 64
+
+
 # ---- Refused at the launch ---------------------------------------------------------------------------------------
 
 
@@ -139,6 +211,51 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
         build_accelerator(recipe, str)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "a parallelism_config"),
+    ],
+)
+def test_other_launches_are_refused_by_name(tmp_path, monkeypatch, variable, name) -> None:
+    monkeypatch.setenv(variable, "true")
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match=f"cannot be launched with {name}: launch it on one device"):
+        build_accelerator(recipe, str)
+    monkeypatch.delenv(variable)
+    launched = SimpleNamespace(num_processes=1, distributed_type=SimpleNamespace(value="XLA"))
+    monkeypatch.setattr("accelerate.Accelerator", lambda **_: launched)
+    with pytest.raises(ValueError, match="cannot be launched with XLA"):
+        build_accelerator(recipe, str)
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_cpu"), [(None, True), ("cuda", False), ("xpu", False), ("npu", False), ("mps", True)]
+)
+def test_several_processes_compute_on_whatever_the_machine_has(tmp_path, monkeypatch, kind, on_cpu) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    device = None if kind is None else SimpleNamespace(type=kind)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    asked = []
+
+    def alone(cpu: bool, **_: object) -> SimpleNamespace:
+        asked.append(cpu)
+        return SimpleNamespace(num_processes=1, process_index=0)
+
+    monkeypatch.setattr("accelerate.Accelerator", alone)
+    monkeypatch.setattr("accelerate.PartialState", alone)
+    monkeypatch.setattr(processes, "meet", lambda launched, start, work: start(work))
+    recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(ValueError, match="Accelerate sees 1"):
+        build_accelerator(recipe, str)
+    Processes()
+    assert asked == [on_cpu] * 2
 
 
 MEETING = """

@@ -45,6 +45,7 @@ def test_models_to_compare_with(tmp_path) -> None:
     for than in ("last_push", "user/model", str(tmp_path)):
         path = write_recipe(tmp_path, f"hub: {{not_worse_than: {than}}}\n")
         assert load_recipe([path]).hub.not_worse_than == than
+    assert load_recipe([path, "--hub.not_worse_than=user/model@v2"]).hub.not_worse_than == "user/model@v2"
     path = write_recipe(tmp_path, "initialize: {from: user/model}\nhub: {not_worse_than: start}\n")
     assert load_recipe([path]).hub.not_worse_than == "start"
 

@@ -1,12 +1,23 @@
-"""The records of a run folder: to JSON and back, values of the wrong kind, keys of other versions."""
+"""The records of a run folder: to JSON and back, values of the wrong kind, keys of other versions, secrets in URLs."""
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hf_vaswani.records import Environment, Progress, Result, Text, Validation, from_json, to_json
+from hf_vaswani.records import (
+    Environment,
+    Progress,
+    Result,
+    Text,
+    Validation,
+    from_json,
+    public,
+    public_text,
+    to_json,
+)
 
 VALIDATION = Validation(
     step=4, loss=1.5, bleu=20.0, chrf=40.0, ter=60.0, signatures={"bleu": "tok:13a"}, sets={"en-de": {"bleu": 20.0}}
@@ -84,3 +95,45 @@ def test_whole_numbers_are_numbers() -> None:
 
 def test_the_digests_of_a_checkpoint_are_those_of_all_its_files() -> None:
     assert PROGRESS.digests == {"config.json": "ab", "optimizer.bin": "cd"}
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://host/t.tsv.gz?sv=2024&sig=SECRET%2F", "https://host/t.tsv.gz"),
+        ("https://host/t.tsv?token=AB/SECRET#SECRET", "https://host/t.tsv"),
+        ("https://host/my text.tsv?token=SECRET SECRET", "https://host/my text.tsv"),
+        ("https://user:SECRET@host", "https://host"),
+        ("s3://KEY:SEC/RET@bucket/t.tsv", "s3://bucket/t.tsv"),
+        ("http://user:SECRET@[::1]:80/a?SECRET", "http://[::1]:80/a"),
+        ("zip://t.tsv::simplecache::https://host/a.zip?a=b::SECRET", "zip://t.tsv::simplecache::https://host/a.zip"),
+        # As a path has it.
+        ("https:/host/t.tsv?sig=SECRET", "https:/host/t.tsv"),
+        *((same, same) for same in ("https://host:8080/@me/t.tsv", "hf://datasets/me/data@main/t.tsv", "C:/a@b?c")),
+        *((same, same) for same in ("runs/a?b", "file:///home/me@work/t.tsv", "pocket", "")),
+    ],
+)
+def test_of_a_url_scheme_host_and_path_are_public(url, kept) -> None:
+    assert public(url) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("There is no file 'https://host/a?sig=SECRET'.", "There is no file 'https://host/a'."),
+        ("{en: https://host/a?SECRET, de: 's3://K:SECRET@b'}", "{en: https://host/a, de: 's3://b'}"),
+        ('{"en":"https://host/a#SECRET","de":"b"}', '{"en":"https://host/a","de":"b"}'),
+        ("Max retries exceeded with url: /a?sig=SECRET (Caused", "Max retries exceeded with url: /a (Caused"),
+        ("see [it](https://host/a?b), and so on: why? a=b", "see [it](https://host/a), and so on: why? a=b"),
+    ],
+)
+def test_a_text_keeps_what_is_around_its_urls(text, kept) -> None:
+    assert public_text(text) == kept
+
+
+def test_records_and_lists_are_public_as_a_whole() -> None:
+    secret = replace(ENVIRONMENT, command=["train.py", "--data.train_files={en: https://host/a?SECRET, de: b}"])
+    assert public([secret]) == [
+        replace(secret, command=["train.py", "--data.train_files={en: https://host/a, de: b}"])
+    ]
+    assert "SECRET" in secret.command[1]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from hf_vaswani.averaging import average_checkpoints
 from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
-from hf_vaswani.records import Progress, Result, Validation
+from hf_vaswani.records import Environment, Progress, Result, Validation
 from hf_vaswani.run_folder import (
     checkpoint_digests,
     checkpoint_folder,
@@ -26,11 +26,13 @@ from hf_vaswani.run_folder import (
     has_stalled,
     list_checkpoints,
     ranked,
+    read_environment,
     read_progress,
     read_result,
     read_validations,
     remove_old_checkpoints,
     unchangeable,
+    write_environment,
     write_progress,
     write_result,
     write_validations,
@@ -259,6 +261,15 @@ def test_a_record_is_read_as_it_was_written(tmp_path) -> None:
     result = Result(4, ["checkpoint-4"], files={}, samples=[{"source": "ä"}])
     write_result(tmp_path, result)
     assert read_result(tmp_path) == result
+
+
+def test_an_environment_is_written_without_the_secrets_of_urls(tmp_path) -> None:
+    command = ["train.py", "https://me:SECRET@host/a.yaml?SECRET"]
+    environment = Environment(
+        python="3", packages={}, processes=1, cpu_threads=1, mixed_precision="no", seed=1, command=command
+    )
+    write_environment(tmp_path, environment)
+    assert read_environment(tmp_path) == replace(environment, command=["train.py", "https://host/a.yaml"])
 
 
 def test_records_of_other_versions_are_read(tmp_path) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .inputs import add_target_language, line_pairs, load_models, require_file
+from .inputs import add_revision, add_target_language, line_pairs, load_models, require_file, with_revision
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -26,6 +26,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani align --model runs/my/model test.en test.de",
     )
     align.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_revision(align)
     add_target_language(align)
     align.add_argument(
         "--method",
@@ -73,7 +74,7 @@ def _align(options: argparse.Namespace) -> None:
         raise ValueError("--shift needs --layer.")
     require_file(options.source)
     require_file(options.target)
-    translators = load_models([options.model], options.target_language)
+    translators = load_models(with_revision([options.model], options.revision), options.target_language)
     model, tokenizer = translators.models[0], translators.tokenizer
     layer, shift = options.layer, options.shift
     aligning_layers(model, layer)

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..files import split_revision
+from .inputs import add_revision, with_revision
+
 
 def add_verbs(verbs: Any) -> None:
     """Adds the verb to the command line, with its function under `run`."""
@@ -16,6 +19,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani convert runs/my/model served --to ctranslate2",
     )
     convert.add_argument("source", metavar="SOURCE", help="model folder or file, or Hub id; its format is detected")
+    add_revision(convert)
     convert.add_argument("destination", type=Path, metavar="DESTINATION", help="folder to write")
     convert.add_argument(
         "--to", required=True, choices=("vaswani", "marian", "ctranslate2", "onnx"), help="format to write"
@@ -34,7 +38,7 @@ def _convert(options: argparse.Namespace) -> None:
     from ..conversion.convert import SENTENCE, convert
     from ..interruption import stopped_by_sigterm
 
-    source = _local_source(options.source)
+    source = _local_source(*with_revision([options.source], options.revision))
     sentence = SENTENCE if options.sentence is None else options.sentence
     if not sentence.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in sentence):
         raise ValueError(f"--sentence is not UTF-8: {sentence!r}.")
@@ -46,12 +50,13 @@ def _convert(options: argparse.Namespace) -> None:
 def _local_source(name: str) -> Path:
     """The path as it is, or the downloaded folder of a Hub id."""
     source = Path(name)
-    if source.exists() or source.is_absolute() or len(source.parts) != 2:
+    model, revision = split_revision(name)
+    if source.exists() or source.is_absolute() or len(Path(model).parts) != 2:
         return source
     from huggingface_hub import snapshot_download
 
     try:
         # A repository may hold the same weights again for other libraries.
-        return Path(snapshot_download(name, ignore_patterns=["*.h5", "*.msgpack", "*.ot"]))
+        return Path(snapshot_download(model, revision=revision, ignore_patterns=["*.h5", "*.msgpack", "*.ot"]))
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_json
-from .inputs import add_target_language, check_counts, load_models, require_file, text_lines
+from .inputs import (
+    add_revision,
+    add_target_language,
+    check_counts,
+    load_models,
+    require_file,
+    text_lines,
+    with_revision,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -23,6 +31,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani demo --model runs/my/model",
     )
     demo.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_revision(demo)
     add_target_language(demo)
     demo.add_argument("--num-beams", type=int, metavar="N", help="beam size at first; default: the model's own")
     demo.add_argument(
@@ -48,7 +57,7 @@ def _demo(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to {2**16 - 1}, but it is {options.port}.")
     if options.examples is not None:
         require_file(options.examples)
-    translators = load_models([options.model], options.target_language)
+    translators = load_models(with_revision([options.model], options.revision), options.target_language)
     model = translators.models[0]
     if options.num_beams is not None:
         model.generation_config.num_beams = options.num_beams

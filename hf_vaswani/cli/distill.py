@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import copy
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -34,23 +35,19 @@ def _distill(options: argparse.Namespace) -> None:
     recipe = load_recipe(options.arguments, "hf-vaswani distill", PURPOSE)
     if recipe.teacher.model is None:
         raise ValueError("teacher.model has no value: name the model that teaches; --help explains it.")
-    from ..interruption import exclusive_file, stopped_by_sigterm
     from ..processes import Processes
-    from ..training.distillation import PAIRS, teacher_folder, with_pairs
+    from ..training.distillation import with_pairs
     from ..training.loop import check_packages
 
     # Other processes do not hear of a package that is missing.
     check_packages(recipe)
-    processes, folder = Processes(), teacher_folder(recipe)
+    processes = Processes()
     processes.on_main_process(lambda: _check_files(recipe))
     # The translation takes hours: what is wrong with the student is said before.
     processes.on_main_process(lambda: check_trainable(with_pairs(recipe)))
-    with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
-        work = _Work(recipe, processes)
-        # Nothing is written if a model cannot be loaded.
-        processes.on_main_process(lambda: make_folder(folder, "teacher.folder"))
-        processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
-        before = work.run()
+    before = _teach(recipe, processes)
+    # The student is trained where the teachers were, which cycles of references may still hold.
+    gc.collect()
     result = train_recipe(recipe)
     if result is None:
         return
@@ -63,6 +60,20 @@ def _distill(options: argparse.Namespace) -> None:
     if rows:
         sys.stdout.write("\n")
         print_table(rows)
+
+
+def _teach(recipe: "Recipe", processes: "Processes") -> dict[str, dict[str, float]]:
+    """Loads the teachers, takes the steps, and returns the scores of the teacher by test set."""
+    from ..interruption import exclusive_file, stopped_by_sigterm
+    from ..training.distillation import PAIRS, teacher_folder
+
+    folder = teacher_folder(recipe)
+    with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
+        work = _Work(recipe, processes)
+        # Nothing is written if a model cannot be loaded.
+        processes.on_main_process(lambda: make_folder(folder, "teacher.folder"))
+        processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
+        return work.run()
 
 
 def _check_files(recipe: "Recipe") -> None:

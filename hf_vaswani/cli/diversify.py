@@ -116,22 +116,25 @@ def _run(launcher: list[str], verb: str, recipe: "Recipe", path: Path, result: P
 
 @contextlib.contextmanager
 def _signals_passed_on(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Waits for a child that Ctrl-C or SIGTERM stops, so that it leaves a checkpoint, and then stops, too."""
+    """
+    Waits for a child that Ctrl-C, SIGTERM or SIGUSR1 stops, so that it leaves a checkpoint, and then stops, too. The
+    child gets SIGTERM for both of the latter, because launchers pass on no SIGUSR1.
+    """
+    from ..interruption import STOPS, Interrupted
+
     received: list[int] = []
 
     def pass_on(number: int, frame: Any) -> None:
         received.append(number)
         # A terminal sends Ctrl-C to both.
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             child.terminate()
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, *STOPS)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:
-        from ..interruption import Interrupted
-
         raise Interrupted("stopped. The same command goes on.", 128 + received[0])

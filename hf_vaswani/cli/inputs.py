@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..files import read_lines
+from ..files import read_lines, split_revision
 
 # In bytes: a file without a line end for so long is not text.
 LONGEST_LINE = 2**28
@@ -28,6 +28,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="model folder or Hub id, e.g. runs/my/model; repeat the option to translate with an ensemble",
     )
+    add_revision(parser)
     add_target_language(parser)
     add_search(parser)
     parser.add_argument(
@@ -72,6 +73,38 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def add_target_language(parser: argparse.ArgumentParser) -> None:
     """Adds the option that chooses the target language."""
     parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
+
+
+def add_revision(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses the revision of models on the Hub."""
+    parser.add_argument(
+        "--revision",
+        metavar="REVISION",
+        help="branch, tag or commit of a model on the Hub, for models that do not name theirs, as user/name@v2 does; "
+        "default: its main branch",
+    )
+
+
+def with_revision(names: Sequence[str], revision: str | None) -> list[str]:
+    """
+    Returns the names of models with the revision that [`add_revision`]'s option gives.
+
+    Raises:
+        ValueError: the revision is empty or has no use, because each model is a folder or names its own.
+    """
+    if revision is None:
+        return list(names)
+    if not revision:
+        raise ValueError("--revision is empty: give a branch, tag or commit.")
+    found = [
+        name if Path(name).exists() or split_revision(name)[1] is not None else f"{name}@{revision}" for name in names
+    ]
+    if found == list(names):
+        raise ValueError(
+            f"--revision {revision} has no use: {', '.join(names)} {'is' if len(names) == 1 else 'are'} local or "
+            f"{'names a revision' if len(names) == 1 else 'name revisions'}."
+        )
+    return found
 
 
 def add_recipe_verb(verbs: Any, name: str, purpose: str, run: Callable[[argparse.Namespace], None]) -> None:
@@ -208,7 +241,7 @@ def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator
 
 def load_translators(options: argparse.Namespace) -> Translators:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
-    from ..conversion.engines import EngineOptions, choose_engine
+    from ..conversion.engines import EngineOptions, choose_engine, is_on_cpu
     from ..translation.loading import model_folder
 
     if options.int8 and options.engine != "torch":
@@ -230,9 +263,11 @@ def load_translators(options: argparse.Namespace) -> Translators:
         shortlist=options.shortlist,
     )
     engine.check()
-    translators = load_models(options.model, options.target_language)
+    names = with_revision(options.model, options.revision)
+    on_cpu = options.int8 or is_on_cpu(options.engine)
+    translators = load_models(names, options.target_language, on_cpu=on_cpu)
     if options.shortlist:
-        translators = replace(translators, shortlist=_load_shortlist(options.model[0], translators))
+        translators = replace(translators, shortlist=_load_shortlist(names[0], translators))
     set_beams(translators.models[0], options.num_beams)
     if options.int8:
         from ..translation.quantization import to_int8
@@ -240,7 +275,7 @@ def load_translators(options: argparse.Namespace) -> Translators:
         return replace(translators, models=[to_int8(model) for model in translators.models])
     if options.engine == "torch":
         return _with_dtype(translators, options.dtype)
-    folder = model_folder(options.model[0])
+    folder = model_folder(names[0])
     return replace(translators, engine=choose_engine(engine, translators.models, translators.tokenizer, folder))
 
 
@@ -265,6 +300,7 @@ def _load_shortlist(name: str, translators: Translators) -> Any:
     """Returns the shortlist of the first model, whose vocabulary is that of all."""
     from ..model.modeling_vaswani import VaswaniForConditionalGeneration
     from ..model.shortlist_vaswani import Shortlist
+    from ..translation.loading import pinned
 
     model = translators.models[0]
     if not isinstance(model, VaswaniForConditionalGeneration):
@@ -272,7 +308,7 @@ def _load_shortlist(name: str, translators: Translators) -> Any:
             f"--shortlist needs a Vaswani model, but {name} is a {type(model).__name__}: hf-vaswani convert turns "
             "some into one."
         )
-    return Shortlist.load(name, translators.tokenizer, model.config.vocab_size)
+    return Shortlist.load(str(pinned(name)), translators.tokenizer, model.config.vocab_size)
 
 
 def _with_dtype(translators: Translators, choice: str | None) -> Translators:
@@ -290,13 +326,14 @@ def _with_dtype(translators: Translators, choice: str | None) -> Translators:
     return replace(translators, models=[model.float() for model in translators.models], dtype=getattr(torch, choice))
 
 
-def load_models(names: Sequence[str], target_language: str | None) -> Translators:
+def load_models(names: Sequence[str], target_language: str | None, *, on_cpu: bool = False) -> Translators:
     """
     Loads models onto the accelerator, if there is one.
 
     Args:
-        names (`Sequence[str]`): model folders or Hub ids.
+        names (`Sequence[str]`): model folders or Hub ids, of which each may end in `@revision`.
         target_language (`str`, *optional*): language code of the translations.
+        on_cpu (`bool`): whether to leave them on the CPU.
 
     Raises:
         ValueError: a model does not exist or is damaged, the vocabularies differ, or the model does not translate into
@@ -306,8 +343,11 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
 
     from ..files import check_weights
     from ..model.sentences_vaswani import language_tags
+    from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
 
+    # Torch knows neither the quota of a container nor the other processes of a launch.
+    torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process()))
     for name in names:
         check_name(name)
         check_weights(Path(name))
@@ -317,7 +357,7 @@ def load_models(names: Sequence[str], target_language: str | None) -> Translator
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
     tag = _language_tag(models[0], tokenizer, target_language)
-    if torch.accelerator.is_available():
+    if torch.accelerator.is_available() and not on_cpu:
         models = [model.to(torch.accelerator.current_accelerator()) for model in models]
     # Without its tag, a multilingual model would translate into any of its languages.
     return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
@@ -355,8 +395,9 @@ def check_name(name: str) -> None:
     folder = Path(name)
     if (folder / "model" / "config.json").is_file():
         raise ValueError(f"{folder} is a run folder, not a model: give its model, {folder / 'model'}.")
-    if not name or (not folder.is_dir() and (folder.is_absolute() or len(folder.parts) != 2)):
-        raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name.")
+    parts = Path(split_revision(name)[0]).parts
+    if not name or (not folder.is_dir() and (folder.is_absolute() or len(parts) != 2)):
+        raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name or user/name@v2.")
 
 
 def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> str:

@@ -4,12 +4,15 @@ import argparse
 import io
 import logging
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
 from ..memory import keep_few_products
+from ..records import public_text
 from ..version import __version__
 from . import (
     align,
@@ -29,6 +32,12 @@ from . import (
 
 logger = logging.getLogger("hf_vaswani")
 
+# How torch, cuBLAS, CTranslate2, ONNX Runtime and C++ say that memory has run out; most have no class for this error.
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|not enough memory|(can.?t|cannot|failed to|unable to) allocate|ALLOC_FAILED|bad_alloc",
+    re.IGNORECASE,
+)
+
 
 def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     """
@@ -39,13 +48,16 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         program (`str`): program name for help and errors.
 
     Returns:
-        `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal.
+        `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal. An error that
+        is one sentence has its traceback in front if the environment variable `HF_VASWANI_DEBUG` is 1.
     """
     keep_few_products()
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Public("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logger.setLevel(logging.INFO)
     # Accelerate warns at each checkpoint that a tied matrix is stored once, which is intended.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
@@ -61,21 +73,34 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         _discard(sys.stdout)
         return 0
     except (ValueError, OSError, ImportError) as error:
-        logger.debug("Traceback of the error:", exc_info=True)
-        sys.stderr.write(f"{program}: {' '.join(str(error).split())}\n")
+        _say(program, " ".join(str(error).split()))
         return 2
     except RuntimeError as error:
-        # torch has no error class for this on a CPU.
-        if "memory" not in str(error):
+        if not OUT_OF_MEMORY.search(str(error)):
             raise
-        sys.stderr.write(f"{program}: Out of memory: {str(error).splitlines()[0]}\n")
+        _say(program, f"Out of memory: {str(error).splitlines()[0]}")
         return 2
     except MemoryError:
-        sys.stderr.write(f"{program}: Out of memory.\n")
+        _say(program, "Out of memory.")
         return 2
     except KeyboardInterrupt as error:
-        sys.stderr.write(f"{program}: {str(error) or 'stopped.'}\n")
+        _say(program, str(error) or "stopped.")
         return getattr(error, "exit_code", 130)
+
+
+def _say(program: str, text: str) -> None:
+    """Writes the sentence of the error that is handled, behind its traceback if `HF_VASWANI_DEBUG` is set."""
+    if os.environ.get("HF_VASWANI_DEBUG", "0") not in ("", "0"):
+        traceback.print_exc()
+    sys.stderr.write(f"{program}: {public_text(text)}\n")
+
+
+class _Public(logging.Formatter):
+    """Messages without the secrets that a URL may have: others may read a log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of a record."""
+        return public_text(super().format(record))
 
 
 class _StandardOutput:

@@ -2,14 +2,19 @@
 
 import argparse
 import asyncio
+import atexit
 import logging
+import math
+import multiprocessing
 import os
 import re
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,17 +22,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .inputs import add_search, check_counts, load_models, require_file, set_beams, text_lines
+from .inputs import (
+    add_revision,
+    add_search,
+    check_counts,
+    load_models,
+    require_file,
+    set_beams,
+    text_lines,
+    with_revision,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
 DIRECTION = re.compile(r"(\w+)-(\w+)")
-# In seconds, that running requests have after SIGTERM.
-GRACE = 60
+# In seconds, in which the process ends after SIGTERM. All but the last few are for running requests.
+GRACE, LAST = 60, 5
 # Connections and requests of a worker at a time.
 MOST_CONNECTIONS = 2000
 # In seconds, after which a worker that does not answer is replaced. It does not while it imports torch.
 WORKER_TIMEOUT = 120
+# Errors that a command may end with in a sentence.
+SAID: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,8 @@ class ServeOptions:
         settings (`dict[str, Any]`): how the pipelines compute.
         characters (`int`), texts (`int`), waiting (`int`): as in [`Limits`].
         api_keys (`tuple[str, ...]`), origins (`tuple[str, ...]`): as in [`build_server`].
-        threads (`int`, *optional*): threads of torch; by default all cores.
+        threads (`int`, *optional*): most threads of torch; by default as many as it takes.
+        deadline (`float`): as in [`Limits`].
     """
 
     models: tuple[str, ...]
@@ -57,6 +74,7 @@ class ServeOptions:
     api_keys: tuple[str, ...]
     origins: tuple[str, ...]
     threads: int | None
+    deadline: float = 30.0
 
 
 def add_verbs(verbs: Any) -> None:
@@ -74,6 +92,7 @@ def add_verbs(verbs: Any) -> None:
         action="append",
         help="model folder or Hub id; repeat the option to serve several; the first with a pair of languages has it",
     )
+    add_revision(serve)
     serve.add_argument(
         "--direction",
         action="append",
@@ -99,6 +118,13 @@ def add_verbs(verbs: Any) -> None:
         help="most texts that wait in a worker; then requests are answered by 429; default: %(default)s",
     )
     serve.add_argument(
+        "--deadline",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="answer a translation that is not ready by then with 503, and end it; default: %(default)g",
+    )
+    serve.add_argument(
         "--api-keys", type=Path, metavar="FILE", help="file with an API key in each line; default: none is needed"
     )
     serve.add_argument(
@@ -121,7 +147,18 @@ def make_worker(options: ServeOptions) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-    return make_app(options)
+    app = make_app(options)
+    atexit.register(_leave, app)
+    return app
+
+
+def _leave(app: Any) -> None:
+    """Ends the process at once if a translation does not end: Python would crash under a thread that computes."""
+    if not app.state.batcher.is_free(within=LAST):
+        logger.warning("A translation did not end, and was left.")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
 
 
 def make_app(options: ServeOptions) -> Any:
@@ -138,11 +175,12 @@ def make_app(options: ServeOptions) -> Any:
     transformers.logging.set_verbosity_error()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     if options.threads is not None:
-        torch.set_num_threads(options.threads)
+        # Torch may take fewer: those of the variable OMP_NUM_THREADS.
+        torch.set_num_threads(min(options.threads, torch.get_num_threads()))
     return build_server(
         {name: _load(name, options) for name in options.models},
         directions=options.directions,
-        limits=Limits(options.characters, options.texts, options.waiting),
+        limits=Limits(options.characters, options.texts, options.waiting, options.deadline),
         api_keys=options.api_keys,
         origins=options.origins,
     )
@@ -194,7 +232,7 @@ def _serve(options: argparse.Namespace) -> None:
             "ws": "none",
             "server_header": False,
             "limit_concurrency": MOST_CONNECTIONS,
-            "timeout_graceful_shutdown": GRACE,
+            "timeout_graceful_shutdown": GRACE - LAST,
             "timeout_worker_healthcheck": WORKER_TIMEOUT,
         }
         host = f"[{options.host}]" if ":" in options.host else options.host
@@ -202,14 +240,15 @@ def _serve(options: argparse.Namespace) -> None:
         if options.workers == 1:
             # uvicorn raises the signal once more when all requests are finished.
             with suppress(KeyboardInterrupt, Interrupted), stopped_by_sigterm():
-                server = uvicorn.Server(uvicorn.Config(make_app(chosen), **settings))
+                app = make_app(chosen)
+                server = uvicorn.Server(uvicorn.Config(app, **settings))
                 # A signal would interrupt asyncio while it makes its loop.
                 with server.capture_signals():
                     logger.info(address)
                     asyncio.run(server.serve([listening]))
+                    _leave(app)
             return
-        # Errors of the models are said here, in words: a worker could only die of them.
-        make_app(chosen)
+        _check_models(chosen)
         logger.info(address)
         with tempfile.TemporaryDirectory(prefix="hf_vaswani_metrics_") as folder:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
@@ -222,13 +261,52 @@ def _serve(options: argparse.Namespace) -> None:
             Multiprocess(config, sockets=[listening]).run()
 
 
+def _check_models(options: ServeOptions) -> None:
+    """
+    Raises the error of models that cannot be served, in words: a worker could only die of it. They are loaded in a
+    process of their own, whose memory is free again afterwards, on an accelerator as well.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_try_models, args=(options, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        error = receiver.recv()
+    except EOFError:
+        process.join()
+        error = RuntimeError(f"Loading the models ended the process that tried it, with exit code {process.exitcode}.")
+    process.join()
+    if error is not None:
+        raise error
+
+
+def _try_models(options: ServeOptions, sender: Any) -> None:
+    """Loads the models, and sends the error or `None`."""
+    # Ctrl-C reaches all processes, and is answered by the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    error = None
+    try:
+        make_app(options)
+    except SAID as raised:
+        # Errors with arguments of their own cannot be sent as they are.
+        error = next(kind for kind in SAID if isinstance(raised, kind))(str(raised))
+        error.add_note(traceback.format_exc())
+    # The parent may have been killed.
+    with suppress(BrokenPipeError):
+        sender.send(error)
+
+
 def _checked(options: argparse.Namespace) -> ServeOptions:
     """Returns what the workers need, after checking the options."""
     from ..conversion.engines import EngineOptions
+    from ..processes import processors
 
     check_counts(options, "num_beams", "workers", "char_limit", "batch_limit", "queue_limit")
     if not 0 <= options.port < 2**16:
         raise ValueError(f"--port must be from 0 to {2**16 - 1}, but it is {options.port}.")
+    if not 0 < options.deadline < math.inf:
+        raise ValueError(f"--deadline must be a number of seconds above 0, but it is {options.deadline:g}.")
     directions = []
     for text in options.direction:
         match = DIRECTION.fullmatch(text)
@@ -247,7 +325,7 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
     settings: dict[str, Any] = {"autocast": options.dtype if options.dtype != "float32" else None}
     settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     return ServeOptions(
-        models=tuple(options.model),
+        models=tuple(with_revision(options.model, options.revision)),
         directions=tuple(directions),
         num_beams=options.num_beams,
         in_float32=options.dtype in ("float32", "bfloat16"),
@@ -257,5 +335,6 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
         waiting=options.queue_limit,
         api_keys=tuple(keys),
         origins=tuple(options.allow_origin),
-        threads=max(1, (os.cpu_count() or 1) // options.workers) if options.workers > 1 else None,
+        threads=max(1, processors() // options.workers),
+        deadline=options.deadline,
     )

@@ -18,6 +18,7 @@ from .align import pharaoh, rounded
 from .inputs import (
     Translators,
     add_model,
+    add_revision,
     add_target_language,
     check_beam,
     check_counts,
@@ -27,6 +28,7 @@ from .inputs import (
     require_file,
     text_lines,
     warn_split,
+    with_revision,
 )
 from .table import add_table, check_options, translate_table
 
@@ -84,6 +86,7 @@ def add_verbs(verbs: Any) -> None:
         epilog="example: hf-vaswani score --model runs/my/model test.en test.de",
     )
     score.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
+    add_revision(score)
     add_target_language(score)
     score.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
     score.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
@@ -291,7 +294,7 @@ def _score(options: argparse.Namespace) -> None:
 
     require_file(options.source)
     require_file(options.target)
-    translators = load_models([options.model], options.target_language)
+    translators = load_models(with_revision([options.model], options.revision), options.target_language)
     pairs = line_pairs(options.source, options.target, translators)
     done = 0
     while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):

@@ -13,7 +13,7 @@ from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
 from ..translation.loading import check_finite, check_settings, load_translator, quiet
 from . import fairseq, marian, marian_npz
-from .protocol import Converted, Foreign, Loaded, Source, Target, check_quantization, model_type
+from .protocol import Converted, Foreign, Loaded, Logits, Source, Target, check_quantization, model_type
 from .settings import start_token_id
 
 logger = logging.getLogger(__name__)
@@ -173,12 +173,7 @@ def _compare(loaded: Loaded, foreign: Foreign, sentence: str) -> list[str]:
     """Compares the logits of a random batch and the translations of one sentence; returns lines of the report."""
     lines = []
     if foreign.logits is not None:
-        batch = random_batch(loaded.model)
-        with torch.no_grad():
-            ours = loaded.model(input_ids=batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits
-            theirs = foreign.logits(*batch)
-        width = min(ours.shape[-1], theirs.shape[-1])
-        difference = (ours[..., :width] - theirs[..., :width]).abs().max().item()
+        difference = largest_difference(loaded.model, foreign.logits)
         if not foreign.is_rounded and not difference < TOLERANCE:
             raise ValueError(
                 f"{foreign.name} and the Vaswani model compute different logits: they differ by {difference:.2g}, "
@@ -198,6 +193,25 @@ def _compare(loaded: Loaded, foreign: Foreign, sentence: str) -> list[str]:
         lines.append(f"  {foreign.name}: {other}" + ("" if other == translation else "   (differs)"))
     lines.append(f"  Vaswani: {translation}")
     return lines + [f"Note: {note}" for note in foreign.notes]
+
+
+def largest_difference(model: VaswaniForConditionalGeneration, logits: Logits) -> float:
+    """
+    Compares the logits of a random batch.
+
+    Args:
+        model ([`VaswaniForConditionalGeneration`]): the model on the CPU, in evaluation mode.
+        logits (`Logits`): computes the logits of the same model in another format.
+
+    Returns:
+        `float`: their largest difference; NaN if there is one in either.
+    """
+    batch = random_batch(model)
+    with torch.no_grad():
+        ours = model(input_ids=batch[0], attention_mask=batch[1], decoder_input_ids=batch[2]).logits
+        theirs = logits(*batch)
+    width = min(ours.shape[-1], theirs.shape[-1])
+    return (ours[..., :width] - theirs[..., :width]).abs().max().item()
 
 
 def random_batch(model: VaswaniForConditionalGeneration) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -21,8 +21,8 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ ACTIVATIONS = {
 }
 # File beside the weights from which it takes a shortlist.
 VOCABULARY_MAP = "vmap.txt"
+# Environment variable that names the instructions with which CTranslate2 computes.
+ISA = "CT2_FORCE_CPU_ISA"
 # Length of a translation, in tokens, at which CTranslate2's length penalty is fitted to GNMT's.
 TYPICAL_LENGTH = 20
 
@@ -112,6 +114,7 @@ class VaswaniLoader(ModelLoader):
             "pre_norm": config.norm_position == "pre",
             "activation": ACTIVATIONS[config.activation_function],
             "head_dim": max(head_dims(first.self_attn)),
+            "layernorm_embedding": config.embedding_norm,
         }
         spec = transformer_spec.TransformerSpec(
             transformer_spec.TransformerEncoderSpec(config.encoder_layers, **sizes),
@@ -128,7 +131,13 @@ class VaswaniLoader(ModelLoader):
     def set_stack(self, spec: Any, stack: VaswaniEncoder | VaswaniDecoder) -> None:
         """Fills in an encoder or decoder, except its embeddings."""
         spec.scale_embeddings = float(stack.positions.scale)
-        spec.position_encodings.encodings = stack.positions.encode(torch.arange(number_of_positions(stack.config)))
+        encodings = stack.positions.encode(torch.arange(number_of_positions(stack.config)))
+        if (segments := getattr(stack, "embed_segments", None)) is not None:
+            # All tokens of a source are in the first segment.
+            encodings = encodings + segments.weight[0]
+        spec.position_encodings.encodings = encodings
+        if stack.config.embedding_norm:
+            self.set_layer_norm(spec.layernorm_embedding, stack.positions.norm)
         if stack.config.norm_position == "pre":
             self.set_layer_norm(spec.layer_norm, stack.norm)
         layers: list[Any] = list(stack.layers)
@@ -289,27 +298,30 @@ def in_lines(shortlist: Shortlist, tokens: Sequence[str], ends: Sequence[int]) -
     return "".join(f"{source}\t{' '.join(targets)}\n" for source, targets in lines)
 
 
-def use_wide_vectors(cpu_info: str) -> None:
+@contextmanager
+def use_wide_vectors(cpu_info: str) -> Iterator[bool]:
     """
     Lets CTranslate2 use AVX-512 on AMD's processors of family 26 (Zen 5), where it takes AVX2 by itself: on one of
-    them, a small model in int8 is 1.1 to 1.3 times as fast. Must be called before its first use; the environment
-    variable `CT2_FORCE_CPU_ISA` overrides it.
+    them, a small model in int8 is 1.1 to 1.3 times as fast. It chooses when it first computes in a process, which must
+    be in this context. The environment variable `CT2_FORCE_CPU_ISA` overrides it.
 
     Args:
         cpu_info (`str`): content of `/proc/cpuinfo`.
+
+    Yields:
+        `bool`: whether CTranslate2 is asked to use AVX-512.
     """
     facts = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: (.+)$", cpu_info, re.MULTILINE))
     needed = {f"avx512{part}" for part in ("f", "cd", "vl", "bw", "dq")}
-    if (
-        facts.get("vendor_id") == "AuthenticAMD"
-        and facts.get("cpu family") == "26"
-        and needed <= set(facts.get("flags", "").split())
-    ):
-        os.environ.setdefault("CT2_FORCE_CPU_ISA", "AVX512")
-
-
-with suppress(OSError):
-    use_wide_vectors(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    is_family = facts.get("vendor_id") == "AuthenticAMD" and facts.get("cpu family") == "26"
+    if not is_family or not needed <= set(facts.get("flags", "").split()) or ISA in os.environ:
+        yield False
+        return
+    os.environ[ISA] = "AVX512"
+    try:
+        yield True
+    finally:
+        os.environ.pop(ISA, None)
 
 
 def check_compute_type(compute_type: str, device: str, option: str = "--compute-type") -> None:
@@ -336,6 +348,7 @@ class Ctranslate2Translator:
         device (`str`): `"cpu"` or `"cuda"`.
         threads_per_batch (`int`): threads of the CPU that share a batch.
         shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
+        device_index (`int`): number of the GPU.
     """
 
     def __init__(
@@ -349,18 +362,22 @@ class Ctranslate2Translator:
         device: str = "cpu",
         threads_per_batch: int = 1,
         shortlist: bool = False,
+        device_index: int = 0,
     ) -> None:
         level = ctranslate2.get_log_level()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
         ctranslate2.set_log_level(logging.ERROR)
-        self.translator = ctranslate2.Translator(
-            str(folder),
-            device,
-            compute_type=compute_type,
-            inter_threads=threads,
-            intra_threads=threads_per_batch,
-        )
-        ctranslate2.set_log_level(level)
+        try:
+            self.translator = ctranslate2.Translator(
+                str(folder),
+                device,
+                device_index=device_index,
+                compute_type=compute_type,
+                inter_threads=threads,
+                intra_threads=threads_per_batch,
+            )
+        finally:
+            ctranslate2.set_log_level(level)
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.config = config
@@ -369,6 +386,9 @@ class Ctranslate2Translator:
         self.positions = number_of_positions(config)
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
+        with suppress(OSError), use_wide_vectors(Path("/proc/cpuinfo").read_text(encoding="utf-8")) as is_asked:
+            if is_asked and device == "cpu":
+                self.translator.translate_batch([self.tokens[:1]], beam_size=1, max_decoding_length=1)
         self.suppressed: list[list[int]] = []
         if shortlist:
             # CTranslate2 always searches these, too.
@@ -430,7 +450,7 @@ class Ctranslate2Translator:
         other rules of beam search.
 
         Args:
-            sentences (`Sequence[str]`): sentences. An empty one has empty translations.
+            sentences (`Sequence[str]`): sentences. One without words is its own translation.
             n_best (`int`, *optional*): size of the n-best lists; by default only the best translation, with score 0.
             num_beams (`int`, *optional*): beam size; by default that of the generation config.
 
@@ -442,8 +462,8 @@ class Ctranslate2Translator:
         if num_beams is not None:
             settings = copy.deepcopy(settings)
             settings.num_beams = num_beams
-        chosen, ids = to_translate(self.tokenizer, sentences)
-        found: list[Candidates] = [[(0.0, "")] * (n_best or 1) for _ in sentences]
+        kept, chosen, ids = to_translate(self.tokenizer, sentences)
+        found: list[Candidates] = [[(0.0, text)] * (n_best or 1) for text in kept]
         for i, candidates in zip(chosen, self.search([ids[i] for i in chosen], settings, n_best), strict=True):
             texts = self.tokenizer.batch_decode([row for _, row in candidates], skip_special_tokens=True)
             found[i] = [(score, text) for (score, _), text in zip(candidates, texts, strict=True)]

@@ -1,18 +1,18 @@
 """
-Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate`, `evaluate` and the
-pipeline.
+Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate`, `evaluate`, tables,
+the server and the pipeline.
 
-A model is converted once. The result lies in its folder, under `.engines`, or in the cache of Hugging Face if the
-model is from the Hub or its folder cannot be written. It is found again by the digests of the model's files.
+A model is converted once, and compared once with what was written. The result lies in the cache of Hugging Face, and
+is found again by the path of the model's folder and the digests of its files.
 """
 
 import copy
 import hashlib
+import importlib
 import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from huggingface_hub.constants import HF_HOME, HF_HUB_CACHE
+from huggingface_hub.constants import HF_HOME
 from safetensors import safe_open
 from transformers import GenerationConfig
 
@@ -30,7 +30,7 @@ from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import to_translate
 from ..translation.lines import Candidates
-from ..translation.loading import model_folder
+from ..translation.loading import load_model, model_folder
 from .protocol import Loaded, Translate
 from .settings import active_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
@@ -40,8 +40,6 @@ LIBRARIES = {"ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
 # Names of the engines in `SETTINGS`.
 IN_SETTINGS = {"ctranslate2": "CTranslate2", "onnx": "OnnxTranslator"}
 RECORD = "engine.json"
-# A folder in the folder of a model, which nothing else reads.
-BESIDE = ".engines"
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,12 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         return None
     try:
         check_search(options, models, models[0].generation_config, options.n_best)
-        found = _prepared(options, Loaded(models[0], tokenizer, folder))
+        found = _prepared(options, Loaded(models[0], tokenizer, folder), on_cpu=_only_on_cpu(models[0]))
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
     if options.kind == "onnx":
-        return lambda sentences: _not_blank(found.translate, tokenizer, sentences)
+        return lambda sentences: _with_words(found.translate, tokenizer, sentences)
     return lambda sentences: found.candidates(sentences, options.n_best)
 
 
@@ -164,7 +162,7 @@ def check_search(
     """
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
-    reasons = obstacles(options, models) or _unsupported(options, settings, n_best)
+    reasons = obstacles(options, models) or _unsupported(options, models[0], settings, n_best)
     advice = f"Use {options.option('engine', 'torch')}"
     if not reasons and options.kind == "ctranslate2" and not options.approximate:
         reasons = inexact_rules(settings)
@@ -181,16 +179,23 @@ def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
         return [f"an ensemble of {len(models)} models"]
     if type(model) is not VaswaniForConditionalGeneration:
         return [f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"]
-    if options.kind == "ctranslate2" and not _has_device(model.device.type):
+    # An engine that is named computes on the processor instead; where the choice is open, torch has the device.
+    if options.name == "auto" and _only_on_cpu(model):
         return [f"the {model.device.type} of this machine"]
     return []
 
 
-def _unsupported(options: EngineOptions, settings: GenerationConfig, n_best: int | None) -> list[str]:
+def _unsupported(options: EngineOptions, model: Any, settings: GenerationConfig, n_best: int | None) -> list[str]:
     """Returns the settings that an engine does not have, in words that follow "with"."""
     missing = unsupported_settings(settings, IN_SETTINGS[options.kind])
     found = [f"{key}={value!r}" for key, value in missing.items()]
-    if options.kind == "onnx":
+    found += ["eos_token_id=None"] * (settings.eos_token_id in (None, []))
+    if options.kind == "ctranslate2":
+        start = start_token_id(settings, model.config)
+        # The converted model has its own.
+        is_other = start != start_token_id(model.generation_config, model.config)
+        found += [f"decoder_start_token_id={start}"] * is_other
+    else:
         found += [options.switch("shortlist")] * options.shortlist
         lists = "num_return_sequences" if options.in_code else "--n-best"
         found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + [lists] * bool(n_best)
@@ -216,45 +221,55 @@ def inexact_rules(settings: GenerationConfig) -> list[str]:
     return [f"{name}={value!r}" for name, value in rules.items()]
 
 
-def _has_device(device: str) -> bool:
-    """Returns whether CTranslate2 computes on a device; true if it is not installed."""
+def is_on_cpu(engine: str) -> bool:
+    """Returns whether an engine that is named computes on the CPU, though this machine may have an accelerator."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return engine == "onnx" or (
+        engine == "ctranslate2" and accelerator is not None and not _has_device(accelerator.type)
+    )
+
+
+def _only_on_cpu(model: Any) -> bool:
+    """Returns whether CTranslate2 computes on the CPU, because it does not compute on the device of a model."""
+    return not _has_device(model.device.type, model.device.index or 0)
+
+
+def _has_device(device: str, index: int = 0) -> bool:
+    """Returns whether CTranslate2 computes on a device; true for a GPU if it is not installed."""
     if device == "cuda" and find_spec("ctranslate2") is not None:
         import ctranslate2
 
-        return ctranslate2.get_cuda_device_count() > 0
+        return ctranslate2.get_cuda_device_count() > index
     return device in ("cpu", "cuda")
 
 
-def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False) -> Any:
+def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False, on_cpu: bool = False) -> Any:
     """
     Returns the translator of an engine, with the converted model. By default, each thread translates a batch of its
-    own; for single sentences, they share one where that is much faster.
+    own; for single sentences, they share one where that is much faster. The device is the model's, unless the engine
+    computes on the CPU alone.
     """
     if options.kind == "onnx":
-        from . import onnx
-
-        def write(to: Path) -> None:
-            # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
-            onnx.save(replace(loaded, model=copy.deepcopy(_as_saved(loaded)).cpu()), to)
-
-        place = kept_conversion(loaded, "onnx", version("onnxruntime"), write)
-        logger.info(f"Engine: ONNX Runtime {version('onnxruntime')}")
-        return onnx.OnnxTranslator(place)
+        return _onnx_translator(options, loaded)
     from . import ctranslate2
 
-    compute_type, device = options.compute_type or "float32", loaded.model.device.type
+    is_on_gpu = loaded.model.device.type == "cuda" and not on_cpu
+    device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
+    compute_type = options.compute_type or "float32"
     ctranslate2.check_compute_type(compute_type, device, options.option("compute_type"))
-    place = kept_conversion(
-        loaded,
-        "ctranslate2",
-        version("ctranslate2"),
-        lambda to: ctranslate2.write(replace(loaded, model=_as_saved(loaded)), to),
-    )
+    settings, config = loaded.model.generation_config, loaded.model.config
+
+    def write(to: Path) -> None:
+        model = _as_saved(loaded)
+        ctranslate2.write(replace(loaded, model=model), to)
+        written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
+        _check_same(options, model, written)
+
+    place = kept_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
         why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has a space"
         raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
     threads = torch.get_num_threads() if device == "cpu" else 1
-    settings, config = loaded.model.generation_config, loaded.model.config
 
     def translator(threads_per_batch: int) -> Any:
         return ctranslate2.Ctranslate2Translator(
@@ -267,6 +282,7 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
             device,
             threads_per_batch,
             options.shortlist,
+            index,
         )
 
     found, how = translator(1), ""
@@ -275,23 +291,60 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
         speedup = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
         if speedup >= WORTHWHILE:
             found, how = shared, f" that share each batch, which is {speedup:.1f} times as fast for a sentence"
-    kind = found.translator.compute_type
-    logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {device}, {threads} threads{how}")
+    kind, where = found.translator.compute_type, device if device == "cpu" else f"{device}:{index}"
+    logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {where}, {threads} threads{how}")
     return found
 
 
+def _onnx_translator(options: EngineOptions, loaded: Loaded) -> Any:
+    """Returns the translator of ONNX Runtime, with the converted model."""
+    from . import onnx
+
+    # Builds for other devices are distributions of other names.
+    library = importlib.import_module("onnxruntime").__version__
+
+    def write(to: Path) -> None:
+        # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
+        model = _as_saved(loaded)
+        onnx.save(replace(loaded, model=model), to)
+        _check_same(options, model, onnx.OnnxTranslator(to))
+
+    place = kept_conversion(loaded, "onnx", library, write)
+    logger.info(f"Engine: ONNX Runtime {library}")
+    return onnx.OnnxTranslator(place)
+
+
 def _as_saved(loaded: Loaded) -> Any:
-    """Returns the model of the files, in float32: the one that is loaded may have rounded weights."""
-    if loaded.model.dtype == torch.float32:
-        return loaded.model
-    return VaswaniForConditionalGeneration.from_pretrained(loaded.folder, dtype=torch.float32).eval()
+    """
+    Returns the model of the files in float32, on the CPU and in evaluation mode: the one that is loaded may be on
+    another device or have rounded weights.
+    """
+    if loaded.model.dtype == torch.float32 and loaded.model.device.type == "cpu":
+        return copy.deepcopy(loaded.model).eval()
+    model = load_model(loaded.folder, torch.float32)
+    model.generation_config = loaded.model.generation_config
+    return model
 
 
-def _not_blank(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
-    """Translates the sentences that have text; the others have empty translations."""
-    chosen, _ = to_translate(tokenizer, sentences)
-    found = dict(zip(chosen, translate([sentences[i] for i in chosen]), strict=True))
-    return [[(0.0, found.get(i, ""))] for i in range(len(sentences))]
+def _check_same(options: EngineOptions, model: Any, translator: Any) -> None:
+    """Raises an [`UnsupportedError`] if an engine computes other logits than the model that was converted for it."""
+    from .convert import TOLERANCE, largest_difference
+
+    difference = largest_difference(model, translator.logits)
+    if not difference < TOLERANCE:
+        why = (
+            f"{LIBRARIES[options.kind]} computes other logits than this model: they differ by {difference:.2g}, but "
+            f"rounding explains at most {TOLERANCE:g}"
+        )
+        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
+
+
+def _with_words(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
+    """Translates the sentences that have words; the others are their own translations."""
+    found, chosen, _ = to_translate(tokenizer, sentences)
+    for i, text in zip(chosen, translate([sentences[i] for i in chosen]), strict=True):
+        found[i] = text
+    return [[(0.0, text)] for text in found]
 
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------
@@ -333,7 +386,7 @@ def pipeline_engine(
             raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {reasons[0]}", advice)
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
-        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True)
+        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True, on_cpu=_only_on_cpu(model))
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
@@ -415,20 +468,22 @@ class PipelineEngine:
         else:
             found = self.translator.search(sources, config, n_best, all_entries)
             rows = [row for candidates in found for _, row in candidates]
+        ends = eos_token_ids(config)
         if (forced := config.forced_eos_token_id) is not None:
-            ends = eos_token_ids(config)
             last = forced if isinstance(forced, int) else forced[0]
             # Engines leave room for it.
             rows = [row if row and row[-1] in ends else [*row, last] for row in rows]
         start = start_token_id(config, self.model.config)
-        longest, pad = max(map(len, rows)), self.model.config.pad_token_id
+        # Without an id for padding, as `generate()` pads.
+        longest, pad = max(map(len, rows)), ends[0] if config.pad_token_id is None else config.pad_token_id
         padded = [[start, *row, *[pad] * (longest - len(row))] for row in rows]
         return torch.tensor(padded, device=input_ids.device)
 
     def _check_length(self, longest: int) -> None:
-        """Raises an [`UnsupportedError`] if CTranslate2's table of positions is too short for a source."""
-        if self.options.kind == "ctranslate2" and longest > (positions := self.translator.positions):
-            why = f"CTranslate2 has {positions:,} positions, too few for a source of {longest:,} tokens"
+        """Raises an [`UnsupportedError`] if a table of positions is too short for a source."""
+        positions = self.translator.positions
+        if positions is not None and longest > positions:
+            why = f"{self.name} has {positions:,} positions, too few for a source of {longest:,} tokens"
             raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
 
 
@@ -437,31 +492,33 @@ class PipelineEngine:
 
 def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Path], object]) -> Path:
     """
-    Returns the folder of a converted model. It is written if it is missing or damaged, or if the model or the library
-    have changed since; several processes may ask for it at once.
+    Returns the folder of a converted model, which lies in the cache of Hugging Face. It is written if it is missing or
+    damaged, or if the model or the library have changed since; several processes may ask for it at once.
 
     Args:
         loaded ([`Loaded`]): the model.
         name (`str`): name of the engine.
         library (`str`): version of its library.
-        write (`Callable`): writes the converted model into an empty folder.
+        write (`Callable`): writes the converted model into an empty folder, and raises an error if it computes
+            something else than the model. What it has written is not compared again.
 
     Raises:
         UnsupportedError: it cannot be written.
     """
-    folder = loaded.folder
+    folder = loaded.folder.resolve()
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
-    record = {"model": {file: digest(folder / file) for file in names}, "library": library}
+    record: dict[str, Any] = {"model": {file: digest(folder / file) for file in names}, "library": library}
     # A tokenizer may be given that is not the one in the folder.
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
     record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
-    beside = folder.resolve() / BESIDE / name
-    # It may be one that cannot be read either.
-    with suppress(OSError):
-        if not os.access(beside.parent, os.W_OK) and _reason_to_write(beside, record) is None:
-            return beside
+    settings = loaded.model.generation_config
+    record["tokens"] = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
+    record["compared"] = True
+    place = _place(folder, name)
     try:
-        place = _place(folder, name)
+        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record) is None:
+            return place
+        place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_name(f".{name}.lock")):
             reason = _reason_to_write(place, record)
             if reason is None:
@@ -494,18 +551,14 @@ def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
         return "the model has changed"
     if noted.get("vocabulary") != record["vocabulary"]:
         return "it was written for another tokenizer"
+    if noted.get("tokens") != record["tokens"]:
+        return "it was written for other tokens at the start and end"
+    if noted.get("compared") != record["compared"]:
+        return "it was not compared with the model"
     return find_damage(place, noted.get("files", {}))
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Returns where the converted model of a folder lies: beside it if possible."""
-    whole = folder.resolve()
-    if not whole.is_relative_to(Path(HF_HUB_CACHE).resolve()):
-        with suppress(OSError):
-            (whole / BESIDE).mkdir(exist_ok=True)
-            if os.access(whole / BESIDE, os.W_OK):
-                return whole / BESIDE / name
-    key = hashlib.sha256(str(whole).encode()).hexdigest()[:16]
-    place = Path(HF_HOME) / "hf_vaswani" / "engines" / key / name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return place
+    """Returns where the converted model of a folder lies: never in the folder, which people copy and upload."""
+    key = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return Path(HF_HOME) / "hf_vaswani" / "engines" / key / name

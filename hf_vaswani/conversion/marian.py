@@ -6,6 +6,7 @@ connections accordingly.
 """
 
 import copy
+import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -370,13 +371,14 @@ def _check_expressible(config: VaswaniConfig) -> None:
         ("norm_position", ("post",)),
         ("position_encoding", ("sinusoidal",)),
         ("sinusoid_layout", ("interleaved", "concatenated")),
+        ("position_offset", (0,)),
+        ("embedding_norm", (False,)),
+        ("type_vocab_size", (0,)),
     ):
         value = getattr(config, name)
         if value not in expected:
-            choices = " or ".join(f'"{choice}"' for choice in expected)
-            raise ValueError(f'The model has {name} "{value}", but Marian supports only {choices}.')
-    if config.position_offset:
-        raise ValueError(f"The model has position_offset {config.position_offset}, but Marian supports only 0.")
+            choices = " or ".join(json.dumps(choice) for choice in expected)
+            raise ValueError(f"The model has {name} {json.dumps(value)}, but Marian supports only {choices}.")
     for name in ("d_k", "d_v"):
         width = getattr(config, name)
         if width is not None and width * config.num_heads != config.d_model:

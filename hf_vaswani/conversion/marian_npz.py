@@ -2,7 +2,7 @@
 
 They are converted directly, without MarianMTModel, because a Vaswani model can have Marian's LayerNorm epsilon (1e-6)
 and its sinusoids (tensor2tensor's), where MarianMTModel has 1e-5 and the sinusoids of the paper. Statements about
-Marian refer to the sources of Marian 1.12.
+Marian refer to the sources of Marian 1.12, and were compared with pymarian 1.12.31 and 1.12.42.
 """
 
 import re
@@ -27,8 +27,11 @@ from .vocabulary import Vocabulary
 
 OPTIONS = "special:model.yml"
 DECODER = "decoder.yml"
-# Marian's gelu is x * sigmoid(1.702 x).
-ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "quick_gelu"}
+# Activations by Marian's names; that of gelu depends on the version.
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+# The gelu of releases up to the first of these is x * sigmoid(1.702 x), and that from the second on is x * Phi(x). The
+# developers' versions between them have either.
+SIGMOID_GELU, EXACT_GELU = (1, 12, 0), (1, 12, 31)
 # Norm position by the operations (before a sub-layer, after it, after the stack).
 NORM_POSITIONS = {("", "dan", ""): "post", ("n", "da", "n"): "pre"}
 # Options that change the network, with the supported values; the first is the default.
@@ -80,9 +83,9 @@ def load(path: Path) -> Converted:
     archive = _Archive(file, _read_arrays(file))
     options = _read_options(file, archive)
     norm_position = _check_options(file, options)
-    decoding = _decoding(file)
-    vocabulary, tokenizer, notes = _read_vocabulary(file, decoding, archive)
-    config = _config(options, norm_position, vocabulary, tokenizer)
+    settings, decoding = _decoding(file)
+    vocabulary, tokenizer, notes = _read_vocabulary(file, settings, decoding, archive)
+    config = _config(options, _activation(file, options), norm_position, vocabulary, tokenizer)
     weights = _weights(archive, config, vocabulary)
     archive.check_all_used()
     model = VaswaniForConditionalGeneration(config).eval()
@@ -93,7 +96,7 @@ def load(path: Path) -> Converted:
                 f"{tuple(weight.shape)}."
             )
     model.load_state_dict(weights)
-    model.generation_config = _generation_config(file.parent / DECODER, decoding, config, tokenizer)
+    model.generation_config = _generation_config(settings, decoding, config, tokenizer)
     return Converted(model, tokenizer, Foreign("Marian", notes=notes))
 
 
@@ -115,8 +118,11 @@ def _find_npz(path: Path) -> Path:
         if named and (path / Path(named[0]).name).is_file():
             return path / Path(named[0]).name
     found = sorted(path.glob("*.npz"))
+    # Marian saves m.npz, and beside it m.npz.optimizer.npz, m.npz.best-bleu.npz and so on.
+    found = [file for file in found if not any(file.name.startswith(f"{other.name}.") for other in found)]
     if len(found) != 1:
-        raise ValueError(f"{path} contains {len(found)} .npz files: give the one to convert.")
+        names = ", ".join(file.name for file in found)
+        raise ValueError(f"{path} contains {len(found)} .npz files: give the one to convert ({names}).")
     return found[0]
 
 
@@ -222,28 +228,59 @@ def _check_options(path: Path, options: dict[str, Any]) -> str:
     return NORM_POSITIONS[norms]
 
 
-def _decoding(file: Path) -> dict[str, Any]:
-    """Reads decoder.yml, the settings for translating, if there is one beside the model."""
-    path = file.parent / DECODER
-    return _read_yaml(path) if path.is_file() else {}
+def _activation(path: Path, options: dict[str, Any]) -> str:
+    """Returns the activation of the feed-forward networks; that of gelu depends on the version of Marian."""
+    activation = options.get("transformer-ffn-activation", "swish")
+    if activation != "gelu":
+        return ACTIVATIONS[activation]
+    beside = path.with_name(f"{path.name}.yml")
+    versions = [options.get("version"), _read_yaml(beside).get("version") if beside.is_file() else None]
+    for version in versions:
+        found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", str(version))
+        number = tuple(map(int, found.groups())) if found else None
+        if number is not None and number <= SIGMOID_GELU:
+            return "quick_gelu"
+        if number is not None and number >= EXACT_GELU:
+            return "gelu"
+    most, least = (".".join(map(str, each)) for each in (SIGMOID_GELU, EXACT_GELU))
+    said = " and ".join(repr(version) for version in versions if version is not None) or "not given"
+    raise ValueError(
+        f"{path} has transformer-ffn-activation 'gelu', which is x * sigmoid(1.702 x) up to Marian {most}, and "
+        f"x * Phi(x) from {least} on, but its version is {said}: write one that computes as yours did into {beside}, "
+        f"as 'version: v{most}'."
+    )
+
+
+def _decoding(file: Path) -> tuple[Path, dict[str, Any]]:
+    """Reads the settings for translating, if there are any: decoder.yml, or what Marian leaves beside each model."""
+    path, own = file.with_name(DECODER), file.with_name(f"{file.name}.{DECODER}")
+    settings = _read_yaml(path) if path.is_file() else {}
+    names = [Path(name).name for name in _list(settings.get("models"))]
+    if own.is_file() and (not path.is_file() or (names and file.name not in names)):
+        return own, _read_yaml(own)
+    return path, settings
 
 
 # ---- Vocabulary --------------------------------------------------------------------------------------------------
 
 
 def _read_vocabulary(
-    file: Path, decoding: dict[str, Any], archive: _Archive
+    file: Path, settings: Path, decoding: dict[str, Any], archive: _Archive
 ) -> tuple[Vocabulary, PreTrainedTokenizerBase, list[str]]:
     """Reads the joint vocabulary, its tokenizer, and notes about it."""
     folder = file.parent
     named = [folder / Path(name).name for name in _list(decoding.get("vocabs"))]
     found = named or sorted([*folder.glob("*.yml"), *folder.glob("*.yaml"), *folder.glob("*.spm")])
     if not named:
-        found = [path for path in found if path.name not in (DECODER, "source.spm", "target.spm")]
+        # Marian's own files about a model begin with the name of the model.
+        others = (DECODER, "source.spm", "target.spm")
+        found = [path for path in found if path.name not in others and ".npz." not in path.name]
         if len(found) != 1:
-            raise ValueError(f"{folder} contains {len(found)} vocabularies, but without {DECODER} there must be 1.")
+            raise ValueError(
+                f"{folder} contains {len(found)} vocabularies, but without {settings.name} there must be 1."
+            )
     if len(found) > 2:
-        raise ValueError(f"{folder / DECODER} names {len(found)} vocabularies, but there must be 1 or 2.")
+        raise ValueError(f"{settings} names {len(found)} vocabularies, but there must be 1 or 2.")
     paths = {"source": found[0], "target": found[-1]}
     ids, spm_paths = {}, {}
     for side, path in paths.items():
@@ -277,7 +314,7 @@ def _read_vocabulary(
 def _read_ids(path: Path) -> dict[str, int]:
     """Reads a vocabulary in YAML."""
     if not path.is_file():
-        raise ValueError(f"{path}, the vocabulary, is missing.")
+        raise ValueError(f"{path}, the vocabulary, is missing: copy it to the folder of the model.")
     entries = _read_yaml(path, strings=True)
     for token, id_ in entries.items():
         if not re.fullmatch(r"\d+", str(id_)):
@@ -289,7 +326,11 @@ def _read_ids(path: Path) -> dict[str, int]:
 
 
 def _config(
-    options: dict[str, Any], norm_position: str, vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase
+    options: dict[str, Any],
+    activation: str,
+    norm_position: str,
+    vocabulary: Vocabulary,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> VaswaniConfig:
     """Builds the config; [`_put_embeddings`] sets which matrices are shared."""
     try:
@@ -308,7 +349,7 @@ def _config(
         dropout=options.get("transformer-dropout", 0.0),
         attention_dropout=options.get("transformer-dropout-attention", 0.0),
         activation_dropout=options.get("transformer-dropout-ffn", 0.0),
-        activation_function=ACTIVATIONS[options.get("transformer-ffn-activation", "swish")],
+        activation_function=activation,
         norm_position=norm_position,
         sinusoid_layout="tensor2tensor",
         layer_norm_eps=1e-6,

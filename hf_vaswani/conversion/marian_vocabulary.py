@@ -25,6 +25,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import import_protobuf
 
+from ..data.tokenizer import BROKEN
 from .vocabulary import Vocabulary
 
 # Types of pieces in a .spm file that text can be split into.
@@ -145,6 +146,7 @@ def sentencepiece_tokenizer(vocabulary: Vocabulary, spm: Any, eos: str, unk: str
             decoders.Replace("▁", " "),
             decoders.ByteFallback(),
             decoders.Fuse(),
+            decoders.Replace(BROKEN, ""),
             decoders.Replace(Regex(r"\A +| +\z"), ""),
         ]
     )

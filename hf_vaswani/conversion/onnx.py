@@ -24,9 +24,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from ..data.tokenizer import TOKENIZER_FILES, load_tokenizer
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..translation.batches import TOKENS_PER_BATCH
 from ..translation.loading import quiet
 from .protocol import Foreign, Loaded, check_quantization
-from .settings import forbidden_sequences, ignored_settings, max_new_tokens_for, start_token_id
+from .settings import eos_token_ids, forbidden_sequences, ignored_settings, max_new_tokens_for, start_token_id
 
 try:
     import onnxruntime
@@ -49,8 +50,6 @@ DECODER_AXES = {
     "cross_keys": {1: "batch", 3: "source"},
     "cross_values": {1: "batch", 3: "source"},
 }
-# Sentences in a batch of `OnnxTranslator`.
-BATCH_SIZE = 32
 
 
 class SourceGraph(nn.Module):
@@ -141,14 +140,23 @@ class OnnxTranslator:
         self.config = VaswaniConfig.from_pretrained(folder)
         self.generation_config = GenerationConfig.from_pretrained(folder)
         self.tokenizer = load_tokenizer(str(folder))
+        # `None`: no limit.
+        learned = self.config.position_encoding == "learned"
+        self.positions = self.config.max_position_embeddings if learned else None
 
     def translate(self, sentences: Sequence[str]) -> list[str]:
-        """Translates sentences by greedy search."""
-        found: list[str] = []
-        for start in range(0, len(sentences), BATCH_SIZE):
-            batch = self.tokenizer(list(sentences[start : start + BATCH_SIZE]), padding=True, return_tensors="np")
-            rows = self.greedy(batch["input_ids"].astype(np.int64), batch["attention_mask"].astype(np.int64))
-            found += self.tokenizer.batch_decode(rows, skip_special_tokens=True)
+        """Translates sentences by greedy search, in batches of similar length."""
+        ids = self.tokenizer(list(sentences))["input_ids"] if sentences else []
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
+        found = [""] * len(ids)
+        while order:
+            # The first one is the longest, to which the others are padded.
+            size = max(1, TOKENS_PER_BATCH // max(1, len(ids[order[0]])))
+            batch, order = order[:size], order[size:]
+            inputs = self.tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="np")
+            rows = self.greedy(inputs["input_ids"].astype(np.int64), inputs["attention_mask"].astype(np.int64))
+            for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
+                found[i] = text
         return found
 
     def greedy(self, input_ids: Any, attention_mask: Any, settings: GenerationConfig | None = None) -> list[list[int]]:
@@ -169,6 +177,7 @@ class OnnxTranslator:
         past = self.empty_cache(source)
         limits, min_new_tokens = self.limits(attention_mask, settings), settings.min_new_tokens or 0
         forbidden = [ids[0] for ids in forbidden_sequences(settings) if len(ids) == 1]
+        ends = eos_token_ids(settings)
         tokens = np.full((len(input_ids), 1), start_token_id(settings, self.config), dtype=np.int64)
         found: list[list[int]] = [[] for _ in input_ids]
         # A forced </s> may leave no room.
@@ -177,20 +186,19 @@ class OnnxTranslator:
             logits, past = self.write(tokens, attention_mask, past, source)
             logits[..., forbidden] = -np.inf
             if past["self_keys"].shape[3] <= min_new_tokens:
-                logits[..., settings.eos_token_id] = -np.inf
+                logits[..., ends] = -np.inf
             tokens = logits[:, -1:].argmax(axis=-1)  # [batch, 1]
             # Finished sentences stay in the batch until all are.
             for row in is_open.nonzero()[0]:
                 found[row].append(int(tokens[row, 0]))
                 is_open[row] = len(found[row]) < limits[row]
-            is_open &= ~np.isin(tokens[:, 0], settings.eos_token_id)
+            is_open &= ~np.isin(tokens[:, 0], ends)
         return found
 
     def limits(self, attention_mask: Any, settings: GenerationConfig) -> list[int]:
         """Returns the maximum number of tokens in each translation, for a mask of shape `(batch, source)`."""
-        positions = self.config.max_position_embeddings if self.config.position_encoding == "learned" else None
         lengths = attention_mask.sum(axis=1).tolist()
-        return [max_new_tokens_for(settings, length, positions) for length in lengths]
+        return [max_new_tokens_for(settings, length, self.positions) for length in lengths]
 
     def read(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
         """Runs the encoder; arguments and results of [`SourceGraph`]."""

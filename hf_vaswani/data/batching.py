@@ -240,6 +240,8 @@ class EpochUpdates:
             collate_fn=collator,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
+            # A thread beside them makes the batches ready to be copied to the GPU.
+            pin_memory=num_workers > 0 and torch.cuda.is_available(),
             worker_init_fn=ignore_signals,
             # By default a loader draws from the generator of the dropout.
             generator=torch.Generator(),

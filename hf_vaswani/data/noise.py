@@ -109,7 +109,8 @@ def _parts(total: int, count: int, chance: random.Random) -> list[int]:
 def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, chance: random.Random) -> list[int]:
     """
     Replaces spans of a text by a single mask each (text infilling, Lewis et al., 2019, Section 2.2). The lengths of
-    the spans are drawn from a Poisson distribution; a span of length 0 inserts a mask.
+    the spans are drawn from a Poisson distribution; a span of length 0 inserts a mask. Those that
+    would make the text longer by more than one token are left out.
 
     Args:
         ids (`Sequence[int]`): the text.
@@ -119,16 +120,18 @@ def infilled(ids: Sequence[int], rate: float, mean_length: float, mask: int, cha
         chance (`random.Random`): source of the choices.
 
     Returns:
-        `list[int]`: the text with masks.
+        `list[int]`: the text with masks, at most one token longer than before.
     """
-    left, lengths = round(rate * len(ids)), list[int]()
-    kept = len(ids) - left
+    masked, lengths = round(rate * len(ids)), list[int]()
+    left, kept = masked, len(ids) - masked
     # No two spans are neighbours, so each needs a place of its own among the tokens that are kept.
     while left and len(lengths) <= kept:
         lengths.append(min(_poisson(mean_length, chance), left))
         left -= lengths[-1]
     if left:
         lengths[-1] += left
+    if len(lengths) > masked + 1:
+        lengths = sorted(lengths, reverse=True)[: masked + 1]
     chance.shuffle(lengths)
     spans = dict(zip(sorted(chance.sample(range(kept + 1), len(lengths))), lengths, strict=True))
     noisy, place = [], 0

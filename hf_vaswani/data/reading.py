@@ -3,24 +3,22 @@
 import functools
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from ..files import read_lines
 from ..recipe import Files, shown
 from . import pocket_corpus
-from .remote import local_files
+from .remote import local_files, text_lines
 from .tables import (
     KINDS,
     LABELLED,
     LINE,
     TAGGED,
     Columns,
+    Stamp,
     aligned_files,
     column_file,
     dataset_split,
-    existing,
     generated,
-    stamp_of,
+    place_of,
     suffix_of,
     text_columns,
     text_features,
@@ -82,19 +80,17 @@ def load_pairs(
     }
     names = {"train": train_split, "validation": validation_split, "test": test_split}
     given = {"train": train_files, "validation": validation_files, "test": test_files}
-    files = {split: local_files(each) for split, each in given.items()}
-    pocket = _pocket_splits(languages, seed) if dataset == "pocket" else {}
+    files = {split: local_files(each, streaming and split == "train") for split, each in given.items()}
     pairs: dict[str, Dataset | IterableDataset] = {}
     for split, name in names.items():
         split_files, as_stream = files[split], streaming and split == "train"
         if isinstance(split_files, dict):
             pairs[split] = aligned_files(split_files, languages, as_stream)
         elif split_files is not None:
-            pairs[split] = column_file(Path(split_files), languages, columns, as_stream)
+            pairs[split] = column_file(split_files, languages, columns, as_stream)
         elif dataset == "pocket" and name is not None:
-            if name not in pocket:
-                raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(pocket)}.")
-            pairs[split] = pocket[name].to_iterable_dataset() if as_stream else pocket[name]
+            pocket = _pocket_split(languages, name, seed)
+            pairs[split] = pocket.to_iterable_dataset() if as_stream else pocket
         elif dataset is not None and name is not None:
             rows = dataset_split(dataset, dataset_config, name, as_stream)
             pairs[split] = text_columns(rows, languages, columns, f"{dataset}, split {name}")
@@ -140,7 +136,7 @@ def load_texts(
         columns["document"] = document_column
     names = {"train": train_split, "validation": validation_split, "test": test_split}
     given = {"train": train_files, "validation": validation_files, "test": test_files}
-    files = {split: local_files(each) for split, each in given.items()}
+    files = {split: local_files(each, streaming and split == "train") for split, each in given.items()}
     texts: dict[str, Dataset | IterableDataset] = {}
     for split, name in names.items():
         file, as_stream = files[split], streaming and split == "train"
@@ -148,15 +144,15 @@ def load_texts(
             raise ValueError(
                 f"data.{split}_files is {shown(file)}, but running text is in one language: name one file."
             )
-        if file is not None and suffix_of(Path(file)) not in KINDS:
-            path = existing(Path(file))
-            arguments = {"path": str(path.resolve()), "stamp": stamp_of(path)}
+        if file is not None and suffix_of(file) not in KINDS:
+            path, stamp = place_of(file)
+            arguments = {"path": path, "stamp": stamp}
             texts[split] = generated(_lines, arguments, as_stream, LINE)
         elif file is not None:
-            texts[split] = _as_lines(column_file(Path(file), None, columns, as_stream))
+            texts[split] = _as_lines(column_file(file, None, columns, as_stream))
         elif dataset == "pocket" and name is not None:
             languages = (language, "en" if language == "de" else "de")
-            side = _pocket_splits(languages, seed)[name].select_columns("source").rename_column("source", "text")
+            side = _pocket_split(languages, name, seed).select_columns("source").rename_column("source", "text")
             texts[split] = _as_lines(side.to_iterable_dataset() if as_stream else side)
         elif dataset is not None and name is not None:
             rows = dataset_split(dataset, dataset_config, name, as_stream)
@@ -216,7 +212,7 @@ def load_labelled(
                 )
             found[split] = aligned_files(file, (language, "label"), False, TAGGED if is_tagged else LABELLED)
         elif file is not None:
-            found[split] = column_file(Path(file), None, columns, False)
+            found[split] = column_file(file, None, columns, False)
         elif dataset == "pocket":
             raise ValueError("The built-in corpus 'pocket' has no labels: name files or another dataset.")
         elif dataset is not None and name is not None:
@@ -225,10 +221,10 @@ def load_labelled(
     return found
 
 
-def _lines(path: str, stamp: tuple[int, int]) -> Iterator[dict[str, str]]:
+def _lines(path: str, stamp: Stamp) -> Iterator[dict[str, str]]:
     """Reads the lines of a file; a blank line ends a document. `stamp` is as in [`_table_rows`]."""
     document, is_open = 0, False
-    for line in read_lines(Path(path)):
+    for line in text_lines(path):
         text = without_mark(line.rstrip("\r\n"))
         if text.strip():
             is_open = True
@@ -254,18 +250,20 @@ def _as_lines(rows: Dataset | IterableDataset) -> Dataset | IterableDataset:
     return rows.map(split, batched=True, with_indices=True, remove_columns=known, features=text_features(LINE))
 
 
-def _pocket_splits(languages: tuple[str, str], seed: int) -> dict[str, Dataset]:
+def _pocket_split(languages: tuple[str, str], name: str, seed: int) -> Dataset:
     if sorted(languages) != ["de", "en"]:
         raise ValueError(
             f"The built-in corpus has the languages en and de, but the recipe asks for {' and '.join(languages)}."
         )
-    english = languages.index("en")
-    return {
-        split: Dataset.from_dict(
-            {"source": [pair[english] for pair in pairs], "target": [pair[1 - english] for pair in pairs]}
-        )
-        for split, pairs in _pocket_pairs(seed).items()
-    }
+    english, splits = languages.index("en"), _pocket_pairs(seed)
+    if name not in splits:
+        raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(splits)}.")
+    return Dataset.from_dict(
+        {
+            "source": [pair[english] for pair in splits[name]],
+            "target": [pair[1 - english] for pair in splits[name]],
+        }
+    )
 
 
 @functools.lru_cache(maxsize=1)

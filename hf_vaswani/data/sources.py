@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -15,11 +14,11 @@ from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSa
 from .duplicates import HeldOut
 from .encoding import EncodedRows, encode_pairs, pair_lengths
 from .reading import load_pairs
-from .remote import local_copy
+from .remote import file_name
 from .renewal import renewal_of
 from .renewed_epochs import RenewedUpdates, RowEncoder
 from .streaming import Stream, StreamUpdates
-from .tables import named_errors
+from .tables import named_errors, place_of
 from .tokenizer import (
     add_language_tags,
     add_tags,
@@ -531,11 +530,10 @@ def _report(sampler: TokenBudgetBatchSampler, empty: int) -> None:
 
 
 def _description(source: Source) -> dict[str, Any]:
-    """Describes a stream without reading it: names, and the sizes of local files."""
+    """Describes a stream without reading it: names, and the sizes of files."""
     recipe = source.recipe
     if recipe.train_files is not None:
-        paths = [Path(local_copy(path)) for path in source.origin("train")]
-        return {"files": [[path.name, path.stat().st_size] for path in paths]}
+        return {"files": [[file_name(file), place_of(file)[1][0]] for file in source.origin("train")]}
     return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 

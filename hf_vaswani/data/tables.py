@@ -7,8 +7,9 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..files import read_lines
+from ..files import split_revision
 from ..recipe import shown
+from .remote import file_name, is_url, opened, remote_size, text_lines
 
 try:
     import datasets
@@ -26,6 +27,9 @@ DELIMITERS = {".tsv": "\t", ".csv": ","}
 JSON = (".jsonl", ".json")
 PARQUET = ".parquet"
 KINDS = (*DELIMITERS, *JSON, PARQUET)
+
+# The types of text in Arrow, as `datasets` names them; it replaces a dictionary by the type of its entries.
+TEXT = ("string", "large_string", "string_view")
 
 # Longest field of a CSV file, in characters: an unclosed quotation mark makes one field of the rest of the file.
 LONGEST_FIELD = 10_000_000
@@ -51,6 +55,9 @@ CALLED = {"source": "source text", "target": "target text", "pair": "second text
 
 # A column of a table: its name or, in a table without a header line, its number; by what it holds.
 Columns = dict[str, int | str]
+
+# Size and time of a file, which keep a changed one out of the cache.
+Stamp = tuple[int | None, int]
 
 # A row: text, or a list of words, by what it is.
 Row = dict[str, Any]
@@ -92,11 +99,9 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _aligned_lines(
-    paths: tuple[str, str], stamps: tuple[tuple[int, int], ...], names: tuple[str, str] = SIDES
-) -> Iterator[Row]:
+def _aligned_lines(paths: tuple[str, str], stamps: tuple[Stamp, ...], names: tuple[str, str] = SIDES) -> Iterator[Row]:
     """Pairs the lines of two files. `stamps` are their sizes and times, which keep a changed file out of the cache."""
-    sides = [read_lines(Path(path)) for path in paths]
+    sides = [text_lines(path) for path in paths]
     for number, (source, target) in enumerate(zip_longest(*sides), start=1):
         if source is None or target is None:
             counts = [number - 1 + (line is not None) for line in (source, target)]
@@ -126,20 +131,34 @@ def aligned_files(
             f"Line-aligned files are given for {' and '.join(sorted(map(str, files)))}, "
             f"but {'the languages are' if names == SIDES else 'are expected for'} {languages[0]} and {languages[1]}."
         )
-    paths = [existing(Path(files[language])) for language in languages]
+    found = [place_of(files[language]) for language in languages]
     # Tuples, because `datasets` treats a list as shards, which it may read in parallel.
     arguments: dict[str, Any] = {
-        "paths": tuple(str(path.resolve()) for path in paths),
-        "stamps": tuple(map(stamp_of, paths)),
+        "paths": tuple(path for path, _ in found),
+        "stamps": tuple(stamp for _, stamp in found),
     }
     # Sentence pairs keep the place that they have in the cache of earlier versions.
     return generated(_aligned_lines, arguments | ({} if names == SIDES else {"names": names}), streaming, names)
 
 
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Returns size and time of a file."""
+def place_of(name: str | Path) -> tuple[str, Stamp]:
+    """
+    Looks for a file.
+
+    Args:
+        name (`str` or `Path`): a path, or a URL of fsspec.
+
+    Returns:
+        `tuple`: its absolute path or its URL, and its size and time. A URL has no time, because it is never cached.
+
+    Raises:
+        ValueError, FileNotFoundError: it is no file.
+    """
+    if is_url(name):
+        return str(name), (remote_size(str(name)), 0)
+    path = existing(Path(name))
     stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
+    return str(path.resolve()), (stat.st_size, stat.st_mtime_ns)
 
 
 def text_features(names: Iterable[str]) -> datasets.Features:
@@ -169,19 +188,19 @@ def generated(
         raise
 
 
-def suffix_of(path: Path) -> str:
+def suffix_of(name: str | Path) -> str:
     """Returns the extension that tells the format of a file, before `.gz`."""
-    return (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+    return Path(file_name(name).removesuffix(".gz")).suffix.lower()
 
 
 def column_file(
-    path: Path, languages: tuple[str, str] | None, columns: Columns, streaming: bool
+    name: str | Path, languages: tuple[str, str] | None, columns: Columns, streaming: bool
 ) -> Dataset | IterableDataset:
     """
     Reads columns of a file.
 
     Args:
-        path (`Path`): a file of one of the `KINDS`.
+        name (`str` or `Path`): a file of one of the `KINDS`; with `streaming`, also the URL of one.
         languages (`tuple[str, str]`, *optional*): keys of the two sides in a `translation`.
         columns (`Columns`): the columns by what they hold, whose names they get.
         streaming (`bool`): whether to read the rows on demand.
@@ -193,35 +212,35 @@ def column_file(
         ValueError: the file cannot be read, or lacks a column or value.
         FileNotFoundError: it does not exist.
     """
-    suffix = suffix_of(path)
+    suffix = suffix_of(name)
     if suffix not in KINDS:
         raise ValueError(
-            f"{path} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
+            f"{name} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
             "two line-aligned files as {en: FILE, de: FILE}."
         )
-    if existing(path).stat().st_size == 0:
-        raise ValueError(f"{path} is empty.")
-    arguments = {"path": str(path.resolve()), "columns": columns, "stamp": stamp_of(path)}
+    path, stamp = place_of(name)
+    if stamp[0] == 0:
+        raise ValueError(f"{name} is empty.")
+    arguments = {"path": path, "columns": columns, "stamp": stamp}
     if suffix in DELIMITERS:
-        _check_different(columns, str(path))
+        _check_different(columns, str(name))
         return generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming, columns)
     if suffix in JSON:
         return generated(_json_rows, arguments | {"languages": languages}, streaming, columns)
-    if path.suffix == ".gz":
-        raise ValueError(f"{path} is compressed twice, because Parquet is compressed already: unpack it.")
+    if file_name(name).endswith(".gz"):
+        raise ValueError(f"{name} is compressed twice, because Parquet is compressed already: unpack it.")
     try:
         # The error of `datasets` about a file that is not Parquet has several lines.
-        pyarrow.parquet.read_schema(path)
-        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=streaming)
+        with opened(path) if is_url(path) else open(path, "rb") as file:
+            pyarrow.parquet.read_schema(file)
+        rows = datasets.load_dataset("parquet", data_files=str(name), split="train", streaming=streaming)
     # The readers of `datasets` have many error classes; to the user, this file is wrong.
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error.__cause__ or error}") from error
-    return text_columns(rows, languages, columns, str(path))
+        raise ValueError(f"{name} cannot be read as Parquet: {error.__cause__ or error}") from error
+    return text_columns(rows, languages, columns, str(name))
 
 
-def _json_rows(
-    path: str, columns: Columns, languages: tuple[str, str] | None, stamp: tuple[int, int]
-) -> Iterator[Row]:
+def _json_rows(path: str, columns: Columns, languages: tuple[str, str] | None, stamp: Stamp) -> Iterator[Row]:
     """Reads keys of JSON objects. `stamp` is as in [`_table_rows`]."""
     names: dict[str, str] = {}
     for where, row in _json_objects(path):
@@ -238,9 +257,9 @@ def _json_rows(
 
 def _json_objects(path: str) -> Iterator[tuple[str, Any]]:
     """Reads the JSON values of a file, one per line or the items of one list, each with its place."""
-    lines = ((number, line) for number, line in enumerate(read_lines(Path(path)), start=1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(text_lines(path), start=1) if line.strip())
     first = next(lines, (1, ""))
-    if Path(path.removesuffix(".gz")).suffix.lower() == ".json" and first[1].lstrip().startswith("["):
+    if suffix_of(path) == ".json" and first[1].lstrip().startswith("["):
         rows = _parsed("".join(line for _, line in chain([first], lines)), path)
         yield from ((f"row {i}", row) for i, row in enumerate(rows, start=1))
         return
@@ -263,7 +282,7 @@ def _parsed(text: str, where: str) -> Any:
 
 def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Reads the rows of a table, each with its line number. In CSV, quoted fields may have commas and line breaks."""
-    lines = read_lines(Path(path))
+    lines = text_lines(path)
     if delimiter == "\t":
         for number, line in enumerate(lines, start=1):
             text = line.rstrip("\r\n")
@@ -286,7 +305,7 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
         csv.field_size_limit(before)
 
 
-def _table_rows(path: str, columns: Columns, delimiter: str, stamp: tuple[int, int]) -> Iterator[Row]:
+def _table_rows(path: str, columns: Columns, delimiter: str, stamp: Stamp) -> Iterator[Row]:
     """Reads columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
     places: dict[str, int] = {}
     width = blank = 0
@@ -323,7 +342,8 @@ def dataset_split(dataset: str, config: str | None, split: str, streaming: bool)
             if split not in splits:
                 raise ValueError(f"its splits are {', '.join(map(repr, splits))}")
             return splits[split].to_iterable_dataset() if streaming else splits[split]
-        return datasets.load_dataset(dataset, config, split=split, streaming=streaming)
+        name, revision = split_revision(dataset)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming, revision=revision)
     # `datasets` does not check the files of a folder, so a damaged one raises errors of any class.
     except Exception as error:
         kind = FileNotFoundError if isinstance(error, OSError) else ValueError
@@ -384,8 +404,11 @@ def text_columns(
         return _labelled_columns(rows, where)
     for name in names:
         kind = getattr(rows.features[name], "dtype", rows.features[name])
-        if kind not in ("string", "large_string"):
+        if kind not in TEXT:
             raise ValueError(f"{where}: the {name} column must be text, but it is {kind}.")
+        if kind == "string_view":
+            # Arrow cannot compute with it as with the others.
+            rows = rows.cast_column(name, datasets.Value("string"))
         if rows.data.column(name).null_count:
             missing = rows.with_format("arrow")[:][name].is_null().index(True).as_py()
             raise ValueError(f"{where}: row {missing + 1} has no {CALLED[name]}.")

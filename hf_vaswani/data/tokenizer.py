@@ -25,6 +25,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..files import split_revision
 from ..model.sentences_vaswani import language_tags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -38,6 +39,9 @@ SETTINGS = (
     *("pad_token", "bos_token", "eos_token", "unk_token", "padding_side", "model_max_length"),
     *("clean_up_tokenization_spaces", "split_special_tokens"),
 )
+
+# The character that decoders write for bytes that are no letter, and such a byte as both kinds of vocabulary name it.
+BROKEN, BYTES = "\ufffd", ("Ã", "<0xC3>")
 
 # A word or a run of punctuation, each with the space before it: "red book." -> " red", " book", "."
 WORD = r" ?[\p{L}\p{M}\p{N}]+| ?[^\s\p{L}\p{M}\p{N}]+| "
@@ -79,6 +83,7 @@ def train_tokenizer(
     Returns:
         [`PreTrainedTokenizerFast`] with `<pad> <s> </s> <unk>` as ids 0 to 3. It puts `</s>` at the end of each
         sentence. Decoding restores the sentence up to `<unk>`, Unicode normalisation (NFC) and runs of white space.
+        Bytes that are no letter, which a model may write that has learned little, are decoded as nothing.
 
     Raises:
         ValueError: `vocab_size` is too small for the special tokens and the bytes or characters of the text, or a
@@ -249,10 +254,16 @@ def _decoder(tokenizer: Tokenizer, keeps_space: bool) -> decoders.Decoder | None
     state = json.loads(tokenizer.to_str())
     strip, front = decoders.Strip(" ", 1, 0), {"type": "Prepend", "prepend": " "}
     parts = (state["decoder"] or {}).get("decoders", [])
-    kinds = {"ByteLevel": decoders.ByteLevel, "Fuse": decoders.Fuse}
+    if parts and parts[0]["type"] == "Sequence":
+        # Of a tokenizer that was loaded with [`drop_broken_letters`].
+        parts = parts[0]["decoders"]
+    kinds: dict[str, list[decoders.Decoder]] = {
+        "ByteLevel": [decoders.ByteLevel(), decoders.Replace(BROKEN, "")],
+        "Fuse": [decoders.Fuse()],
+    }
     if not parts or parts[0]["type"] not in kinds or front not in (state["normalizer"] or {}).get("normalizers", []):
         return None
-    return decoders.Sequence([kinds[parts[0]["type"]](), *([] if keeps_space else [strip])])
+    return decoders.Sequence([*kinds[parts[0]["type"]], *([] if keeps_space else [strip])])
 
 
 # ---- One function for each kind -----------------------------------------------------------------------------------
@@ -263,7 +274,9 @@ def _bpe(vocab_size: int) -> Untrained:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Replace(BROKEN, ""), decoders.Strip(" ", 1, 0)]
+    )
     return tokenizer, trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=SPECIAL_TOKENS,
@@ -307,7 +320,7 @@ def _bytes(_: int) -> Untrained:
     tokenizer = Tokenizer(models.BPE(ids, [], byte_fallback=True, unk_token="<unk>"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.normalizer = _clean()
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(BROKEN, "")])
     return tokenizer, None
 
 
@@ -404,12 +417,24 @@ def backend(tokenizer: PreTrainedTokenizerBase, is_target: bool) -> Tokenizer:
     return own or tokenizer.backend_tokenizer
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def drop_broken_letters(tokenizer: Tokenizer) -> None:
     """
-    Loads a tokenizer that a translation model can use.
+    Makes a tokenizer decode bytes that are no letter as nothing, and not as U+FFFD.
 
     Args:
-        name (`str`): folder, or id of a repository on the Hub.
+        tokenizer (`tokenizers.Tokenizer`): changed in place, unless it never writes U+FFFD for them.
+    """
+    decoder = tokenizer.decoder
+    if decoder is not None and any(BROKEN in decoder.decode([byte]) for byte in BYTES):
+        tokenizer.decoder = decoders.Sequence([decoder, decoders.Replace(BROKEN, "")])
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """
+    Loads a tokenizer that a translation model can use. It drops broken letters, see [`drop_broken_letters`].
+
+    Args:
+        name (`str`): folder, or id of a repository on the Hub, which may end in `@revision`.
 
     Returns:
         [`PreTrainedTokenizerBase`].
@@ -419,16 +444,22 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """
     if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(f"The folder {name} has no tokenizer: it contains neither {' nor '.join(TOKENIZER_FILES)}.")
+    repository, revision = split_revision(name)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            repository, revision=revision or "main", trust_remote_code=False
+        )
     except OSError as error:
         raise ValueError(f"The tokenizer {name} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(
             f"The tokenizer {name} is not a fast one (with a tokenizer.json): convert it, or choose another."
         )
+    drop_broken_letters(tokenizer.backend_tokenizer)
     if (target := Path(name) / TARGET_FILE).is_file():
-        tokenizer = two_sided(tokenizer, Tokenizer.from_file(str(target)))
+        other = Tokenizer.from_file(str(target))
+        drop_broken_letters(other)
+        tokenizer = two_sided(tokenizer, other)
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:
             raise ValueError(f"The tokenizer {name} has no {token}, which a translation model needs.")

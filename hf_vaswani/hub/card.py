@@ -17,7 +17,7 @@ from ..files import read_json, read_json_lines
 from ..metrics import METRICS
 from ..recipe import PAIR_TASKS, EvaluationSetRecipe, Recipe, SourceRecipe, measure_name
 from ..recipe_file import load_recipe
-from ..records import Environment, Result, Scored
+from ..records import Environment, Result, Scored, public
 from ..run_folder import CURVE, MODEL, RECIPE, VALIDATIONS, WEIGHTS, read_environment
 from .evaluation import (
     EXACT,
@@ -31,7 +31,7 @@ from .evaluation import (
     with_altered,
 )
 from .tasks import TASKS, papers_of, pipeline_of, purpose_of, usage
-from .text_names import datasets_on_the_hub, describe_texts, languages_of, named_sources, names_only
+from .text_names import datasets_on_the_hub, describe_texts, is_hub_id, languages_of, named_sources, names_only
 
 logger = logging.getLogger(__name__)
 
@@ -102,17 +102,20 @@ def render_card(
     Raises:
         ValueError: a record of the run is missing or damaged.
     """
-    recipe = recipe or load_recipe([str(run_dir / RECIPE)])
-    environment = read_environment(run_dir)
+    # What a card shows comes from these four, whose URLs may have secrets.
+    recipe = public(recipe or load_recipe([str(run_dir / RECIPE)]))
+    environment, scored = public(read_environment(run_dir)), public(scored)
+    config = public(read_json(folder / "config.json"))
     split = "test" if isinstance(scored, Result) else "validation"
     # Runs that did not record it may have started from a folder.
-    base = recipe.initialize.from_ if environment.start_is_local is False else None
-    on_hub = datasets_on_the_hub(recipe, environment) | ({base} if base else set())
+    start = recipe.initialize.from_
+    is_published = start is not None and environment.start_is_local is False and is_hub_id(start)
+    on_hub = datasets_on_the_hub(recipe, environment) | ({str(start)} if is_published else set())
+    base = str(start).partition("@")[0] if is_published else None
     kind, has_pairs, measure = TASKS[recipe.task], recipe.task in PAIR_TASKS, _plotted(recipe)
     rows = list(set_scores(recipe, scored, split, on_hub))
     before = (scored.before or {}) if isinstance(scored, Result) else {}
     name = (repo_id or run_dir.name).rsplit("/", 1)[-1]
-    config = read_json(folder / "config.json")
     parameters = _count_parameters(folder / WEIGHTS)
     # The directions of a translation, or else the languages.
     languages = " and ".join(dict.fromkeys(name for name, _ in named_sources(recipe)[: 1 + len(recipe.more_data)]))
@@ -147,7 +150,9 @@ def render_card(
         search=_search(recipe, split),
         before=list(before_rows(before)),
         test_signature=next((each.signature for each in before.values()), ""),
-        signatures=[(METRICS[metric], rows[0].signatures[metric]) for metric in METRICS] if rows and has_pairs else [],
+        signatures=[(METRICS[metric], text) for metric, text in rows[0].signatures.items()]
+        if rows and has_pairs
+        else [],
         curve=PICTURE if has_curve else None,
         plotted="loss" + (f" and {measure_name(measure)}" if measure else ""),
         training_loss=_training_loss(recipe),
@@ -210,7 +215,8 @@ def _metadata(recipe: Recipe, on_hub: set[str], base: str | None, name: str, row
         pipeline_tag=pipeline_of(recipe.task),
         tags=["vaswani", "attention-is-all-you-need"],
         base_model=base,
-        datasets=sorted(on_hub & {str(part.dataset) for part in sources}) or None,
+        # The Hub finds them by their ids, without a revision.
+        datasets=sorted({name.partition("@")[0] for name in on_hub & {str(part.dataset) for part in sources}}) or None,
         metrics=metrics_of(recipe, rows),
         model_name=name if results else None,
         eval_results=results or None,
@@ -282,6 +288,9 @@ def _facts(
     yield "software", ", ".join(f"{name} {version}" for name, version in versions.items())
     if environment.git_revision:
         yield "hf_vaswani revision", environment.git_revision
+    if environment.commits:
+        names = {name.partition("@")[0]: commit for name, commit in environment.commits.items()}
+        yield "from the Hub", ", ".join(f"{name} at {commit}" for name, commit in names.items())
 
 
 def _duration(seconds: float) -> str:

@@ -131,11 +131,11 @@ def set_scores(recipe: Recipe, scored: Scored, split: str, on_hub: set[str]) -> 
             name=name,
             languages=f"{part.source_language}-{part.target_language}" if has_pairs else part.source_language,
             text=text_name(part, split, on_hub),
-            dataset=part.dataset if from_dataset and part.dataset in on_hub else "text",
+            dataset=part.dataset.partition("@")[0] if from_dataset and part.dataset in on_hub else "text",
             # The Hub merges the results of sets that have dataset, config and split in common.
             config=(part.dataset_config if from_dataset else None) or (name if len(sets) > 1 else None),
             split=getattr(part, f"{split}_split") if from_dataset else None,
-            scores={name: scores[name] for name in (*METRICS, EXACT) if name in scores}
+            scores={name: scores[name] for name in (*METRICS, EXACT) if scores.get(name) is not None}
             if has_pairs
             else _ordered(scores),
             signatures=scored.signatures or {},

@@ -41,7 +41,7 @@ from ..files import (
 )
 from ..recipe import PAIR_TASKS, HubRecipe, Recipe, measure_name
 from ..recipe_file import load_recipe
-from ..records import Scored, Verdict, from_json, to_json
+from ..records import Scored, Verdict, from_json, public_text, to_json
 from ..run_folder import (
     EMA_WEIGHTS,
     MODEL,
@@ -68,6 +68,8 @@ ANSWER_SECONDS = 120
 UNPUBLISHED = "unpublished"
 # Their comparison with the model that they must not be worse than.
 VERDICT = "verdict.json"
+# Earlier versions kept the conversions of engines there, in the folder of a model.
+ENGINES = ".engines"
 # The entries of the vocabulary that translate each other, beside the weights.
 SHORTLIST = "shortlist.json"
 LEFT_BY_AN_EARLIER_PUSH = re.compile(
@@ -188,6 +190,11 @@ def push_checkpoint(run_dir: Path, folder: Path, hub: HubRecipe, verdict: Verdic
     check_not_worse(folder, hub.not_worse_than, verdict)
     repo_id, revision = str(hub.repo_id), hub.revision
     measure, value = main_score(recipe, scored)
+    if (folder / ENGINES).is_dir():
+        logger.warning(
+            f"{folder / ENGINES} is not published: it has conversions by an earlier version, which nothing reads any "
+            "more. Delete it, because other programs would upload it with the model."
+        )
     files = _scored_files(folder, scored.files or {}) | card_files(run_dir, folder, scored, repo_id, revision, recipe)
     # It was written after the model was scored, and is that of the checkpoints as well.
     if (run_dir / MODEL / SHORTLIST).is_file():
@@ -328,7 +335,7 @@ def publishing_errors(what: Path | str, repo_id: str, revision: str) -> Iterator
     except Exception as error:
         sentence = f"{what} could not be published: {_advice(error, repo_id, revision)}"
         token = get_token()
-        raise PublishingError(sentence.replace(token, "(the token)") if token else sentence) from None
+        raise PublishingError(public_text(sentence.replace(token, "(the token)") if token else sentence)) from None
     finally:
         client.timeout = before
 

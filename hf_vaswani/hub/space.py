@@ -10,6 +10,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from ..files import read_json
 from ..recipe import HubRecipe
+from ..records import public_text
 from ..run_folder import RESULT, read_result
 from .publishing import PublishingError, publishing_errors
 
@@ -97,7 +98,7 @@ def space_files(run_dir: Path, folder: Path, repo_id: str, revision: str) -> dic
         repo_id (`str`), revision (`str`): where the model is published, and the commit.
     """
     samples = (read_result(run_dir).samples or []) if (run_dir / RESULT).is_file() else []
-    examples = [re.sub(r"^<2[^<>\s]+> ?", "", str(sample["source"])) for sample in samples]
+    examples = [public_text(re.sub(r"^<2[^<>\s]+> ?", "", str(sample["source"]))) for sample in samples]
     header = {
         "title": repo_id.split("/")[-1],
         "sdk": "gradio",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipe import PAIR_TASKS, Files, Recipe, SourceRecipe
-from ..records import Environment, Text
+from ..records import Environment, Text, public
 from .tasks import TASKS
 
 # Keys of recipes, and their sections, whose strings may be paths.
@@ -42,7 +42,12 @@ def datasets_on_the_hub(recipe: Recipe, environment: Environment) -> set[str]:
     """Returns the datasets that were not local folders when the run began; none if the run did not record it."""
     found = zip(named_sources(recipe), environment.data or [], strict=False)
     names = {part.dataset for (_, part), noted in found if not noted.dataset_is_local}
-    return {name for name in names if name not in (None, "pocket")}
+    return {name for name in names if name not in (None, "pocket") and is_hub_id(str(name))}
+
+
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name has the form of an id on the Hub, with or without a revision; a URL or path has not."""
+    return re.fullmatch(r"([\w.-]+/)?[\w.-]+(@[\w./-]+)?", name) is not None
 
 
 def text_name(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
@@ -52,7 +57,7 @@ def text_name(part: SourceRecipe, split: str, on_hub: set[str]) -> str:
         # Two line-aligned files are of two languages, or of a text and its labels.
         sides = (part.source_language, part.target_language, "label")
         names = [files[side] for side in sides if side in files] if isinstance(files, dict) else [files]
-        return ", ".join(Path(name).name for name in names)
+        return ", ".join(names_only(f"{split}_files", names, on_hub))
     name = getattr(part, f"{split}_split")
     if part.dataset is None or name is None:
         return ""
@@ -81,11 +86,11 @@ def describe_texts(recipe: Recipe, environment: Environment, on_hub: set[str]) -
 
 
 def names_only(key: str, value: Any, on_hub: set[str]) -> Any:
-    """Reduces the paths in the value of a recipe's key to the names of files and folders."""
+    """Reduces the paths in the value of a recipe's key to the names of files and folders, and other URLs to paths."""
     if isinstance(value, dict):
         inner = key.endswith("_files")
         return {name: names_only(key if inner else name, each, on_hub) for name, each in value.items()}
     if isinstance(value, list):
         return [names_only(key, each, on_hub) for each in value]
-    is_path = key.endswith("_files") or key in PATHS
+    value, is_path = public(value), key.endswith("_files") or key in PATHS
     return Path(value).name if is_path and isinstance(value, str) and value not in on_hub else value

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .sentences_vaswani import language_tags
-from .sharing_vaswani import LOCK, evaluation_mode
+from .sentences_vaswani import language_tags, length_groups
+from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
+# Numbers in the attention of one head that are computed at once: 16 MB.
+MOST_SCORES = 2**22
+# Of a text that is aligned with itself.
+MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def alignments(
             the last one.
         shift (`bool`, *optional*): read the attention at the step after the one that predicts a token; by default
             `alignment_shift` of the config.
-        batch_size (`int`): pairs that are aligned at once.
+        batch_size (`int`): most pairs that are aligned at once; fewer if they are long.
 
     Returns:
         `list[Alignment]`: one for each pair.
@@ -165,6 +169,20 @@ def alignments(
     for i, source, target, attention in _attention(model, tokenizer, sources, targets, [layer], batch_size):
         found[i] = align(source, target, attention[0], unit, shift)
     return found
+
+
+def identity(text: str, start: int) -> Alignment:
+    """
+    Returns the alignment of a text that was kept as it is, in equal parts.
+
+    Args:
+        text (`str`): the text, which is its own translation.
+        start (`int`): where it begins in the source.
+    """
+    size = max(1, -(-len(text) // MOST_PARTS))
+    spans = [(place, min(place + size, len(text))) for place in range(0, len(text), size)]
+    parts = [text[slice(*span)] for span in spans]
+    return Alignment(parts, parts, torch.eye(len(parts)), [(start + a, start + b) for a, b in spans], spans)
 
 
 def choose_alignment(
@@ -249,10 +267,10 @@ def _attention(
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
-    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0].ids) + len(pairs[i][1].ids), reverse=True)
+    # Padded to its longer side, a pair is a square.
+    lengths = [max(len(side.ids) for side in pair) for pair in pairs]
     with evaluation_mode(model):
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
+        for batch in length_groups([length**2 for length in lengths], MOST_SCORES, MOST_SCORES // 4, batch_size):
             inputs, outputs = (
                 tokenizer.pad(
                     {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"
@@ -262,6 +280,7 @@ def _attention(
             labels = outputs["input_ids"].masked_fill(outputs["attention_mask"] == 0, -100)
             attention = attention_to_source(model, inputs, labels, layers).cpu()
             for row, i in enumerate(batch):
+                end_if_over()
                 source, target = pairs[i]
                 yield i, source, target, attention[:, row, : len(target.ids), : len(source.ids)]
 
@@ -314,11 +333,26 @@ def attention_to_source(
             if number in layers:
                 query = attention.split_heads(attention.q_proj(queries))
                 key = attention.split_heads(attention.k_proj(encoder_states))
-                scores = (query @ key.transpose(2, 3)).float() * attention.scaling  # [batch, heads, target, source]
-                found[number] = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1).mean(dim=1)
+                found[number] = _mean_attention(query, key, hidden[:, 0], attention.scaling)
             return attention(queries, padding_mask, encoder_states)[0]
 
         states = layer.self_attn_norm(states, lambda x, layer=layer: layer.self_attn(x, causal_mask)[0])
         states = layer.cross_attn_norm(states, attend)
         states = layer.feed_forward_norm(states, layer.feed_forward.forward)
     return torch.stack([found[layer] for layer in layers])
+
+
+def _mean_attention(query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor, scaling: float) -> torch.Tensor:
+    """
+    Returns attention weights averaged over the heads, of shape `(batch, target, source)`. Head by head and, in long
+    sentences, some rows of the target at a time, because all of them at once are several times as much as the result.
+    """
+    batch, heads, length, _ = query.shape
+    mean = query.new_zeros(batch, length, key.shape[2], dtype=torch.float32)
+    rows = max(1, MOST_SCORES // (batch * key.shape[2]))
+    for start in range(0, length, rows):
+        part = slice(start, start + rows)
+        for head in range(heads):
+            scores = (query[:, head, part] @ key[:, head].transpose(1, 2)).float() * scaling
+            mean[:, part] += scores.masked_fill_(hidden, -torch.inf).softmax(dim=-1) / heads
+    return mean

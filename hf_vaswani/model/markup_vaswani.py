@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from .sentences_vaswani import has_words
+
 KINDS = ("html", "placeholders")
 
 # ---- What is not translated --------------------------------------------------------------------------------------
@@ -96,13 +98,10 @@ class Segment:
 
     @property
     def has_words(self) -> bool:
-        """True if it has a letter outside of what is protected."""
-        start = 0
-        for begin, end, _ in [*self.protected, (len(self.text), len(self.text), "")]:
-            if re.search(r"[^\W\d_]", self.text[start:begin]):
-                return True
-            start = end
-        return False
+        """True if it has words outside of what is protected."""
+        ends = [0, *(end for _, end, _ in self.protected)]
+        starts = [*(start for start, _, _ in self.protected), len(self.text)]
+        return any(has_words(self.text[end:start]) for end, start in zip(ends, starts, strict=True))
 
 
 def parse(text: str, kind: str) -> list[str | Segment]:

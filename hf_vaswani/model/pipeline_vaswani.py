@@ -20,11 +20,24 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .alignment_vaswani import aligning_layers, alignments
+from .alignment_vaswani import aligning_layers, alignments, identity
 from .markup_vaswani import check_kind
 from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
-from .sentences_vaswani import join_sentences, language_tags, sentence_spans
+from .sentences_vaswani import (
+    LEAST,
+    MOST_POSITIONS,
+    fitting_spans,
+    has_words,
+    join_sentences,
+    kept_text,
+    language_tags,
+    length_groups,
+    longest_source,
+    may_be_longer,
+    sentence_spans,
+    without_tag,
+)
 from .sharing_vaswani import LOCK, evaluation_mode
 from .shortlist_vaswani import Shortlist
 
@@ -58,6 +71,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             measurement of a second; by default products are in the format of the weights, too.
         shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
             by the shortlist that `hf-vaswani shortlist` has written beside the weights.
+        longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence of a text or
+            a list into pieces of at most half as many, and joins their translations, unless `truncation` or
+            `return_tensors` is set. By default what [`longest_source`] says.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniText2TextGenerationPipeline.__call__`].
 
@@ -76,6 +92,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     # Prefix of the keys of an answer, as in `generated_text`.
     return_name: ClassVar[str] = "generated"
+    # Whether the translations of the pieces of a text make that of the text.
+    cuts_sentences: ClassVar[bool] = False
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
@@ -103,6 +121,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         approximate: bool = False,
         autocast: str | None = None,
         shortlist: bool = False,
+        longest_sentence: int | None = None,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -133,6 +152,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         self.split_sentences, self.markup = split_sentences, markup
         if markup is not None:
             check_kind(markup)
+        if longest_sentence is not None and longest_sentence < LEAST:
+            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {longest_sentence}.")
+        self.longest_sentence = longest_sentence
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
@@ -245,8 +267,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             `list[dict]` with the key `generated_text` (`str`), or `generated_token_ids` (`torch.LongTensor` of shape
             `(target,)`). For one text, its translations; for a list, one dict per text, or one list of dicts per
             text if there are several translations of each, nested like the input. For a generator or a dataset, an
-            iterator over one list of dicts per text, which translates while it is read. Text of white space alone is
-            translated to an empty text; with `markup`, text without words stays as it is.
+            iterator over one list of dicts per text, which translates while it is read. Text without words
+            stays as it is, and white space alone becomes an empty text; their ids are padding.
 
         Raises:
             TypeError: if `inputs` or one of the texts has another type.
@@ -263,11 +285,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             check_kind(markup)
             # Before anything is translated.
             aligning_layers(self.model)
-        if split or markup is not None:
-            translate = partial(self._translate_sentences, split, markup)
+        before, _, after = self._sanitize_parameters(**kwargs)
+        longest = self._longest(self._preprocess_params | before, self._postprocess_params | after)
+        joins = split or markup is not None
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
             items = list(inputs)
             texts = list(_flat(items))
+            if joins or any(self._is_longer(text, longest) for text in texts):
+                translate = partial(self._translate_sentences, split, markup, longest)
             translations = translate(texts, *args, **kwargs) if texts else []
             single = all(len(candidates) == 1 for candidates in translations)
             return _nested_as(items, iter([found[0] for found in translations] if single else translations))
@@ -275,10 +300,20 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
             _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
+            joins = joins or self._is_longer(str(inputs), longest)
+        if joins:
+            translate = partial(self._translate_sentences, split, markup, longest)
         return translate(inputs, *args, **kwargs)
 
     def _translate_sentences(
-        self, split: bool, markup: str | None, inputs: Any, *args: Any, num_workers: int | None = None, **kwargs: Any
+        self,
+        split: bool,
+        markup: str | None,
+        longest: int | None,
+        inputs: Any,
+        *args: Any,
+        num_workers: int | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Does the work of the base class's `__call__` for texts that are split into sentences or have markup."""
         before, _, after = self._sanitize_parameters(**kwargs)
@@ -293,7 +328,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
             def translate_plain(plain: list[str]) -> list[tuple[_Split, list[list[str]]]]:
-                return self._translate_split(plain, split, *args, num_workers=num_workers, **kwargs)
+                return self._translate_split(plain, split, longest, *args, num_workers=num_workers, **kwargs)
 
             def translate_aligned(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
                 return self._aligned(translate_plain(plain), *languages)
@@ -321,10 +356,10 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         return PipelineIterator(inputs, translate, {})
 
     def _translate_split(
-        self, texts: list[str], split: bool, *args: Any, **kwargs: Any
+        self, texts: list[str], split: bool, longest: int | None, *args: Any, **kwargs: Any
     ) -> list[tuple["_Split", list[list[str]]]]:
         """Translates the sentences of all texts together. Returns each text with the translations of each rank."""
-        parts = [self._split(text, split) for text in texts]
+        parts = [self._split(text, split, longest) for text in texts]
         sentences = [sentence for part in parts for sentence in part.sentences]
         found = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
         return [
@@ -338,26 +373,53 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             for part in parts
         ]
 
-    def _split(self, text: str, split: bool) -> "_Split":
-        """Returns the sentences of a text, or the text as one."""
+    def _split(self, text: str, split: bool, longest: int | None) -> "_Split":
+        """Returns the sentences of a text, or the text as one; sentences that are too long are cut."""
         tag, text = self._without_tag(text)
-        spans = sentence_spans(text) if split else [(0, len(text))]
+        spans = []
+        for start, end in sentence_spans(text) if split else [(0, len(text))]:
+            pieces = [(0, end - start)]
+            if longest is not None and self._is_longer(tag + text[start:end], longest):
+                pieces = fitting_spans(text[start:end], partial(self._fits, tag, longest // 2))
+            spans += [(start + left, start + right) for left, right in pieces]
         return _Split(text, spans, [tag + text[start:end] for start, end in spans], tag)
+
+    def _longest(self, before: dict[str, Any], after: dict[str, Any]) -> int | None:
+        """Returns the tokens of the longest sentence that is not cut, or `None` if none is."""
+        if not self.cuts_sentences or before.get("truncation") or after.get("return_tensors"):
+            return None
+        longest = self.longest_sentence or longest_source([self.model], self.tokenizer)
+        # A model with fewer positions has no room for pieces.
+        return longest if longest >= LEAST else None
+
+    def _is_longer(self, text: str, longest: int | None) -> bool:
+        """Returns whether a text has more tokens than this, and words."""
+        if longest is None or not may_be_longer(text, longest) or not has_words(text):
+            return False
+        with LOCK:
+            return len(self.tokenizer((self.prefix or "") + text, verbose=False)["input_ids"]) > longest
+
+    def _fits(self, tag: str, longest: int, piece: str) -> bool:
+        return not self._is_longer(tag + piece, longest)
 
     def _aligned(
         self, found: Sequence[tuple["_Split", list[list[str]]]], source: str | None, target: str | None
     ) -> list[list[tuple[str, list[Block]]]]:
         """Joins the translations of each text, with the alignment of each sentence."""
         # The pass reads what the model has read.
-        fronts = [self._front(part.tag, source, target) if part.text.strip() else "" for part, _ in found]
+        fronts = [self._front(part.tag, source, target) if has_words(part.text) else "" for part, _ in found]
         pairs = [
-            (front + sentence, translation)
+            (front + sentence, translation, has_words(sentence.removeprefix(part.tag)))
             for front, (part, ranks) in zip(fronts, found, strict=True)
             for of_rank in ranks
             for sentence, translation in zip(part.sentences, of_rank, strict=True)
         ]
-        sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        of_pairs = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
+        sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
+        read = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
+        # What the model has not read was kept, whatever its length.
+        of_pairs = (
+            next(read) if is_read else identity(target, len(source) - len(target)) for source, target, is_read in pairs
+        )
         aligned = []
         for front, (part, ranks) in zip(fronts, found, strict=True):
             of_text = []
@@ -374,7 +436,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _without_tag(self, text: str) -> tuple[str, str]:
         """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
         with LOCK:
-            return _without_tag(text, language_tags(self.tokenizer))
+            return without_tag(text, language_tags(self.tokenizer).values())
 
     # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(
@@ -394,9 +456,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
 
         Returns:
-            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `is_blank` (`bool`), which
-            is true for a sentence without a word, and the settings of `generate` by which a multilingual tokenizer
-            chooses the target language.
+            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `kept` (`str`, *optional*),
+            which stands for the translation of a sentence without words, and the settings of `generate` by which a
+            multilingual tokenizer chooses the target language.
 
         Raises:
             TypeError: if the sentence is not a `str`.
@@ -410,10 +472,11 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             settings["max_length"] = positions
         with LOCK:
             tags = language_tags(self.tokenizer)
-            tag, text = _without_tag(input_, tags)
-            is_blank = not text.strip()
-            front = "" if is_blank else self._language_tag(tags, target_language, tag)
-            sentence = (self.prefix or "") + front + input_
+            tag, _ = without_tag(input_, tags.values())
+            kept = kept_text(input_, tags.values())
+            front = "" if kept is not None else self._language_tag(tags, target_language, tag)
+            # What has no words is not read.
+            sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
                 encoding = self.tokenizer._build_translation_inputs(
                     sentence, return_tensors="pt", src_lang=source_language, tgt_lang=target_language, **settings
@@ -425,7 +488,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 )
         # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
-        encoding["is_blank"] = is_blank
+        encoding["kept"] = kept
         return encoding
 
     def _encoded(self, sentence: str, truncation: bool | str) -> BatchEncoding | None:
@@ -440,7 +503,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # It warns of a longer sentence.
         if len(ids) > self.tokenizer.model_max_length:
             return None
-        input_ids = torch.tensor([ids])
+        input_ids = torch.tensor([ids], dtype=torch.long)
         return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
@@ -489,18 +552,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
         return "" if tag else f"{tags[language]} "
 
-    def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, torch.Tensor]:
+    def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
         """
         Translates one batch.
 
         Returns:
-            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`). Those of a sentence
-            without a word are padding, because a model would invent a translation.
+            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`), which are padding for
+            a sentence without words, and with `kept`, from [`preprocess`].
         """
-        is_blank = model_inputs["is_blank"]
+        kept = model_inputs["kept"]
         # One sentence alone is no list.
-        has_text = [not each for each in (is_blank if isinstance(is_blank, list) else [is_blank])]
-        model_inputs = {name: value for name, value in model_inputs.items() if name != "is_blank"}
+        has_text = [each is None for each in (kept if isinstance(kept, list) else [kept])]
+        model_inputs = {name: value for name, value in model_inputs.items() if name != "kept"}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
         language = {
@@ -522,20 +585,51 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         else:
             if not all(has_text):
                 tensors = {name: tensor[has_text] for name, tensor in tensors.items()}
-            generated = None if self.engine is None else self.engine(**tensors, **settings)
+            generated = self._generate(tensors, settings)
+        if all(has_text):
+            return {"output_ids": generated, "kept": kept}  # [batch, candidates, target]
+        output_ids = generated.new_full((len(has_text), *generated.shape[1:]), self._padding())
+        output_ids[has_text] = generated
+        return {"output_ids": output_ids, "kept": kept}  # [batch, candidates, target]
+
+    def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
+        """
+        Returns the ids of the candidates of each sentence, of shape `(batch, candidates, target)`. Sentences of very
+        different length are translated one group after the other, because memory follows the padded length. With more
+        beams than by default, groups are as much smaller.
+        """
+        rows = len(tensors["input_ids"])
+        mask = tensors.get("attention_mask")
+        least = self._default_generation_config.num_beams
+        config = settings.get("generation_config") or self.model.generation_config
+        most = MOST_POSITIONS * least // max(least, settings.get("num_beams") or config.num_beams or 1)
+        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), most)
+        found = []
+        for group in map(sorted, groups):
+            part = tensors
+            if mask is not None and (len(group) < rows or not mask.any(dim=0).all()):
+                columns = mask[group].any(dim=0)
+                part = {
+                    name: tensor[group][:, columns] if tensor.shape == mask.shape else tensor[group]
+                    for name, tensor in tensors.items()
+                }
+            generated = None if self.engine is None else self.engine(**part, **settings)
             if generated is None:
                 with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
-                    generated = self.model.generate(**tensors, **(self.torch_settings | settings))
+                    generated = self.model.generate(**part, **(self.torch_settings | settings))
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
-            generated = generated.reshape(sum(has_text), -1, generated.shape[-1])
-        if all(has_text):
-            return {"output_ids": generated}  # [batch, candidates, target]
-        padding = next(
-            each for each in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if each is not None
-        )
-        output_ids = generated.new_full((len(has_text), *generated.shape[1:]), padding)
-        output_ids[has_text] = generated
-        return {"output_ids": output_ids}  # [batch, candidates, target]
+            found.append(generated.reshape(len(group), -1, generated.shape[-1]))
+        if len(found) == 1:
+            return found[0]
+        longest = max(each.shape[-1] for each in found)
+        output_ids = found[0].new_full((rows, found[0].shape[1], longest), self._padding())
+        for group, generated in zip(map(sorted, groups), found, strict=True):
+            output_ids[group, :, : generated.shape[-1]] = generated.to(output_ids.device)
+        return output_ids
+
+    def _padding(self) -> int:
+        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(each for each in ids if each is not None)
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
         """
@@ -552,7 +646,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def postprocess(
         self,
-        model_outputs: dict[str, torch.Tensor],
+        model_outputs: dict[str, Any],
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> list[dict[str, Any]]:
@@ -560,7 +654,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Decodes the translations of one sentence.
 
         Args:
-            model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`.
+            model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`, and `kept`, the text that stands
+                for the translations of a sentence without words.
             return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
 
@@ -570,6 +665,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
+        if model_outputs["kept"] is not None:
+            return [{f"{self.return_name}_text": model_outputs["kept"]} for _ in candidates]
         with LOCK:
             texts = self.tokenizer.batch_decode(
                 candidates.tolist(),
@@ -594,6 +691,7 @@ class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
     """
 
     return_name = "translation"
+    cuts_sentences = True
 
 
 class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
@@ -615,13 +713,6 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         raise ValueError(
             f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
-
-
-def _without_tag(text: str, tags: dict[str, str]) -> tuple[str, str]:
-    """Splits a text into one of these language tags at its beginning and a space, or nothing, and the rest."""
-    bare = text.lstrip()
-    tag = next((tag for tag in tags.values() if bare.startswith(tag)), None)
-    return ("", text) if tag is None else (f"{tag} ", bare.removeprefix(tag).lstrip())
 
 
 class _Split(NamedTuple):

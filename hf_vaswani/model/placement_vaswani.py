@@ -8,6 +8,7 @@ words that mostly attend to the words between them in the source.
 
 import html
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch
 
 from .alignment_vaswani import Alignment
 from .markup_vaswani import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, parse
+from .sharing_vaswani import end_if_over
 
 Span = tuple[int, int]
 
@@ -27,6 +29,8 @@ LEAST = 0.1
 CLOSE = 1e-6
 # More words on both sides take too long.
 MOST_PAIRS = 2**24
+SIGNS = re.compile(r"[^\w\s]+")
+OPENING = "([{¿¡„‚«‹“‘"
 
 
 @dataclass
@@ -66,6 +70,7 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     Returns:
         `str`: the translation, with each tag and everything that is protected exactly once.
     """
+    end_if_over()
     source = _source_atoms(segment)
     targets = _target_units(translation, set(source.texts.values()))
     if len(targets) * len(source.spans) > MOST_PAIRS:
@@ -73,8 +78,10 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
             f"Markup cannot be placed in a paragraph of {len(source.spans):,} words and signs with a translation of "
             f"{len(targets):,}: split it."
         )
-    attention = _attention(blocks, source.spans, [unit.span for unit in targets])
-    owners, added = _owners(targets, attention, source)
+    spans = [unit.span for unit in targets]
+    attention = _attention(blocks, source.spans, spans)
+    sentences = [_within(block, source.spans, spans) for block in blocks if block.alignment.probabilities.numel()]
+    owners, added = _owners(targets, attention, source, sentences)
     atoms = _target_atoms(source, translation, targets, attention, owners, added, as_html)
     written = _Writer(atoms, source.spans).write(segment.nodes, (0, len(atoms)), (0, len(source.spans)))
     return segment.front + "".join(written) + segment.back
@@ -120,19 +127,25 @@ def _attention(blocks: Sequence[Block], sources: Sequence[Span], targets: Sequen
     for block in blocks:
         pieces = block.alignment
         if pieces.probabilities.numel():
-            (left, _), (_, right) = pieces.source_spans[0], pieces.source_spans[-1]
-            source = _between(sources, left + block.source, right + block.source)
-            (left, _), (_, right) = pieces.target_spans[0], pieces.target_spans[-1]
-            target = _between(targets, left + block.target, right + block.target)
+            source, target = (slice(*each) for each in _within(block, sources, targets))
             columns = _shares(pieces.source_spans, block.source, sources[source])
             rows = _shares(targets[target], -block.target, pieces.target_spans)
             attention[target, source] += rows @ pieces.probabilities @ columns
     return attention / attention.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 
-def _between(spans: Sequence[Span], start: int, end: int) -> slice:
+def _within(block: Block, sources: Sequence[Span], targets: Sequence[Span]) -> tuple[Span, Span]:
+    """Returns which atoms of the source and of the translation have characters of a block."""
+    pieces = block.alignment
+    return (
+        _between(sources, pieces.source_spans[0][0] + block.source, pieces.source_spans[-1][1] + block.source),
+        _between(targets, pieces.target_spans[0][0] + block.target, pieces.target_spans[-1][1] + block.target),
+    )
+
+
+def _between(spans: Sequence[Span], start: int, end: int) -> Span:
     """Returns which spans, of which each begins where the one before has ended, have characters from start to end."""
-    return slice(bisect_right(spans, start, key=lambda span: span[1]), bisect_left(spans, (end, 0)))
+    return bisect_right(spans, start, key=lambda span: span[1]), bisect_left(spans, (end, 0))
 
 
 def _shares(spans: Sequence[Span], offset: int, parts: Sequence[Span]) -> torch.Tensor:
@@ -197,24 +210,26 @@ FREE, DROPPED = -1, -2
 
 
 def _owners(
-    targets: Sequence[Unit], attention: torch.Tensor, source: _Source
+    targets: Sequence[Unit],
+    attention: torch.Tensor,
+    source: _Source,
+    sentences: Sequence[tuple[Span, Span]],
 ) -> tuple[list[int], dict[int, list[int]]]:
     """
-    Chooses the place of each protected text: a copy of it, a placeholder that the source lacks, or the words that were
-    made from it.
+    Chooses the place of each protected text: a copy of it, a placeholder that the source lacks, or what remains of it.
+    No word of the translation is lost: where a text has no such place for sure, it is added.
 
     Returns:
         `list[int]`: for each target unit the source atom whose place it is, `FREE`, or `DROPPED`: a copy too many, or
         a placeholder that the source lacks.
-        `dict[int, list[int]]`: the other texts, by the unit that they stand in front of. They stand behind the
-        translation of what is in front of them in the source.
+        `dict[int, list[int]]`: the texts that are added, by the unit that they stand in front of.
     """
     texts = source.texts
     owners = [FREE] * len(targets)
     left = set(texts)
     unprotected = Counter({unit.text: source.text.count(unit.text) for unit in targets if unit.kind != "word"})
     unprotected.subtract(texts.values())
-    scores = attention.tolist()
+    scores = {j: attention[j].tolist() for j, unit in enumerate(targets) if unit.kind != "word"}
 
     def take(pairs: list[tuple[float, int, int]]) -> None:
         for _, k, j in sorted(pairs, key=lambda pair: -pair[0]):
@@ -223,41 +238,121 @@ def _owners(
                 left.remove(k)
 
     copies, foreign = ([j for j, unit in enumerate(targets) if unit.kind == kind] for kind in ("copy", "foreign"))
-    take([(scores[j][k], k, j) for j in copies for k in left if texts[k] == targets[j].text])
+    # A word may be there for another reason; a text with signs can only be a copy.
+    alike = [(scores[j][k], k, j) for j in copies for k in left if texts[k] == targets[j].text]
+    take([pair for pair in alike if pair[0] > LEAST or re.search(r"\W", texts[pair[1]])])
     take([(scores[j][k], k, j) for j in foreign for k in left if scores[j][k] > LEAST])
     for j, unit in enumerate(targets):
-        # A word may be there for another reason.
         if owners[j] == FREE and unit.kind != "word" and re.search(r"\W", unit.text):
             # As the second half of "5%s", which is not protected.
             if unprotected[unit.text] > 0:
                 unprotected[unit.text] -= 1
             else:
                 owners[j] = DROPPED
+    ranges = {k: _sentence(k, sentences, len(source.spans), len(targets)) for k in left}
     for k in sorted(left):
-        free = torch.tensor([owner == FREE for owner in owners], dtype=torch.bool)
-        if (run := _best_run(attention[:, k], free)) is not None:
+        if (run := _remains(k, *ranges[k], targets, owners, attention, source)) is not None:
             start, end = _with_edges(targets, owners, run, texts[k])
             owners[start:end] = [k] * (end - start)
             left.remove(k)
     added: dict[int, list[int]] = {}
     for k in sorted(left):
-        added.setdefault(_gap_behind(k - 1, attention, owners), []).append(k)
+        added.setdefault(_gap(k, *ranges[k], targets, owners, attention, source), []).append(k)
     return owners, added
 
 
-def _with_edges(targets: Sequence[Unit], owners: Sequence[int], run: Span, text: str) -> Span:
-    """Extends a run of units by the signs next to it that are part of a text, such as its quotation marks."""
+def _sentence(k: int, sentences: Sequence[tuple[Span, Span]], sources: int, targets: int) -> tuple[Span, Span]:
+    """Returns the sentence that has a source atom, in the atoms of the source and in the units of the translation."""
+    whole = ((0, sources), (0, targets))
+    return next((each for each in sentences if each[0][0] <= k < each[0][1]), whole)
+
+
+def _remains(
+    k: int,
+    inside: Span,
+    translated: Span,
+    targets: Sequence[Unit],
+    owners: Sequence[int],
+    attention: torch.Tensor,
+    source: _Source,
+) -> Span | None:
+    """
+    Returns the units of a translation that a model made from a protected text, which takes their place: no more words
+    than the text has itself, and none that a word of the source may need. `None` where that is not sure.
+    """
+    text = source.texts[k]
+    pieces = Counter(match[0].casefold() for match in UNIT.finditer(text))
+    free = torch.tensor(
+        [
+            owner == FREE and (_is_word(unit.text) or unit.text in pieces)
+            for owner, unit in zip(owners, targets, strict=True)
+        ],
+        dtype=torch.bool,
+    )
+    if (run := _best_run(attention[:, k], free)) is None:
+        return None
     start, end = run
+    while start < end and not _is_word(targets[start].text) and targets[start].text not in _edges(text)[0]:
+        start += 1
+    while start < end and not _is_word(targets[end - 1].text) and targets[end - 1].text not in _edges(text)[1]:
+        end -= 1
+    taken = Counter(unit.text.casefold() for unit in targets[start:end])
+    words = [j for j in range(*translated) if owners[j] == FREE and _is_word(targets[j].text)]
+    others = [j for j in words if not start <= j < end]
+    if not 0 < len(words) - len(others) <= sum(count for piece, count in pieces.items() if _is_word(piece)):
+        return None
+    if _is_within_word(targets, start) or _is_within_word(targets, end):
+        return None
+    around = [i for i in range(*inside) if i not in source.texts and _is_word(source.text[slice(*source.spans[i])])]
+    if around:
+        # What each word of the source was most probably translated to.
+        columns = attention[words][:, around]
+        best, places = columns.max(dim=0)
+        if any(start <= words[place] < end for place, score in zip(places, best, strict=True) if score > CLOSE):
+            return None
+    if taken <= pieces:
+        return start, end
+    # Most models attend to the first token of a sentence where they attend to nothing.
+    if len(others) < sum(_length(source.text[slice(*source.spans[i])]) for i in around):
+        return None
+    return None if others and float(attention[others, k].max()) > LEAST else (start, end)
 
-    def is_part(j: int) -> bool:
-        sign = targets[j].text
-        return owners[j] == FREE and sign in text and not sign.isalnum()
 
-    while start and targets[start - 1].span[1] == targets[start].span[0] and is_part(start - 1):
+def _is_word(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+def _length(word: str) -> int:
+    """Returns the most words that a word may be: scripts behind Thai's block are often written without spaces."""
+    return 1 if word[0] < "\u0e00" else len(word)
+
+
+def _is_within_word(targets: Sequence[Unit], j: int) -> bool:
+    """Returns whether two neighbouring units, of which this is the second, are parts of a word, as vowel signs are."""
+    if not 0 < j < len(targets) or targets[j - 1].span[1] != targets[j].span[0]:
+        return False
+    return all(unicodedata.category(letter)[0] in "LMN" for letter in (targets[j - 1].text[-1], targets[j].text[0]))
+
+
+def _edges(text: str) -> tuple[str, str]:
+    """Returns the signs that a text begins with, and those that it ends with."""
+    first, last = (SIGNS.match(each) for each in (text, text[::-1]))
+    return first[0] if first else "", last[0] if last else ""
+
+
+def _with_edges(targets: Sequence[Unit], owners: Sequence[int], run: Span, text: str) -> Span:
+    """Extends a run of units by the signs next to it that the text begins or ends with, such as quotation marks."""
+    start, end = run
+    first, last = _edges(text)
+    while start and owners[start - 1] == FREE and _touch(targets, start) and targets[start - 1].text in first:
         start -= 1
-    while end < len(targets) and targets[end].span[0] == targets[end - 1].span[1] and is_part(end):
+    while end < len(targets) and owners[end] == FREE and _touch(targets, end) and targets[end].text in last:
         end += 1
     return start, end
+
+
+def _touch(targets: Sequence[Unit], j: int) -> bool:
+    return targets[j - 1].span[1] == targets[j].span[0]
 
 
 def _target_atoms(
@@ -272,13 +367,13 @@ def _target_atoms(
     """Makes atoms of a translation, with everything that is protected exactly once."""
     atoms: list[Atom] = []
     one = torch.eye(len(source.spans))
-    place, behind = 0, ""
+    place = 0
+    # The sign in front; whether it is of a protected text; and that text if it was added just now.
+    last, is_protected, beside = "", False, FREE
     for j in range(len(targets) + 1):
         for k in added.get(j, ()):
-            start, end = source.spans[k]
-            around = source.text[:start][-1:], source.text[end:][:1]
-            atoms.append(Atom(source.markup[k], behind or ("" if around[0].strip() else " "), one[k]))
-            behind = "" if around[1].strip() else " "
+            atoms.append(Atom(source.markup[k], _space_beside(source, k, last, is_protected, behind=False), one[k]))
+            last, is_protected, beside = source.texts[k][-1], True, k
         if j == len(targets):
             break
         owner, unit = owners[j], targets[j]
@@ -286,14 +381,78 @@ def _target_atoms(
         place = unit.span[1]
         if owner == DROPPED or (owner >= 0 and j and owners[j - 1] == owner):
             continue
-        space, behind = space or behind, ""
+        if beside >= 0 and not space:
+            space = _space_beside(source, beside, unit.text[0], owner >= 0, behind=True)
+        elif beside >= 0 and owner == FREE and source.text[source.spans[beside][1] :][:1].isalnum():
+            # As "px" in "{n}px".
+            space = "" if int(attention[j].argmax()) == beside + 1 else space
         if owner >= 0:
             atoms.append(Atom(source.markup[owner], space, one[owner]))
         else:
             atoms.append(Atom(html.escape(unit.text, quote=False) if as_html else unit.text, space, attention[j]))
+        last, is_protected, beside = unit.text[-1], owner >= 0, FREE
     if atoms:
         atoms[0].space = ""
     return atoms
+
+
+def _space_beside(source: _Source, k: int, sign: str, is_protected: bool, behind: bool) -> str:
+    """
+    Returns the white space between a protected text that is added to a translation and a neighbour: as in the source,
+    where the neighbours are of one kind.
+
+    Args:
+        source ([`_Source`]), k (`int`): the source, and the atom that is added.
+        sign (`str`): the nearest sign of the neighbour, or nothing at the beginning.
+        is_protected (`bool`): the neighbour is a protected text, too.
+        behind (`bool`): it stands behind.
+    """
+    start, end = source.spans[k]
+    of_source = source.text[end:][:1] if behind else source.text[:start][-1:]
+    is_mark = not sign.isalnum()
+    if of_source.strip():
+        is_close = of_source.isalnum() != is_mark or (behind and is_mark)
+    else:
+        is_close = not is_protected and is_mark and (sign in OPENING) != behind
+        # All other signs stand behind a word.
+        is_close = is_close and (behind or sign in OPENING)
+    return "" if is_close or not sign else " "
+
+
+def _gap(
+    k: int,
+    inside: Span,
+    translated: Span,
+    targets: Sequence[Unit],
+    owners: list[int],
+    attention: torch.Tensor,
+    source: _Source,
+) -> int:
+    """
+    Returns the number of target units in front of the place of a protected text that is added: at the beginning or the
+    end of its sentence if it is there in the source, else behind the translation of what is in front of it.
+    """
+
+    def atoms(start: int, end: int) -> list[str]:
+        return [source.text[slice(*source.spans[i])] for i in range(start, end) if i not in source.texts]
+
+    before, behind = atoms(inside[0], k), atoms(k + 1, inside[1])
+    first, last = translated
+    # The marks at the end of the sentence.
+    end = last
+    while end > first and (owners[end - 1] > k or (owners[end - 1] == FREE and not _is_word(targets[end - 1].text))):
+        end -= 1
+    if not any(map(_is_word, before)):
+        while first < last and (0 <= owners[first] < k or (owners[first] == FREE and targets[first].text in before)):
+            first += 1
+        return first
+    if not any(map(_is_word, behind)):
+        is_last = not behind and not _is_word(before[-1])
+        return last if is_last else end
+    gap = min(max(_gap_behind(k - 1, attention, owners), first), end)
+    while gap < end and _is_within_word(targets, gap):
+        gap += 1
+    return gap
 
 
 def _best_run(scores: torch.Tensor, free: torch.Tensor) -> Span | None:
@@ -301,6 +460,7 @@ def _best_run(scores: torch.Tensor, free: torch.Tensor) -> Span | None:
     Returns the neighbouring free atoms with the largest sum of scores above one half, if there are any. Of several
     that are as good, it is the longest of the last.
     """
+    end_if_over()
     if not len(scores):
         return None
     above = torch.where(free, scores.double() - 0.5, torch.tensor(-1.0 - len(scores), dtype=torch.float64))
@@ -317,6 +477,7 @@ def _gap_behind(k: int, attention: torch.Tensor, owners: list[int]) -> int:
     """Returns the number of target units in front of the place behind the translation of source atom `k`."""
     free = torch.tensor([owner == FREE for owner in owners], dtype=torch.float32)
     for before in range(k, -1, -1):
+        end_if_over()
         if before in owners:
             return len(owners) - owners[::-1].index(before)
         scores = attention[:, before] * free
@@ -403,6 +564,7 @@ class _Writer:
 
     def _gap(self, inside: Span, target: Span, source: Span) -> int:
         """Returns the place of a tag that encloses no atoms: behind the translation of what it stands behind."""
+        end_if_over()
         if inside[0] <= source[0]:
             return target[0]
         if inside[0] >= source[1]:

@@ -1,7 +1,8 @@
-"""Splitting a text into sentences, by a few rules for any language; joining their translations; language tags."""
+"""Sentences as a model gets them: split and joined, tagged, kept without words, cut when too long, and in batches."""
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -96,3 +97,182 @@ def language_tags(tokenizer: Any) -> dict[str, str]:
     """
     get_added_vocab = getattr(tokenizer, "get_added_vocab", dict)
     return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
+
+
+# ---- Text without words ------------------------------------------------------------------------------------------
+
+# Letters that are not seen: the fillers of Hangul.
+FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
+
+
+def has_words(text: str) -> bool:
+    """Returns whether a text has a visible letter. Digits, punctuation, emoji and invisible signs are no words."""
+    return any(sign.isalpha() and sign not in FILLERS for sign in text)
+
+
+def without_tag(text: str, tags: Iterable[str]) -> tuple[str, str]:
+    """Splits a text into one of these language tags at its beginning and a space, or nothing, and the rest."""
+    bare = text.lstrip()
+    tag = next((tag for tag in tags if bare.startswith(tag)), None)
+    return ("", text) if tag is None else (f"{tag} ", bare.removeprefix(tag).lstrip())
+
+
+def kept_text(text: str, tags: Iterable[str]) -> str | None:
+    """
+    Returns what stands for the translation of a text without words, for which a model would invent something.
+
+    Args:
+        text (`str`): the text, with a language tag or without.
+        tags (`Iterable[str]`): the tags of the vocabulary.
+
+    Returns:
+        `str`: the text without its tag; nothing for white space alone. `None` for a text that has words.
+    """
+    _, rest = without_tag(text, tags)
+    if has_words(rest):
+        return None
+    return rest if rest.strip() else ""
+
+
+# ---- Long sentences ----------------------------------------------------------------------------------------------
+
+# In tokens: the longest sentence that is not cut, for a model that does not say, and the least that may be asked for.
+LONGEST, LEAST = 1024, 16
+# A normalizer may make several tokens of one byte.
+TOKENS_OF_A_BYTE = 3
+SPACE = re.compile(r"\s+")
+SIGN = re.compile(r"[^\w\s]")
+# Signs that end no word, as in "don't" and "1.5".
+WITHIN_WORDS, WITHIN_NUMBERS = "'’·", ".,:"
+# Signs that belong to the one before: joiners, and vowels and marks that Unicode counts as letters.
+JOINED = "\u200c\u200d\u0e33\u0eb3\uff9e\uff9f"
+# Vowels of Thai and Lao that are written in front of their consonant.
+IN_FRONT = "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4"
+MODIFIERS, TAG_SIGNS, FLAGS = ("\U0001f3fb", "\U0001f3ff"), ("\U000e0020", "\U000e007f"), ("\U0001f1e6", "\U0001f1ff")
+VIRAMA = 9
+
+
+def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
+    """
+    Returns the tokens of the longest sentence that all models translate in one piece: `longest_sentence` of the config
+    with sinusoidal positions, which training records, else `max_position_embeddings`; and `model_max_length` of the
+    tokenizer.
+    """
+    limits = [tokenizer.model_max_length]
+    for config in (model.config for model in models):
+        recorded = getattr(config, "longest_sentence", None)
+        positions = getattr(config, "max_position_embeddings", None) or LONGEST
+        is_learned = getattr(config, "position_encoding", None) == "learned"
+        limits.append(positions if recorded is None or is_learned else recorded)
+    return min(limits)
+
+
+def may_be_longer(text: str, longest: int) -> bool:
+    """Returns whether a text has to be tokenized to know that it has at most this many tokens."""
+    return TOKENS_OF_A_BYTE * len(text.encode("utf-8", "replace")) > longest
+
+
+def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[tuple[int, int]]:
+    """
+    Splits a text into sentences, and halves sentences that are too long, until all pieces fit.
+
+    Args:
+        text (`str`): a text of any length.
+        fits (`Callable[[str], bool]`): returns whether a piece is short enough.
+
+    Returns:
+        `list[tuple[int, int]]`: start and end of each piece, with only white space between them. A sentence is halved
+        near its middle: at white space, else behind punctuation, else between characters that do not belong together.
+    """
+    found = []
+    pending = sentence_spans(text)[::-1]
+    while pending:
+        start, end = pending.pop()
+        if end - start < 2 or fits(text[start:end]):
+            found.append((start, end))
+            continue
+        middle = _middle(text, start, end)
+        left, right = text[start:middle].rstrip(), text[middle:end].lstrip()
+        pending += [(end - len(right), end), (start, start + len(left))]
+    return found
+
+
+def _middle(text: str, start: int, end: int) -> int:
+    """Returns where a sentence without white space at its ends is cut in two."""
+    middle = (start + end) // 2
+    for places in (
+        [match.end() for match in SPACE.finditer(text, start, end)],
+        [match.end() for match in SIGN.finditer(text, start, end - 1) if _ends_a_part(text, match.end())],
+    ):
+        if places:
+            return min(places, key=lambda place: abs(place - middle))
+    around = (middle + side * step for step in range(middle - start) for side in (1, -1))
+    return next((place for place in around if _is_between_characters(text, place)), middle)
+
+
+def _ends_a_part(text: str, place: int) -> bool:
+    """Returns whether the sign in front of a place is punctuation behind which a sentence may be cut."""
+    before, after = text[place - 1], text[place]
+    if unicodedata.category(before) not in ("Po", "Pd", "Pe", "Pf") or unicodedata.category(after)[0] == "P":
+        return False
+    within = WITHIN_NUMBERS + WITHIN_WORDS if after.isdigit() else WITHIN_WORDS
+    return before not in within and _is_between_characters(text, place)
+
+
+def _is_between_characters(text: str, place: int) -> bool:
+    """
+    Returns whether a place is not within a character as people see it: a letter with its accents, a syllable, a flag
+    or an emoji of several signs (grapheme clusters of Unicode's annex 29, without its rarest rules).
+    """
+    before, after = text[place - 1], text[place]
+    category = unicodedata.category(after)
+    if category[0] == "M" or after in JOINED or before in IN_FRONT or before == "\u200d":
+        return False
+    if MODIFIERS[0] <= after <= MODIFIERS[1] or TAG_SIGNS[0] <= after <= TAG_SIGNS[1] or before + after == "\r\n":
+        return False
+    if unicodedata.combining(before) == VIRAMA and category == "Lo":
+        return False
+    # Parts of a syllable of Hangul.
+    if "\u1100" <= before <= "\u115f" and ("\u1100" <= after <= "\u11ff" or "가" <= after <= "힣"):
+        return False
+    if "\u1160" <= after <= "\u11ff" and ("\u1100" <= before <= "\u11ff" or "가" <= before <= "힣"):
+        return False
+    if FLAGS[0] <= before <= FLAGS[1] and FLAGS[0] <= after <= FLAGS[1]:
+        first = place - 1
+        while first and FLAGS[0] <= text[first - 1] <= FLAGS[1]:
+            first -= 1
+        return (place - first) % 2 == 0
+    return True
+
+
+# ---- Batches -----------------------------------------------------------------------------------------------------
+
+# Positions of a batch, rows times longest; of a batch with more padding than text.
+MOST_POSITIONS, MOST_PADDED = 4096, 1024
+
+
+def length_groups(
+    lengths: Sequence[int], most: int = MOST_POSITIONS, padded: int = MOST_PADDED, rows: int | None = None
+) -> list[list[int]]:
+    """
+    Groups sentences of similar length into batches, so that memory follows the number of tokens.
+
+    Args:
+        lengths (`Sequence[int]`): tokens of each sentence, in any order.
+        most (`int`): positions of a batch, padding included. A longer sentence gets a batch of its own.
+        padded (`int`): positions of a batch with a sentence that is less than half as long as the longest.
+        rows (`int`, *optional*): most sentences of a batch.
+
+    Returns:
+        `list[list[int]]`: the numbers of the sentences of each batch, longest first.
+    """
+    groups: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if groups:
+            longest = max(1, lengths[groups[-1][0]])
+            limit = most if 2 * lengths[number] >= longest else padded
+            if longest * (len(groups[-1]) + 1) <= limit and len(groups[-1]) != rows:
+                groups[-1].append(number)
+                continue
+        groups.append([number])
+    return groups

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,6 +16,30 @@ LOCK = threading.RLock()
 if hasattr(os, "register_at_fork"):
     # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
+_ENDS = threading.local()
+
+
+@contextmanager
+def ended_by(check: Callable[[], object]) -> Iterator[None]:
+    """
+    Lets this thread end long work beside the search, such as alignments, within the block.
+
+    Args:
+        check (`Callable[[], object]`): called every few milliseconds; it raises the error that ends the work.
+    """
+    before, _ENDS.check = getattr(_ENDS, "check", None), check
+    try:
+        yield
+    finally:
+        _ENDS.check = before
+
+
+def end_if_over() -> None:
+    """Raises the error of [`ended_by`] if the work of this thread is to end."""
+    if (check := getattr(_ENDS, "check", None)) is not None:
+        check()
 
 
 @dataclass

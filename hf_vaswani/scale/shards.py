@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..files import split_revision
 from .storage import open_url
 
 # Formats by the end of a file's name; all but Parquet also with .gz.
@@ -111,7 +112,7 @@ class Block:
             try:
                 return list(column.to_pylist())
             except UnicodeDecodeError:
-                return [_text(value) for value in column.cast(pa.large_binary()).to_pylist()]
+                return list(map(_text, column))
         return [row.get(name) if isinstance(row, dict) else None for row in self.rows]
 
     def row(self, place: int) -> Any:
@@ -139,11 +140,13 @@ class Block:
         return row[1] if isinstance(row, tuple) else None
 
 
-def _text(value: bytes | None) -> str | bytes | None:
+def _text(cell: Any) -> str | bytes | None:
+    """Returns a cell of text, or its bytes where they are not UTF-8."""
     try:
-        return value if value is None else value.decode()
+        return cast("str | None", cell.as_py())
     except UnicodeDecodeError:
-        return value
+        text = cell.value if isinstance(cell, pa.DictionaryScalar) else cell
+        return cast(bytes, text.as_buffer().to_pybytes())
 
 
 def suffix_of(url: str) -> str:
@@ -210,13 +213,14 @@ def _checked(files: list[str], table: str) -> list[str]:
 
 
 def _files_on_hub(name: str, config: str | None, split: str) -> list[str]:
-    """Returns the URLs of the files of a dataset on the Hub, of the commit that is its latest now."""
-    if not name or Path(name).is_absolute() or len(Path(name).parts) > 2:
+    """Returns the URLs of the files of a dataset on the Hub, of the revision that it names, or its latest commit."""
+    repository, revision = split_revision(name)
+    if not name or Path(name).is_absolute() or len(Path(repository).parts) > 2:
         raise ValueError(f"--table {name} does not exist; a dataset on the Hub has an id such as user/name.")
     import datasets
 
     try:
-        found = datasets.load_dataset_builder(name, config).config.data_files
+        found = datasets.load_dataset_builder(repository, config, revision=revision).config.data_files
     # `datasets` raises errors of any class, some of many lines.
     except Exception as error:
         said = " ".join(str(error).split())[:300]

@@ -1,7 +1,6 @@
 """A folder on a local disk or on any file system of fsspec, whose files appear whole or not at all."""
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from ..files import temporary_name
+from ..files import put_in_place, temporary_name
 
 # End of the name of a file on another file system until it is whole.
 WRITING = ".writing"
@@ -110,9 +109,7 @@ class Folder:
         file = temporary_name(path)
         try:
             yield file
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-            file.replace(path)
+            put_in_place(file, path)
         finally:
             file.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -176,18 +177,27 @@ class Parquet:
 
     def write(self, block: Block, places: Sequence[int], added: Sequence[Sequence[Any]]) -> None:
         """Writes rows of a block, with the values of the added columns."""
+        if not places:
+            return
         if isinstance(block.rows, pa.RecordBatch):
-            batch = block.rows.take(pa.array(places, pa.int64()))
+            # By slices, because Arrow cannot take single rows of each type.
+            batches = [block.rows.slice(start, stop - start) for start, stop in _runs(places)]
         else:
-            batch = self._batch([block.rows[place] for place in places])
-        if places:
-            values = zip(*added, strict=True)
-            columns = [pa.array(list(each), kind) for each, kind in zip(values, self.added.types, strict=True)]
-            self.writer.write_batch(pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self.writer.schema))
+            batches = [self._batch([block.rows[place] for place in places])]
+        values = zip(*added, strict=True)
+        columns = [pa.array(list(each), kind) for each, kind in zip(values, self.added.types, strict=True)]
+        rows = pa.Table.from_batches(batches)
+        self.writer.write_table(pa.Table.from_arrays([*rows.columns, *columns], schema=self.writer.schema))
 
     def close(self) -> None:
         """Completes the file."""
         self.writer.close()
+
+
+def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the first place of each run of neighbours among ascending places, and the place behind its last."""
+    starts = [i for i in range(len(places)) if not i or places[i] != places[i - 1] + 1]
+    return [(places[i], places[j - 1] + 1) for i, j in pairwise([*starts, len(places)])]
 
 
 def _is_kept(before: Any, after: Any) -> bool:

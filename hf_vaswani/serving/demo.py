@@ -1,6 +1,7 @@
 """A page to try a translation model in a browser, made with Gradio."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 from ..model.alignment_vaswani import Alignment, alignments
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
+from ..model.rules_vaswani import EndCriteria
 from ..model.sentences_vaswani import join_sentences, language_tags, sentence_spans
 from ..visualization.explorer import explore
+from .batcher import OverdueError
 
 # Unless its user wants it, a page says nothing to anybody. Read when gradio is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -21,6 +24,8 @@ except ImportError as error:
 # In characters.
 LONGEST = 5000
 MOST_BEAMS, MOST_TRANSLATIONS = 10, 5
+# In seconds, for the translation of a text.
+DEADLINE = 30.0
 # Colours of words that belong together, in turn: light enough for dark letters.
 COLOURS = ("#8ecae6", "#ffd166", "#a7e8bd", "#f4a9a8", "#cdb4f6", "#ffb27d", "#9be3de", "#e5c1e9")
 
@@ -70,7 +75,15 @@ class DemoTranslator:
         return found
 
     def sentences(self, text: str, language: str | None) -> list[str]:
-        """Returns the sentences of a text, with the tag of the target language if the model has several."""
+        """
+        Returns the sentences of a text, with the tag of the target language if the model has several.
+
+        Raises:
+            ValueError: the text is too long.
+        """
+        # The browser's limit does not hold for programs.
+        if len(text) > LONGEST:
+            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
         tag = f"{self.tags[language]} " if language in self.tags else ""
         return [tag + text[start:end] for start, end in sentence_spans(text)]
 
@@ -85,17 +98,25 @@ class DemoTranslator:
             count (`float`): number of translations; at most `num_beams`.
 
         Raises:
-            ValueError: the text is too long.
+            ValueError: the text is too long, or no translation is asked for.
+            OverdueError: the translation was not ready by the deadline.
         """
-        # The browser's limit does not hold for programs.
-        if len(text) > LONGEST:
-            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
+        if count < 1 or num_beams < 1:
+            raise ValueError(f"At least one translation and one beam are needed, not {count:g} and {num_beams:g}.")
         if not text.strip():
             return Answer([], [], [])
-        spans = sentence_spans(text)
         sentences = self.sentences(text, language)
+        spans = sentence_spans(text)
         count = min(int(count), int(num_beams))
-        found = self.pipeline(sentences, num_return_sequences=count, **self.settings(num_beams, length_penalty))
+        until = time.monotonic() + DEADLINE
+
+        def end_if_over() -> bool:
+            if time.monotonic() > until:
+                raise OverdueError(DEADLINE)
+            return False
+
+        settings = self.settings(num_beams, length_penalty) | {"stopping_criteria": [EndCriteria(end_if_over)]}
+        found = self.pipeline(sentences, num_return_sequences=count, **settings)
         # One translation of each sentence is a dict in place of a list.
         ranks = [
             [(each if isinstance(each, list) else [each])[rank]["translation_text"] for each in found]
@@ -194,7 +215,7 @@ def build_demo(
     def translate(text: str, language: str | None, num_beams: float, alpha: float, count: float) -> tuple[Any, ...]:
         try:
             answer = translator.answer(text, language, num_beams, alpha, count)
-        except ValueError as error:
+        except (ValueError, OverdueError) as error:
             raise gradio.Error(str(error)) from error
         others = "\n".join(f"{number}. {each}" for number, each in enumerate(answer.translations[1:], start=2))
         return "".join(answer.translations[:1]), others, answer.source, answer.target, ""

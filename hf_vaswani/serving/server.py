@@ -1,20 +1,24 @@
 """A server with LibreTranslate's interface, made with FastAPI: many clients, one batch."""
 
 import asyncio
+import copy
 import json
 import logging
 import os
 import secrets
 import time
 import traceback
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
-from .batcher import MOST_TEXTS, Batcher, QueueFullError
+from ..model.rules_vaswani import EndCriteria
+from ..model.sharing_vaswani import ended_by
+from .batcher import MOST_TEXTS, Batcher, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
 try:
@@ -60,11 +64,13 @@ class Limits:
         characters (`int`): of the texts of a request.
         texts (`int`): in a request.
         waiting (`int`): texts that wait for their translation; beyond them, requests are answered by 429.
+        deadline (`float`, *optional*): in seconds, for a translation; one that is not ready then is answered by 503.
     """
 
     characters: int = 5000
     texts: int = 100
     waiting: int = 1000
+    deadline: float | None = 30.0
 
     def check(self, texts: list[str]) -> None:
         """Raises a [`RefusedError`] if the texts of a request are too long, too many or not valid Unicode."""
@@ -121,7 +127,25 @@ class Metrics:
         )
         if shared:
             self.registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(self.registry)
+            WorkersCollector(self.registry)
+
+
+class WorkersCollector(multiprocess.MultiProcessCollector):
+    """Adds up the metrics of all workers, except those of a file that one of them left damaged when it died."""
+
+    def collect(self) -> Iterable[Any]:
+        """Returns the metrics."""
+        files = [str(file) for file in Path(self._path).glob("*.db")]
+        return self.merge([file for file in files if self._is_readable(file)])
+
+    def _is_readable(self, file: str) -> bool:
+        try:
+            self.merge([file])
+        except Exception as error:
+            # The library knows no error of its own.
+            logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
+            return False
+        return True
 
 
 class RequestLog:
@@ -271,10 +295,15 @@ class Translator:
 
     Args:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
+
+    Attributes:
+        end_if_over (`Callable[[], bool]`): asked between the steps of a search, before each batch of an engine, and
+            while markup is placed; it raises an error to end the translation. That of a [`Batcher`], once it has one.
     """
 
     def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
-        self.pipelines = pipelines
+        self.end_if_over: Callable[[], bool] = lambda: False
+        self.pipelines = {name: self._in_time(pipeline) for name, pipeline in pipelines.items()}
         # Engines search by other rules, or greedily.
         self.for_alternatives = {
             name: pipeline
@@ -282,6 +311,21 @@ class Translator:
             else VaswaniTranslationPipeline(pipeline.model, pipeline.tokenizer, device=pipeline.device)
             for name, pipeline in pipelines.items()
         }
+
+    def _in_time(self, pipeline: VaswaniTranslationPipeline) -> VaswaniTranslationPipeline:
+        """Returns a pipeline whose engine, if it has one, is not called any more when its time is over."""
+        engine = pipeline.engine
+        if engine is None:
+            return pipeline
+
+        def in_time(stopping_criteria: Any = None, **settings: Any) -> Any:
+            # No engine is ended in the middle of a batch.
+            self.end_if_over()
+            return engine(**settings)
+
+        found = copy.copy(pipeline)
+        found.engine = in_time
+        return found
 
     def __call__(self, kind: tuple[str, str, str, str, int], texts: list[str]) -> list[list[str]]:
         """
@@ -302,15 +346,17 @@ class Translator:
             # The model's own search may be narrower.
             beams = pipeline.model.generation_config.num_beams or 1
             settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
-        found = pipeline(
-            texts,
-            src_lang=source,
-            tgt_lang=target,
-            split_sentences=True,
-            markup="html" if text_format == "html" else None,
-            batch_size=MOST_TEXTS,
-            **settings,
-        )
+        with ended_by(self.end_if_over):
+            found = pipeline(
+                texts,
+                src_lang=source,
+                tgt_lang=target,
+                split_sentences=True,
+                markup="html" if text_format == "html" else None,
+                batch_size=MOST_TEXTS,
+                stopping_criteria=[EndCriteria(self.end_if_over)],
+                **settings,
+            )
         return [
             [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
             for candidates in found
@@ -344,7 +390,9 @@ def build_server(
     limits = limits or Limits()
     known = Directions(pipelines, list(directions))
     metrics = Metrics()
-    batcher = Batcher(Translator(pipelines), limits.waiting, metrics.batches.observe, metrics.waiting.set)
+    translator = Translator(pipelines)
+    batcher = Batcher(translator, limits.waiting, metrics.batches.observe, metrics.waiting.set, limits.deadline)
+    translator.end_if_over = batcher.end_if_over
     keys = [key.encode() for key in api_keys]
 
     # FastAPI's pages of documentation load their scripts from another host.
@@ -391,6 +439,8 @@ def build_server(
             found = work.result()
         except QueueFullError as error:
             raise RefusedError(429, str(error), Retry_After=str(error.retry_after)) from error
+        except OverdueError as error:
+            raise RefusedError(503, str(error)) from error
         except ValueError as error:
             # Such as a text that is too long for the positions of the model.
             log_failure(error)
@@ -419,7 +469,11 @@ def build_server(
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Says that the server works."""
+        """Says that the server works: it translates, and ends translations in time."""
+        if batcher.is_overdue:
+            raise RefusedError(503, "A translation goes on long after its deadline.")
+        if batcher.is_broken:
+            raise RefusedError(503, "Nothing is translated any more: the log says where it failed.")
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=Response)
@@ -470,11 +524,17 @@ def forget_dead_workers() -> None:
     """Takes the texts that wait in dead workers out of the metrics."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     for file in Path(folder).glob("gauge_livesum_*.db") if folder else ():
-        process = int(file.stem.rpartition("_")[2])
+        number = file.stem.rpartition("_")[2]
         try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            multiprocess.mark_process_dead(process)
+            os.kill(int(number), 0)
+        # Workers have one user: a process of another one has the number of a worker that is dead.
+        except (ProcessLookupError, PermissionError):
+            # Another worker may have done it.
+            with suppress(OSError):
+                multiprocess.mark_process_dead(int(number))
+        except (ValueError, OverflowError):
+            # It is no worker's.
+            continue
 
 
 async def _disconnected(request: Request) -> None:

@@ -67,8 +67,7 @@ def attach_adapters(model: VaswaniForConditionalGeneration, adapter: AdapterReci
     settings = peft.LoraConfig(
         task_type="SEQ_2_SEQ_LM",
         r=adapter.rank,
-        # Annotated as an integer, but PEFT only divides it by the rank.
-        lora_alpha=adapter.alpha,  # type: ignore[arg-type]
+        lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=target_modules(model, adapter.target),
     )

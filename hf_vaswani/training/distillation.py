@@ -25,11 +25,12 @@ from ..data.sources import evaluation_texts, read_evaluation_sources, read_train
 from ..data.tables import named_errors
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_lines, read_sealed, sealed, tsv_cell
 from ..metrics import score, sentence_scorer
+from ..model.sentences_vaswani import longest_source
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
 from ..translation.backtranslation import settings_of
 from ..translation.batches import log_probabilities
 from ..translation.growing_file import GrowingFile
-from ..translation.lines import LineTranslator, longest_source
+from ..translation.lines import LineTranslator
 
 # The folder that a training reads: two files for each source, and a record of their settings.
 PAIRS = "pairs"

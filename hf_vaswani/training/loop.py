@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import distributed
 from torch.distributed.tensor import DTensor
 
 from ..averaging import average_checkpoints
@@ -22,7 +23,7 @@ from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write
 from ..hub.card import PICTURE, card_files
 from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, is_due
-from ..interruption import Interrupted, Interruption, exclusive_run, stopped_by_sigterm
+from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.loading_vaswani import load_stored
@@ -31,7 +32,7 @@ from ..model.precision_vaswani import fastest_training
 from ..model.shortlist_vaswani import FILE as SHORTLIST
 from ..processes import build_accelerator, leave, on_main_process, threads_of_a_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
-from ..records import Result
+from ..records import Result, public
 from ..run_folder import (
     CURVE,
     ENVIRONMENT,
@@ -50,6 +51,7 @@ from ..run_folder import (
     has_stalled,
     known_validations,
     list_checkpoints,
+    places_of_text,
     read_environment,
     read_progress,
     read_recipe,
@@ -89,7 +91,7 @@ def train(recipe: Recipe) -> Result:
 
     A run folder without a checkpoint is started anew. One with checkpoints of the same recipe is resumed from the
     newest; a complete one only returns its result again. SIGTERM and Ctrl-C finish the running update, write a
-    checkpoint, and raise [`Interrupted`].
+    checkpoint, and raise [`Interrupted`]. If that takes a minute after SIGTERM, the process ends without it.
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -104,7 +106,11 @@ def train(recipe: Recipe) -> Result:
     """
     recipe = check_recipe(with_teacher_text(recipe))
     text = f"stopped. Everything in {recipe.run_dir} is intact; the same command again resumes."
-    with stopped_by_sigterm(text), _lost_processes_as_os_error():
+    late = (
+        f"SIGTERM asked the training of {recipe.run_dir} to stop, but it got no further: stopped at once, without a "
+        "checkpoint of the current update. The same command again resumes from the last checkpoint."
+    )
+    with ends_after_sigterm(late), stopped_by_sigterm(text), _lost_processes_as_os_error():
         accelerator = build_accelerator(recipe, partial(_precision_of_auto, recipe))
         result = on_main_process(accelerator, _result_if_complete, recipe)
         if result is not None:
@@ -179,28 +185,24 @@ def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Re
         set_seed(recipe.seed)
         run = prepare(recipe, accelerator, checkpoint)
         logger.info(f"{recipe.run_dir} {'starts' if checkpoint is None else f'resumes from {checkpoint.name}'}")
-        accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in run.recipe.flat().items()})
-        state = build_state(run, checkpoint)
-        # Only the main process talks to the Hub.
-        publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None
-        with Interruption() as interruption:
-            try:
-                _train(run, state, interruption, publisher)
-            except Interrupted:
-                _end(accelerator)
-                raise
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
-                    raise
-                raise OSError(
-                    f"A worker process of training.data_workers died, perhaps for lack of memory: {error} The same "
-                    "command again resumes from the last checkpoint."
-                ) from error
-        if interruption.signal is not None:
-            # It arrived after the last update had looked for it.
-            raise Interrupted(text, 128 + interruption.signal)
-        result = _finish(run, state.plain_model(), state.step, state.seconds)
-        _end(accelerator)
+        with _trackers(run):
+            state = build_state(run, checkpoint)
+            # Only the main process talks to the Hub.
+            publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None
+            with Interruption() as interruption:
+                try:
+                    _train(run, state, interruption, publisher)
+                except RuntimeError as error:
+                    if "DataLoader worker" not in str(error):
+                        raise
+                    raise OSError(
+                        "A worker process of training.data_workers died, perhaps for lack of memory, or of space in "
+                        f"/dev/shm: {error} The same command again resumes from the last checkpoint."
+                    ) from error
+            if interruption.signal is not None:
+                # It arrived after the last update had looked for it.
+                raise Interrupted(text, 128 + interruption.signal)
+            result = _finish(run, state.plain_model(), state.step, state.seconds)
         if publisher is not None:
             publisher.wait()
     return result
@@ -239,10 +241,25 @@ def _lost_processes_as_os_error() -> Iterator[None]:
         ) from error
 
 
-def _end(accelerator: Accelerator) -> None:
-    """Closes the process group and the trackers."""
-    leave()
-    accelerator.end_training()
+@contextmanager
+def _trackers(run: Run) -> Iterator[None]:
+    """Opens the trackers, and at the end, whatever ends the block, closes them and the process group."""
+    accelerator, together = run.accelerator, False
+    accelerator.init_trackers("hf_vaswani", {key: str(value) for key, value in public(run.recipe.flat()).items()})
+    try:
+        yield
+        together = True
+    except Interrupted:
+        together = True
+        raise
+    finally:
+        leave()
+        if together or not distributed.is_initialized():
+            accelerator.end_training()
+        else:
+            # Closing a group of GPUs may wait for processes that have not met the error. It ends with this process.
+            for tracker in accelerator.trackers:
+                tracker.finish()
 
 
 def _intact_checkpoint(recipe: Recipe) -> Path | None:
@@ -356,7 +373,7 @@ def _update(
     Makes one step of the optimizer from this process's batches of an update; `save` asks all processes for a
     checkpoint.
     """
-    batches = send_to_device(batches, accelerator.device)
+    batches = send_to_device(batches, accelerator.device, non_blocking=accelerator.device.type == "cuda")
     # The loss is per target token of the whole update: in a mean of batch means, a token of a small batch would weigh
     # more than one of a large batch.
     # The same holds for the texts of a second objective.
@@ -592,6 +609,8 @@ def _result_if_complete(recipe: Recipe) -> Result | None:
         complete = (not list_checkpoints(folder) or result.averaged == averaged) and (
             result.step >= recipe.training.max_steps or _has_stalled(recipe, result.step)
         )
+        # Where the text is elsewhere, it is read again, and compared.
+        complete = complete and _has_its_text_there(recipe, folder)
     # Resuming reports the error.
     except (OSError, ValueError):
         complete = False
@@ -599,6 +618,13 @@ def _result_if_complete(recipe: Recipe) -> Result | None:
         logger.warning(f"{damage}: it is written again from the checkpoints")
     # The run folder may have been moved.
     return replace(result, model=str(folder / MODEL)) if complete and damage is None else None
+
+
+def _has_its_text_there(recipe: Recipe, folder: Path) -> bool:
+    """Returns whether a recipe has its text where its run had it, as far as that is recorded."""
+    with suppress(ValueError):
+        return places_of_text(recipe) == places_of_text(read_recipe(folder))
+    return True
 
 
 def _damage_of_the_result(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """Prepares a run: text, vocabulary and ids of a recipe, and the files that describe the run in its folder."""
 
+import json
 import logging
 import platform
 import re
@@ -52,16 +53,20 @@ from ..processes import on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
+from ..translation.loading import commit_of
 from .adapters import target_modules
 from .start import check_start, fit, keep_layers, labels_of, load_start, settle, write_start
 
 try:
     from accelerate import Accelerator
+    from datasets import Dataset
 except ImportError as error:
     raise ImportError(f"Training needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
 logger = logging.getLogger(__name__)
 
+# Rows of a text whose content is compared when a run is resumed.
+SAMPLED = 100_000
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "datasets", "sacrebleu", "safetensors")
 TOKENIZER = "tokenizer"
 
@@ -81,6 +86,7 @@ class Run:
         sets (`dict[str, list[EvaluationSet]]`): validation and test sets, by split.
         start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that the run starts from, by name.
         labels (`list[str]`): names of the labels, for a classifier.
+        sampled (`int`): checksum of a sample of the training text, see [`_checksum`].
     """
 
     recipe: Recipe
@@ -90,6 +96,7 @@ class Run:
     sets: dict[str, list[EvaluationSet]]
     start: dict[str, str] | None = None
     labels: list[str] = field(default_factory=list)
+    sampled: int = 0
 
     @property
     def folder(self) -> Path:
@@ -99,9 +106,11 @@ class Run:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Fingerprint of text and start as JSON; a run can only be resumed with the same text and start."""
-        lines = [line for pairs in self.sets.get("validation", []) for line in (*pairs.source, *pairs.target)]
-        validation = {"crc32_of_validation": zlib.crc32("\n".join(lines).encode())}
-        return self.updates.fingerprint | validation | ({} if self.start is None else {"start": self.start})
+        found = self.updates.fingerprint | {"crc32_of_sampled_text": self.sampled}
+        for split in ("validation", "test"):
+            lines = [line for pairs in self.sets.get(split, []) for line in (*pairs.source, *pairs.target)]
+            found[f"crc32_of_{split}"] = zlib.crc32("\n".join(lines).encode())
+        return found | ({} if self.start is None else {"start": self.start})
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
@@ -143,6 +152,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         on_main_process(accelerator, check_start, Path(recipe.run_dir), checkpoint)
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(checkpoint))
+        _check_vocabulary(recipe, tokenizer, checkpoint)
     # One process fills the cache; the others read it.
     with accelerator.local_main_process_first():
         processes = accelerator.num_processes, accelerator.process_index
@@ -160,13 +170,40 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
             updates = build_updates(recipe, sources, tokenizer, *processes)
             sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
     start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
-    run = Run(recipe, accelerator, tokenizer, updates, sets, start, labels)
+    sampled = on_main_process(accelerator, _checksum, sources)
+    run = Run(recipe, accelerator, tokenizer, updates, sets, start, labels, sampled)
     if checkpoint is not None:
         _check_progress(run, checkpoint, on_main_process(accelerator, read_progress, checkpoint))
         # A resume that is refused leaves the run's own record.
         on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, checkpoint)
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     return run
+
+
+def _checksum(sources: list[Source]) -> int:
+    """
+    Returns the CRC-32 of `SAMPLED` rows of each source, evenly spread. Of a stream, names and sizes of files are
+    compared instead.
+    """
+    found = 0
+    for source in sources:
+        rows = source.pairs["train"]
+        if isinstance(rows, Dataset):
+            for batch in rows.select(range(0, len(rows), len(rows) // SAMPLED + 1)).iter(1000):
+                found = zlib.crc32(json.dumps(batch, default=str).encode(), found)
+    return found
+
+
+def _check_vocabulary(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
+    """Raises a `ValueError` if a recipe now names another vocabulary than that of a checkpoint."""
+    path = recipe.tokenizer.path
+    if path is None or recipe.initialize.from_ is not None or not Path(path).exists():
+        return
+    if not load_tokenizer(path).get_vocab().items() <= tokenizer.get_vocab().items():
+        raise ValueError(
+            f"tokenizer.path is {path}, whose vocabulary is not that of {checkpoint}: name the former one, or another "
+            "--run_dir."
+        )
 
 
 def launch_of(run: Run) -> dict[str, Any]:
@@ -182,18 +219,21 @@ def launch_of(run: Run) -> dict[str, Any]:
 def _check_progress(run: Run, checkpoint: Path, progress: Progress) -> None:
     """Raises a `ValueError` if a checkpoint was written with other text or with another launch."""
     data, launch = run.fingerprint, launch_of(run)
-    if progress.data != data:
-        different = [key for key in data if progress.data.get(key) != data[key]] or list(progress.data)
-        then, now = ({key: text.get(key) for key in different} for text in (progress.data, data))
+    # Checkpoints of earlier versions lack some.
+    then = {key: data[key] for key in ("crc32_of_sampled_text", "crc32_of_test")} | progress.data
+    different = [key for key in data | then if then.get(key) != data.get(key)]
+    if different:
+        what = "test" if different == ["crc32_of_test"] else "training or validation"
+        before, now = ({key: text.get(key) for key in different} for text in (then, data))
         raise ValueError(
-            f"The training or validation text is not that of {checkpoint}: then it had {then}, and now {now}. Restore "
-            "the former text, or name another --run_dir."
+            f"The {what} text is not that of {checkpoint}: then it had {before}, and now {now}. Restore the former "
+            "text, or name another --run_dir."
         )
     if progress.launch != launch:
         different = [key for key in launch if progress.launch.get(key) != launch[key]]
-        before, here = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
+        written, here = (", ".join(f"{key} {how.get(key)}" for key in different) for how in (progress.launch, launch))
         raise ValueError(
-            f"{checkpoint} was written with {before}, but this launch has {here}. A checkpoint can only be "
+            f"{checkpoint} was written with {written}, but this launch has {here}. A checkpoint can only be "
             "resumed with the same number of processes, precision and sharding: launch it as before, or name another "
             "--run_dir."
         )
@@ -327,6 +367,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         mixed_precision=accelerator.mixed_precision,
         seed=recipe.seed,
         command=sys.argv,
+        commits=_commits(recipe) or None,
         start_is_local=None if start is None else Path(start).exists(),
         data=[
             Text(
@@ -339,6 +380,23 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
             for source, held_out in zip(sources, _held_out(recipe, sources), strict=True)
         ],
     )
+
+
+def _commits(recipe: Recipe) -> dict[str, str]:
+    """Returns the commits of models, tokenizers and datasets that came from the Hub, by their ids."""
+    initialize, teacher = recipe.initialize, recipe.teacher
+    teachers = teacher.model if isinstance(teacher.model, list) else [teacher.model]
+    baseline = recipe.hub.not_worse_than
+    models = [recipe.tokenizer.path, *teachers, teacher.backward_model]
+    models += [] if baseline in ("start", "last_push") else [baseline]
+    parts = [recipe.data, *recipe.more_data, *recipe.named_sets.values()]
+    found = {name: commit_of(name) for name in models if name is not None}
+    for name in (part.dataset for part in parts):
+        if name not in (None, "pocket"):
+            found[str(name)] = commit_of(str(name), "dataset")
+    if initialize.from_ is not None:
+        found[initialize.from_] = commit_of(initialize.from_, "model", initialize.revision)
+    return {name: commit for name, commit in found.items() if commit is not None}
 
 
 def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:

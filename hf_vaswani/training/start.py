@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ..averaging import load_weights
 from ..data.sources import Source, make_tokenizer, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
-from ..files import atomic_folder, check_weights, find_damage, read_json
+from ..files import atomic_folder, check_weights, find_damage, read_json, split_revision
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
@@ -98,12 +98,15 @@ def _local(name: str, revision: str | None) -> Path:
                 "revisions: leave the key out."
             )
         return path
-    if not name or path.is_absolute() or len(path.parts) != 2:
+    model, named = split_revision(name)
+    if not name or path.is_absolute() or len(Path(model).parts) != 2:
         raise ValueError(f"initialize.from is {name!r}, which does not exist; a Hub id has the form user/name.")
+    if named is not None and revision is not None:
+        raise ValueError(f"initialize.from is {name!r}, and initialize.revision is {revision!r}: name one revision.")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, ignore_patterns=IGNORED))
+        return Path(snapshot_download(model, revision=named or revision, ignore_patterns=IGNORED))
     except (OSError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         raise ValueError(

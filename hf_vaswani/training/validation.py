@@ -18,6 +18,7 @@ from ..data.sources import EvaluationSet
 from ..metrics import METRICS, exact_match, score
 from ..model.alignment_vaswani import choose_alignment
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
+from ..processes import on_main_process
 from ..recipe import MEASURED_TASKS, PAIR_TASKS, measure_name
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
@@ -114,23 +115,30 @@ def translate_and_score(
 
     Returns:
         `dict[str, list[str]]` and `dict[str, Any]`: translations by the name of their set, and scores as [`score`]
-        returns them. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has the scores of each set. For
-        `text_to_text`, they have an exact match, too, whose mean is in `measures`.
+        returns them; a validation has no TER. With several sets, `bleu`, `chrf` and `ter` are means, and `sets` has
+        the scores of each set. For `text_to_text`, they have an exact match, too, whose mean is in `measures`.
     """
+    translations = {pairs.name: translate(run, model, pairs.source, num_beams) for pairs in run.sets[split]}
+    return translations, on_main_process(run.accelerator, _scores, run, split, translations)
+
+
+def _scores(run: Run, split: str, translations: dict[str, list[str]]) -> dict[str, Any]:
+    """Scores the translations of the sets of a split."""
     evaluation = run.recipe.evaluation
-    translations, sets, scored = {}, {}, {}
+    sets, scored = {}, {}
     for pairs in run.sets[split]:
-        translations[pairs.name] = translate(run, model, pairs.source, num_beams)
-        scored = score(translations[pairs.name], pairs.target, evaluation.tokenize, evaluation.lowercase)
-        sets[pairs.name] = {metric: scored[metric] for metric in METRICS}
+        ours = translations[pairs.name]
+        # Of the translations of a young model, which are long, TER takes longer than the validation.
+        scored = score(ours, pairs.target, evaluation.tokenize, evaluation.lowercase, split == "test")
+        sets[pairs.name] = {metric: scored[metric] for metric in METRICS if metric in scored}
         if run.recipe.task == "text_to_text":
-            sets[pairs.name]["exact_match"] = exact_match(translations[pairs.name], pairs.target, evaluation.lowercase)
+            sets[pairs.name]["exact_match"] = exact_match(ours, pairs.target, evaluation.lowercase)
     means = {metric: sum(each[metric] for each in sets.values()) / len(sets) for metric in next(iter(sets.values()))}
     if run.recipe.task == "text_to_text":
         scored["measures"] = {"exact_match": means.pop("exact_match")}
     if len(sets) > 1:
         scored |= means | {"sets": sets}
-    return translations, scored
+    return scored
 
 
 def score_altered(
@@ -153,7 +161,8 @@ def score_altered(
         for name in dict.fromkeys(evaluation.altered):
             sources, references = altered_set(pairs.plain, [[line] for line in pairs.target], name)
             translations = translate(run, model, pairs.with_front(sources), num_beams)
-            scored = score(translations, references, evaluation.tokenize, evaluation.lowercase)
+            how = evaluation.tokenize, evaluation.lowercase
+            scored = on_main_process(run.accelerator, score, translations, references, *how)
             found.setdefault(pairs.name, {})[name] = {metric: scored[metric] for metric in METRICS}
     return found or None
 
@@ -247,9 +256,12 @@ def validate(run: Run, model: VaswaniPreTrainedModel, step: int) -> None:
     make = _validation_of_text if run.recipe.task in MEASURED_TASKS else _validation_of_translation
     values, validation = make(run, model, step)
     run.accelerator.log({f"validation_{name}": value for name, value in values.items()}, step=step)
-    if run.accelerator.is_main_process:
+
+    def write() -> None:
         validations = [*read_validations(run.folder), validation]
         write_validations(run.folder, validations, training.best_by, training.best_set)
+
+    on_main_process(run.accelerator, write)
 
 
 def _validation_of_translation(
@@ -265,7 +277,8 @@ def _validation_of_translation(
     logger.info(f"update {step}: validation loss {loss:.3f}, BLEU {scored['bleu']:.2f}{parts} ({signature})")
     for name, part in sets.items():
         part["loss"] = _mean([found[name]])
-    values = {"loss": loss} | {metric: scored[metric] for metric in METRICS} | scored.get("measures", {})
+    values = {"loss": loss} | {metric: scored[metric] for metric in METRICS if metric in scored}
+    values |= scored.get("measures", {})
     values |= {f"{metric}/{name}": value for name, part in sets.items() for metric, value in part.items()}
     for part in sets.values():
         part["loss"] = _finite(part["loss"])

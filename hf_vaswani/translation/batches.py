@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import length_batches
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentences_vaswani import language_tags
+from ..model.sentences_vaswani import kept_text, language_tags
 from ..model.sharing_vaswani import evaluation_mode
 
 # Maximum of rows times longest source.
@@ -32,7 +32,7 @@ def translate_corpus(
     Args:
         model ([`PreTrainedModel`]): the model, used in evaluation mode.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer.
-        sentences (`Sequence[str]`): source sentences. An empty sentence has an empty translation.
+        sentences (`Sequence[str]`): source sentences. One without words is its own translation.
         tokens_per_batch (`int`): maximum of rows times longest source.
         progress (`bool`): whether to show a progress bar.
         **generate_kwargs: arguments of `generate()`, which override the generation config of the model.
@@ -43,10 +43,10 @@ def translate_corpus(
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    translations = [""] * len(sentences)
     # The generation config may ask for several translations, or for scores.
     settings = {"num_return_sequences": 1, "return_dict_in_generate": False} | generate_kwargs
-    with closing(_generate(model, tokenizer, sentences, tokens_per_batch, progress, **settings)) as batches:
+    translations, chosen, ids = to_translate(tokenizer, sentences)
+    with closing(_generate(model, tokenizer, chosen, ids, tokens_per_batch, progress, **settings)) as batches:
         for batch, outputs in batches:
             for i, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
                 translations[i] = text
@@ -70,17 +70,18 @@ def translate_n_best(
 
     Returns:
         `list[list[tuple[float, str]]]`: for each sentence the scores (as in `sequences_scores`) and translations, best
-        first. Those of an empty sentence are empty, with score 0.
+        first. Those of a sentence without words are the sentence, with score 0.
 
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate, or the search has a single beam and thus no scores.
     """
-    found = [[(0.0, "")] * n for _ in sentences]
+    kept, chosen, ids = to_translate(tokenizer, sentences)
+    found = [[(0.0, text)] * n for text in kept]
     settings = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True} | generate_kwargs
     if isinstance(model, VaswaniForConditionalGeneration):
         # These models return sequence scores without the scores of every step.
         settings["output_scores"] = False
-    with closing(_generate(model, tokenizer, sentences, tokens_per_batch, **settings)) as batches:
+    with closing(_generate(model, tokenizer, chosen, ids, tokens_per_batch, **settings)) as batches:
         for batch, outputs in batches:
             if getattr(outputs, "sequences_scores", None) is None:
                 raise ValueError("Translations with scores need beam search: set num_beams to 2 or more.")
@@ -95,13 +96,13 @@ def translate_n_best(
 def _generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[str],
+    chosen: Sequence[int],
+    ids: Sequence[list[int]],
     tokens_per_batch: int,
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> Generator[tuple[list[int], Any], None, None]:
-    """Yields the indices of a batch of non-empty sentences of similar length, and the output of `generate()`."""
-    chosen, ids = to_translate(tokenizer, sentences)
+    """Yields the indices of a batch of these sentences, of similar length, and the output of `generate()`."""
     order = sorted(chosen, key=lambda i: len(ids[i]), reverse=True)
     bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
@@ -112,17 +113,23 @@ def _generate(
             bar.update(len(batch))
 
 
-def to_translate(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+def to_translate(
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]
+) -> tuple[list[str], list[int], list[list[int]]]:
     """
-    Returns the indices of the sentences that have text to translate, and the ids of all sentences.
+    Finds the sentences that have words, and encodes all.
+
+    Returns:
+        `list[str]`: the translations of the sentences without words; nothing for the others.
+        `list[int]`, `list[list[int]]`: the indices of the others, and the ids of all sentences.
 
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    # A language tag alone has no text to translate.
-    tags = set(language_tags(tokenizer).values())
-    chosen = [i for i, text in enumerate(sentences) if text.strip() and text.strip() not in tags]
-    return chosen, _encode(tokenizer, sentences)
+    tags = language_tags(tokenizer).values()
+    kept = [kept_text(text, tags) for text in sentences]
+    chosen = [i for i, text in enumerate(kept) if text is None]
+    return [text or "" for text in kept], chosen, _encode(tokenizer, sentences)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], side: str = "text") -> list[list[int]]:

@@ -4,12 +4,11 @@ to the same bytes, in any number of processes.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..files import atomic_write_text, digest, find_damage, read_sealed, sealed, temporary_name
+from ..files import atomic_write_text, digest, find_damage, put_in_place, read_sealed, sealed, sync, temporary_name
 from ..processes import Processes
 from .lines import OutputFile, skip_lines, write_whole
 
@@ -124,10 +123,9 @@ class GrowingFile:
 
     def finish(self) -> None:
         """Gives the file its name, after recording its digest."""
-        with self.partial.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync(self.partial)
         self._write_record({COMPLETE: digest(self.partial)})
-        self.partial.replace(self.path)
+        put_in_place(self.partial, self.path)
 
     def _write_record(self, more: dict[str, str]) -> None:
         content = json.dumps(sealed(self.settings | more), indent=2, ensure_ascii=False)

@@ -15,13 +15,12 @@ from ..interruption import delayed_signals
 from ..model.alignment_vaswani import Alignment, alignments
 from ..model.placement_vaswani import Block, translate_markup
 from ..model.precision_vaswani import autocast_to
-from ..model.sentences_vaswani import language_tags, sentence_spans
+from ..model.sentences_vaswani import fitting_spans, has_words, language_tags, longest_source, may_be_longer
 from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
 # Lines per process that are sorted by length and translated together: enough to fill batches, and a short wait.
 LINES_AT_A_TIME = 1024
-SPACE = re.compile(r"\s+")
 
 # The n-best list of a line: scores and translations, best first.
 Candidates = list[tuple[float, str]]
@@ -34,12 +33,6 @@ T = TypeVar("T")
 # ---- Long lines --------------------------------------------------------------------------------------------------
 
 
-def longest_source(models: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the most source tokens that all models accept, by `max_position_embeddings` and `model_max_length`."""
-    limits = (getattr(model.config, "max_position_embeddings", None) for model in models)
-    return min([tokenizer.model_max_length, *(limit for limit in limits if limit is not None)])
-
-
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     """
     Splits a text into sentences, and halves sentences that are too long, until all pieces fit.
@@ -49,19 +42,9 @@ def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
         fits (`Callable[[str], bool]`): returns whether a piece is short enough.
 
     Returns:
-        `list[str]`: the pieces, in order. A sentence is halved between two words near its middle, and a single word
-        between two characters.
+        `list[str]`: the pieces, in order, see [`fitting_spans`].
     """
-    return [piece for start, end in sentence_spans(text) for piece in _halved(text[start:end], fits)]
-
-
-def _halved(text: str, fits: Callable[[str], bool]) -> list[str]:
-    if len(text) < 2 or fits(text):
-        return [text]
-    middle = len(text) // 2
-    spaces = (match.end() for match in SPACE.finditer(text))
-    middle = min(spaces, key=lambda place: abs(place - middle), default=middle)
-    return [piece for half in (text[:middle], text[middle:]) for piece in _halved(half.strip(), fits)]
+    return [text[start:end] for start, end in fitting_spans(text, fits)]
 
 
 def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
@@ -78,9 +61,11 @@ def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longes
         `list[list[str]]`: the pieces of each line.
     """
     tags = tuple(language_tags(tokenizer).values())
+    doubtful = [line for line in lines if may_be_longer(line, longest)]
+    counts = iter(map(len, tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []))
     found = []
-    for line, ids in zip(lines, tokenizer(list(lines), verbose=False)["input_ids"] if lines else [], strict=True):
-        if len(ids) <= longest:
+    for line in lines:
+        if not may_be_longer(line, longest) or next(counts) <= longest or not has_words(line):
             found.append([line])
             continue
         tag = next((tag for tag in tags if line.startswith(tag)), "")

@@ -2,16 +2,18 @@
 
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, is_offline_mode
+from huggingface_hub import constants, hf_hub_download, is_offline_mode, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import (
@@ -25,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
-from ..files import read_json
+from ..files import read_json, split_revision
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
 from ..model.heads_vaswani import (
@@ -76,6 +78,8 @@ SIZES = (
 LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
 # Data types of weights, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+# Weights of other libraries, and what lies in folders of a repository, such as an ONNX export.
+IGNORED = ["*.h5", "*.msgpack", "*.ot", "*/*"]
 # Maximum length in an error message of a value, and of the message of a library.
 SHOWN, SAID = 80, 300
 
@@ -95,6 +99,7 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
         ValueError: as in [`load_model`] and [`load_whole_tokenizer`], or model and tokenizer do not match, or the
             model cannot translate.
     """
+    name = pinned(name)
     _check_config(name)
     tokenizer = load_whole_tokenizer(name)
     model = load_model(name, dtype)
@@ -120,6 +125,7 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         ValueError: a file is missing or damaged, or the model is of another kind.
     """
+    name = pinned(name)
     folder = _check_config(name)
     classes = {each.__name__: each for each in SINGLE_STACKS}
     (kind,) = _read(folder / SETTINGS[0]).get("architectures") or [None]
@@ -154,6 +160,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite or do not match
             the config; the message names the file.
     """
+    name = pinned(name)
     folder = _check_config(name)
     if has_adapter(folder):
         return _load_merged(folder, dtype)
@@ -209,6 +216,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: the tokenizer is missing or lacks what translation needs, or one of its files is damaged.
     """
+    name = pinned(name)
     folder = Path(name)
     if not folder.is_dir():
         folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
@@ -272,20 +280,34 @@ def check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, name: str |
         )
 
 
+# How many threads are in [`quiet`], and what restores the settings.
+QUIET_LOCK, QUIET_THREADS, RESTORE = threading.Lock(), 0, ExitStack()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences progress bars and warnings of the libraries, where errors here say the same."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
+    """
+    Silences progress bars and warnings of the libraries, where errors here say the same. These are settings of the
+    process: the last of several threads to leave restores them.
+    """
+    global QUIET_THREADS
+    with QUIET_LOCK:
+        QUIET_THREADS += 1
+        if QUIET_THREADS == 1:
+            RESTORE.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+            if transformers_logging.is_progress_bar_enabled():
+                RESTORE.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.set_verbosity_error()
+            transformers_logging.disable_progress_bar()
+            RESTORE.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            yield
+    try:
+        yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
+        with QUIET_LOCK:
+            QUIET_THREADS -= 1
+            if not QUIET_THREADS:
+                RESTORE.close()
 
 
 def _check_config(name: str | Path) -> Path:
@@ -384,11 +406,53 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+# ---- Revisions ---------------------------------------------------------------------------------------------------
+
+
+def pinned(name: str | Path) -> str | Path:
+    """
+    Returns the name of a model without a revision: for `user/name@revision`, the folder of that commit in the cache,
+    after downloading it; any other name as it is.
+
+    Raises:
+        ValueError: there is no such revision, or the Hub cannot be reached.
+    """
+    model, revision = split_revision(str(name))
+    if revision is None:
+        return name
+    with _as_value_error(f"The model {str(name)!r} cannot be loaded: loading it from the Hub failed", name):
+        return snapshot_download(model, revision=revision, ignore_patterns=IGNORED)
+
+
+def commit_of(name: str, repo_type: str = "model", revision: str | None = None) -> str | None:
+    """
+    Returns the commit of a repository that was downloaded last.
+
+    Args:
+        name (`str`): id on the Hub, with or without `@revision`.
+        repo_type (`str`): `"model"`, or `"dataset"`.
+        revision (`str`, *optional*): branch, tag or commit; by default that of the name, or the main branch.
+
+    Returns:
+        `str`: commit, or `None` for a local path, and for what the cache does not have.
+    """
+    if Path(name).exists():
+        return None
+    name, named = split_revision(name)
+    revision = revision or named or constants.DEFAULT_REVISION
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=repo_type)
+    if (folder / "snapshots" / revision).is_dir():
+        return revision
+    reference = folder / "refs" / revision
+    return reference.read_text("utf-8").strip() if reference.is_file() else None
+
+
 # ---- Files and weights -------------------------------------------------------------------------------------------
 
 
 def model_folder(name: str | Path, *files: str) -> Path:
     """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
+    name = pinned(name)
     if Path(name).is_dir():
         return Path(name)
     what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"

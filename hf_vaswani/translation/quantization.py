@@ -1,5 +1,6 @@
 """Dynamic int8 quantization by torch, for translating on a CPU."""
 
+import copy
 import warnings
 from typing import Any
 
@@ -17,19 +18,21 @@ def to_int8(model: Any) -> Any:
     stay in float32.
 
     Args:
-        model ([`PreTrainedModel`]): float32 model on the CPU; not changed.
+        model ([`PreTrainedModel`]): float32 model; not changed.
 
     Returns:
-        [`PreTrainedModel`] of the same class, for `generate()`. It cannot be trained, and its `save_pretrained` raises
-        a `ValueError`: save the original model instead.
+        [`PreTrainedModel`] of the same class, for `generate()`, on the CPU: only there torch computes in int8. It
+        cannot be trained, and its `save_pretrained` raises a `ValueError`: save the original model instead.
 
     Raises:
-        ValueError: `model` is on another device or has another data type.
+        ValueError: `model` has another data type.
     """
-    if model.device.type != "cpu" or model.dtype != torch.float32:
+    if model.dtype != torch.float32:
         raise ValueError(
             f"int8 quantization needs a float32 model on the CPU, but this one is {model.dtype} on {model.device}."
         )
+    if model.device.type != "cpu":
+        model = copy.deepcopy(model).cpu()
     with warnings.catch_warnings():
         # torch deprecates this for torchao, whose int8 is slower on a CPU than float32.
         warnings.simplefilter("ignore")

@@ -168,9 +168,9 @@ def pieces(tokenizer: Any, text: Text) -> list[str]:
     """Returns what each token stands for, see [`piece`]; the last of the tokens that make a letter has all of it."""
     found = []
     for token, (start, end) in zip(text.ids, text.spans, strict=True):
-        is_part = "\ufffd" in tokenizer.decode([token])
-        characters = text.text[start:end].replace(" ", SPACE)
-        found.append(characters if is_part and characters else piece(tokenizer, token))
+        characters = text.text[start:end]
+        is_part = characters and characters.strip() != tokenizer.decode([token]).strip()
+        found.append(characters.replace(" ", SPACE) if is_part else piece(tokenizer, token))
     return found
 
 

@@ -29,8 +29,8 @@ from .attention import (
 from .embeddings import position_encodings, project_embeddings
 from .search_record import SearchRecord, record_search
 
-# The page grows with the square of it.
-LONGEST = 200
+# The page grows with the square of it. Longer text has more tokens, and is not tokenized.
+LONGEST, MOST_CHARACTERS = 200, 10_000
 # Tokens that a decoder on its own adds to a text.
 NEW_TOKENS = 20
 # Weights are stored as whole numbers up to this one, in 16 bits.
@@ -95,6 +95,10 @@ def explore(
         raise ValueError(f"The text must be a str, but it is a {type(text).__name__}.")
     if not text.strip():
         raise ValueError("There is no text to explore.")
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(
+            f"The text has {len(text):,} characters, but a page shows at most {LONGEST} tokens: shorten it."
+        )
     source = read(tokenizer, [text])[0]
     settings = dict(settings or {})
     if kind == "decoder":

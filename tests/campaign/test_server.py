@@ -26,7 +26,9 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 
 from transformers import pipeline
 
+from hf_vaswani.data.tokenizer import train_tokenizer
 from tests.children import LIMIT, Child
+from tests.networks import random_model
 from tests.serving.served import serve
 
 from .judge import FULL, Campaign
@@ -306,6 +308,102 @@ def test_odd_requests_change_nothing_for_others(campaign: Campaign, teacher, exp
         while server.num_fds() > handles + 2 and time.monotonic() < until:
             time.sleep(0.1)
         assert server.num_fds() <= handles + 2
+        assert served.stop() == 0
+
+
+# ---- Memory and time ---------------------------------------------------------------------------------------------
+
+# In seconds: short, because a model that was not trained seldom ends a translation.
+DEADLINE = 5.0
+# Of a request, as many as the server takes.
+CHARACTERS = 5000
+SCRIPTS = ["x", "one ", "ส", "漢", "😀", "👩‍👩‍👧", "e\u0301\u0302", "7", "-", "\u200b", "!?", "ß. ", "\u202e", "\x00"]
+MARKS = [
+    "<b>",
+    "</b>",
+    "<p>",
+    "<br/>",
+    "<!--",
+    "&amp;",
+    "&#x1F600;",
+    "<2de>",
+    "{x}",
+    "%s",
+    "https://a.b/c?d=e",
+    "`one`",
+]
+
+
+def memory(process: int, name: str) -> int:
+    """Returns the memory of a process in bytes: `VmRSS`, or its peak `VmHWM`."""
+    status = Path("/proc", str(process), "status").read_text()
+    (found,) = re.findall(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+    return 1024 * int(found)
+
+
+def hostile_text(draw: random.Random) -> str:
+    """Draws lines of very different lengths and scripts, with or without boundaries and tags."""
+    lines, left = list[str](), CHARACTERS
+    while left > 0:
+        letters, length = draw.choice(SCRIPTS), min(left, draw.choice([1, 1, 10, 100, 1000, 5000]))
+        marks = "".join(draw.choices(MARKS, k=draw.choice([0, 0, 1, 5])))
+        lines += [(marks + letters * length)[:length]] * draw.choice([1, 1, 1, 60])
+        left = CHARACTERS - sum(len(line) + 1 for line in lines)
+    return draw.choice(["\n", "\n", " ", ""]).join(lines)[:CHARACTERS]
+
+
+def hostile_request(draw: random.Random) -> dict[str, Any]:
+    text = hostile_text(draw)
+    places = sorted(draw.sample(range(len(text)), draw.choice([0, 0, 1, 50])))
+    parts = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    options = {"format": draw.choice(["text", "html"]), "alternatives": draw.choice([0, 0, 3, 10])}
+    return GOOD | options | {"q": parts if len(parts) > 1 else text}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose memory shows, and which reads every byte."""
+    folder = tmp_path_factory.mktemp("wide")
+    tokenizer = train_tokenizer([], 260, kind="bytes")
+    model = random_model(vocab_size=len(tokenizer), d_model=64, d_ff=2048, num_heads=4)
+    model.config.language_pairs = [["en", "de"]]
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says how much memory was taken")
+def test_hostile_requests_are_bounded_in_memory_and_time(campaign: Campaign, wide: Path, tmp_path: Path) -> None:
+    with serve(wide, tmp_path / "log", "--deadline", str(DEADLINE)) as served:
+        server, small = served.process.pid or 0, json.dumps(GOOD).encode()
+        assert post(served.port, small)[0] == 200
+        idle = memory(server, "VmRSS")
+        # The same number of characters in sentences of one length.
+        line = "One two three four five six seven eight nine ten, one two three four five."
+        even = "\n".join([line] * (CHARACTERS // (len(line) + 1)))
+        for options in ({}, {"format": "html"}, {"alternatives": 10}, {"format": "html", "alternatives": 10}):
+            post(served.port, json.dumps(GOOD | {"q": even} | options).encode())
+        most = 2 * (memory(server, "VmHWM") - idle)
+        for number in campaign.drawn(range(200), 4, 300):
+            request = hostile_request(random.Random(f"{campaign.random.random()} {number}"))
+            shown = f"{request['format']}, {request['alternatives']} alternatives, {str(request['q'])[:1000]!r}"
+            start = time.monotonic()
+            try:
+                status, answer = post(served.port, json.dumps(request).encode())
+                seconds = time.monotonic() - start
+                after, _ = post(served.port, small)
+            except (OSError, http.client.HTTPException) as error:
+                campaign.note(shown, f"{error!r}")
+                continue
+            if seconds > 2 * DEADLINE:
+                campaign.note(shown, f"{seconds:.1f} s")
+            if (status not in (200, 503) and wrong_answer(status, answer, strict=True)) or after != 200:
+                campaign.note(shown, f"{status} and {str(answer)[:500]}, and then {after}")
+            if (needed := memory(server, "VmHWM") - idle) > most:
+                campaign.note(shown, f"{needed >> 20} MB, of at most {most >> 20}")
+                break
+        assert json.loads(served.get("/health")) == {"status": "ok"}
+        assert "Traceback" not in served.log.read_text()
         assert served.stop() == 0
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from hf_vaswani.cli import main
@@ -46,6 +47,18 @@ def text(tmp_path: Path) -> list[str]:
 
 def read(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in path.read_text("utf-8").splitlines()]
+
+
+def test_a_report_has_no_secret_of_a_url(tmp_path, capsys) -> None:
+    rows = "".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *GOOD])
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/me:SECRET@corpus/a.tsv", rows.encode())
+    recipe, report = tmp_path / "r.yaml", tmp_path / "report.json"
+    recipe.write_text("data: {train_files: 'memory://me:SECRET@corpus/a.tsv'}\n")
+    assert main(["check", str(recipe), "--json", str(report)]) == 0
+    memory.store.clear()
+    assert json.loads(report.read_text())["sources"][0]["text"] == ["memory://corpus/a.tsv"]
+    assert "SECRET" not in report.read_text() + capsys.readouterr().out
 
 
 def test_good_pairs_and_bad_ones_with_reasons(text, tmp_path, capsys) -> None:

@@ -33,8 +33,8 @@ def test_a_source_on_the_hub_is_downloaded_where_no_folder_has_its_name(
 ) -> None:
     asked = []
 
-    def download(repo_id, ignore_patterns):
-        asked.append(repo_id)
+    def download(repo_id, revision, ignore_patterns):
+        asked.append((repo_id, revision))
         return str(tmp_path / "cache")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -43,9 +43,12 @@ def test_a_source_on_the_hub_is_downloaded_where_no_folder_has_its_name(
     (tmp_path / "user" / "name").mkdir(parents=True)
     for source in ("user/name", str(tmp_path / "absolute"), "one", "one/two/three"):
         assert main(["convert", source, "new", "--to", "marian"]) == 0
-    assert asked == ["user/name"]
+    assert asked == [("user/name", None)]
     sources = [tmp_path / "cache", Path("user/name"), tmp_path / "absolute", Path("one"), Path("one/two/three")]
     assert [arguments[0] for arguments in converted] == sources
+    for arguments in (["user/other@v2"], ["user/other", "--revision", "v2"]):
+        assert main(["convert", *arguments, "new", "--to", "marian"]) == 0
+    assert asked[1:] == [("user/other", "v2")] * 2
 
 
 def test_a_sentence_that_is_no_text_is_refused(converted, tmp_path, capsys) -> None:

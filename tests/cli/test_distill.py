@@ -3,11 +3,14 @@
 import json
 import re
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hf_vaswani.cli import main
+from hf_vaswani.cli import distill, main
+from hf_vaswani.cli.inputs import load_recorded
 from hf_vaswani.files import digest, read_sealed, sealed
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.translation import growing_file, lines
@@ -36,6 +39,37 @@ def backward(teacher, tmp_path: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"language_pairs": [["de", "en"]]}))
     return [f"--teacher.backward_model={folder}", "--teacher.drop_worst=0.1"]
+
+
+def test_the_teacher_is_gone_when_the_student_is_trained(command, backward, monkeypatch) -> None:
+    teachers: list[Any] = []
+    alive: list[bool] = []
+
+    def remember(names, key):
+        translators, digests = load_recorded(names, key)
+        teachers.extend(weakref.ref(model) for model in translators.models)
+        return translators, digests
+
+    monkeypatch.setattr(distill, "load_recorded", remember)
+    monkeypatch.setattr(distill, "train_recipe", lambda _: alive.extend(bool(model()) for model in teachers))
+    assert main([*command, *backward]) == 0
+    assert alive == [False, False]
+
+
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_distilled_run_may_be_moved_with_the_folder_of_its_teacher(command, tmp_path, with_checkpoints) -> None:
+    command = [word for word in command if not word.startswith("--teacher.folder")]
+    assert main(command) == 0
+    if not with_checkpoints:
+        for folder in (tmp_path / "student").glob("checkpoint-*"):
+            shutil.rmtree(folder)
+    (tmp_path / "student").rename(tmp_path / "moved")
+    (tmp_path / "student.teacher").rename(tmp_path / "moved.teacher")
+    arguments = [*command[1:], "--run_dir", str(tmp_path / "moved")]
+    assert main(["train", *arguments]) == 0 == main(["distill", *arguments])
+    if with_checkpoints:
+        assert main(["train", *arguments, "--training.max_steps=6"]) == 0
+        assert (tmp_path / "moved" / "checkpoint-6").is_dir()
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -148,13 +148,14 @@ def test_a_launcher_that_does_nothing_is_noticed(command, launcher, capsys) -> N
 
 
 @pytest.mark.process
-def test_sigterm_reaches_the_training_that_runs(command, launcher, tmp_path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_reaches_the_training_that_runs(command, launcher, tmp_path, number) -> None:
     arguments = [*command, f"--diversification.launcher={' '.join([*launcher, 'wait'])}"]
     child = Child(tmp_path / "outputs", verb, arguments)
     until = time.monotonic() + 120
     while not (tmp_path / "log").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    os.kill(child.process.pid or 0, signal.SIGTERM)
+    os.kill(child.process.pid or 0, number)
     end = child.end()
-    assert end.code == 128 + signal.SIGTERM and "stopped. The same command goes on." in end.err
+    assert end.code == 128 + number and "stopped. The same command goes on." in end.err
     assert (tmp_path / "log").read_text().endswith(f"signal {int(signal.SIGTERM)}\n")

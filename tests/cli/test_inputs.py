@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
@@ -107,3 +108,15 @@ def test_tags_are_prepended_or_expected() -> None:
     assert [next(tagged), next(tagged)] == ["<2fr> one", ""]
     with pytest.raises(ValueError, match="file, line 3, has no target language tag: .*one of <2de>, <2fr>"):
         next(tagged)
+
+
+def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for processors, expected in ((4, 3), (2, 2)):
+            monkeypatch.setattr("hf_vaswani.processes.processors", lambda found=processors: found)
+            inputs.load_models([str(tiny_run / "model")], None)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

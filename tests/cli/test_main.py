@@ -75,6 +75,12 @@ def test_help_and_the_version_import_nothing_heavy() -> None:
     assert not heavy & set(done.stderr.split())
 
 
+def test_an_error_has_no_secret_of_a_url(capsys) -> None:
+    assert main(["translate", "--model", "user/name", "https://me:SECRET@host/a.txt?sig=SECRET"]) == 2
+    said = capsys.readouterr().err
+    assert "There is no file 'https:/host/a.txt'" in said and "SECRET" not in said
+
+
 def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeypatch, capsys) -> None:
     from hf_vaswani.translation import loading
 
@@ -89,6 +95,52 @@ def test_out_of_memory_is_one_sentence_and_other_errors_of_torch_are_not(monkeyp
         main(arguments)
     monkeypatch.setattr(loading, "load_translator", lambda name: bytearray(2**62))
     assert main(arguments) == 2 and capsys.readouterr().err == "hf-vaswani: Out of memory.\n"
+
+
+def fail_with(monkeypatch, error: BaseException) -> None:
+    from hf_vaswani.translation import loading
+
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n")))
+    monkeypatch.setattr(loading, "load_translator", fail)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_of_memory"),
+    [
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("unsupported memory format option ChannelsLast", False),
+        ("cannot pin memory of a sparse tensor", False),
+        ("CUDA out of memory. Tried to allocate 20.00 GiB", True),
+        ("MPS backend out of memory", True),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes", True),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", True),
+        ("std::bad_alloc", True),
+    ],
+)
+def test_out_of_memory_is_said_only_of_memory(monkeypatch, capsys, text, is_of_memory) -> None:
+    fail_with(monkeypatch, RuntimeError(text))
+    arguments = ["translate", "--model", "user/name"]
+    if is_of_memory:
+        assert main(arguments) == 2 and capsys.readouterr().err == f"hf-vaswani: Out of memory: {text}\n"
+    else:
+        with pytest.raises(RuntimeError, match=text):
+            main(arguments)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), OSError("bad"), ImportError("bad"), MemoryError(), KeyboardInterrupt("bad")]
+)
+def test_a_variable_shows_the_traceback_of_any_error(monkeypatch, capsys, error) -> None:
+    for value, is_shown in (("1", True), ("0", False), ("", False)):
+        fail_with(monkeypatch, error)
+        monkeypatch.setenv("HF_VASWANI_DEBUG", value)
+        assert main(["translate", "--model", "user/name"]) > 0
+        said = capsys.readouterr().err
+        assert said.splitlines()[-1].startswith("hf-vaswani: ") and ("in fail\n" in said) == is_shown
 
 
 @pytest.mark.process

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.client import HTTPException
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,9 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 from transformers import pipeline
 
 from hf_vaswani.cli import main
+from hf_vaswani.cli import serve as cli
+from hf_vaswani.cli.main import _parser
+from hf_vaswani.serving import server
 
 from ..serving.served import serve
 
@@ -73,7 +79,8 @@ def test_several_workers_answer_and_count_together(teacher, expected, tmp_path) 
 def test_workers_end_with_their_parent(teacher, tmp_path) -> None:
     with serve(teacher, tmp_path / "log", "--workers", "2") as served:
         served.process.kill()
-        for _ in range(300):
+        # A worker that is still importing notices when it has done so.
+        for _ in range(1200):
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 with suppress(OSError):
@@ -103,6 +110,53 @@ def test_broken_clients_change_nothing_for_others(teacher, expected, tmp_path) -
         assert served.stop() == 0
 
 
+def serve_what_does_not_end(arguments: list[str]) -> int:
+    """Serves a model whose translations cannot be ended, with little time for requests that run."""
+
+    def translate(self: Any, kind: Any, texts: list[str]) -> Any:
+        time.sleep(60)
+
+    cli.GRACE, cli.LAST = 2, 1
+    server.Translator.__call__ = translate
+    return main(arguments)
+
+
+@pytest.mark.process
+def test_the_process_ends_in_time_whatever_runs(teacher, tmp_path) -> None:
+    with (
+        serve(teacher, tmp_path / "log", by=serve_what_does_not_end) as served,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        answer = threads.submit(served.translate, "nine")
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert served.stop() == 0
+        assert time.monotonic() - start < 30 and isinstance(answer.exception(), (OSError, HTTPException))
+        assert "A translation did not end, and was left." in served.log.read_text()
+
+
+@pytest.mark.process
+def test_the_parent_of_workers_loads_no_model(teacher, monkeypatch, capsys, tmp_path) -> None:
+    started = []
+    monkeypatch.setattr(cli, "make_app", lambda options: pytest.fail("It loads the models."))
+    monkeypatch.setattr("uvicorn.supervisors.Multiprocess.run", lambda workers: started.append(workers))
+    command = ["serve", "--workers", "2", "--port", "0", "--model"]
+    assert main([*command, str(teacher)]) == 0 and len(started) == 1
+    # What is wrong with a model is said nevertheless.
+    damaged = tmp_path / "damaged"
+    shutil.copytree(teacher, damaged)
+    (damaged / "config.json").write_text("{")
+    assert main([*command, str(damaged)]) == 2 and len(started) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_workers_share_the_processors(monkeypatch) -> None:
+    monkeypatch.setattr("hf_vaswani.processes.processors", lambda: 6)
+    for workers, threads in ((1, 6), (2, 3), (4, 1), (8, 1)):
+        options = _parser().parse_args(["serve", "--model", "a/b", "--workers", str(workers)])
+        assert cli._checked(options).threads == threads
+
+
 @pytest.mark.process
 def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
     keys = tmp_path / "keys.txt"
@@ -119,6 +173,8 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
     ("arguments", "message"),
     [
         (["--port", "70000"], "--port must be from 0 to 65535, but it is 70000."),
+        (["--deadline", "0"], "--deadline must be a number of seconds above 0, but it is 0."),
+        (["--deadline", "nan"], "--deadline must be a number of seconds above 0, but it is nan."),
         (["--workers", "0"], "--workers must be at least 1, but it is 0."),
         (["--char-limit", "0"], "--char-limit must be at least 1, but it is 0."),
         (["--direction", "english"], "--direction must be a source and a target language, as en-de, but it is"),

@@ -63,6 +63,7 @@ def test_int8_is_smaller_and_rounded(tiny_run, tmp_path, capsys) -> None:
     assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
 
 
+@pytest.mark.slow
 def test_marian_converts_in_both_directions_and_to_ctranslate2(spms, tmp_path, capsys) -> None:
     source = tmp_path / "opus"
     source.mkdir()

@@ -300,13 +300,13 @@ WIDE = "avx512f avx512cd avx512vl avx512bw avx512dq"
     ],
 )
 def test_wide_vectors_are_used_where_they_were_measured(vendor, family, flags, expected, monkeypatch) -> None:
+    """The environment, which other programs inherit, is as before afterwards."""
     text = CPU_INFO.format(vendor=vendor, family=family, flags=flags)
-    # Set and deleted, so that it is as before afterwards.
-    monkeypatch.setenv("CT2_FORCE_CPU_ISA", "")
-    monkeypatch.delenv("CT2_FORCE_CPU_ISA")
-    use_wide_vectors(text)
-    assert os.environ.get("CT2_FORCE_CPU_ISA") == expected
+    monkeypatch.delenv("CT2_FORCE_CPU_ISA", raising=False)
+    with use_wide_vectors(text) as is_asked:
+        assert os.environ.get("CT2_FORCE_CPU_ISA") == expected and is_asked == (expected is not None)
+    assert "CT2_FORCE_CPU_ISA" not in os.environ
     monkeypatch.setenv("CT2_FORCE_CPU_ISA", "AVX2")
-    use_wide_vectors(text)
+    with use_wide_vectors(text) as is_asked:
+        assert os.environ["CT2_FORCE_CPU_ISA"] == "AVX2" and not is_asked
     assert os.environ["CT2_FORCE_CPU_ISA"] == "AVX2"
-    use_wide_vectors("")

@@ -1,10 +1,15 @@
 """CTranslate2 and ONNX Runtime in place of `generate()`: the same translations, and one conversion of each model."""
 
+import copy
+import importlib
 import json
 import logging
 import multiprocessing
 import re
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +18,11 @@ from transformers import MarianConfig, MarianMTModel, pipeline
 
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.cli import main
+from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.conversion import engines
-from hf_vaswani.conversion.engines import BESIDE, EngineOptions, choose_engine, kept_conversion
+from hf_vaswani.conversion.engines import EngineOptions, choose_engine, kept_conversion
 from hf_vaswani.conversion.protocol import Loaded
+from hf_vaswani.files import read_sealed, sealed
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
@@ -38,6 +45,11 @@ def saved(folder: Path, settings: dict | None = None, **fields) -> Path:
     model.generation_config.update(**(settings or {}))
     model.save_pretrained(folder)
     return folder
+
+
+def kept(folder: Path, engine: str = "ctranslate2") -> Path:
+    """Returns where the converted model of a folder lies."""
+    return engines._place(folder, engine)
 
 
 def translated(folder: Path, sentences: list[str], engine: str, **options) -> list[list[tuple[float, str]]]:
@@ -138,7 +150,7 @@ def test_what_an_engine_cannot_do_is_an_error_or_torch(tmp_path, caplog, setting
         with caplog.at_level(logging.INFO, "hf_vaswani"):
             assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
         assert "Engine: torch. CTranslate2 cannot translate with" in caplog.text
-    assert not (folder / BESIDE).exists()
+    assert not kept(folder).exists()
 
 
 @pytest.mark.variants(2)
@@ -223,7 +235,7 @@ def test_int8_is_nearly_the_same(tmp_path, caplog) -> None:
     assert [record.message.split(", ")[1] for record in caplog.records] == ["float32", "int8_float32"]
     assert len(sentences) // 3 < equal_texts(ours, theirs)
     # Both computed from one conversion.
-    assert [path.name for path in (folder / BESIDE).iterdir() if path.is_dir()] == ["ctranslate2"]
+    assert [path.name for path in kept(folder).parent.iterdir() if path.is_dir()] == ["ctranslate2"]
 
 
 def test_a_number_format_that_the_processor_lacks_is_an_error(tmp_path, monkeypatch) -> None:
@@ -233,7 +245,7 @@ def test_a_number_format_that_the_processor_lacks_is_an_error(tmp_path, monkeypa
     folder = saved(tmp_path / "model")
     with pytest.raises(ValueError, match="bfloat16 is not supported by the CPU of this machine: .* float32, int8"):
         translated(folder, [], "ctranslate2", compute_type="bfloat16")
-    assert not (folder / BESIDE).exists()
+    assert not kept(folder).exists()
 
 
 # ---- The converted model
@@ -241,7 +253,7 @@ def test_a_number_format_that_the_processor_lacks_is_an_error(tmp_path, monkeypa
 
 def contents(folder: Path) -> dict[str, int]:
     """Returns when each file of a converted model was written."""
-    return {path.name: path.stat().st_mtime_ns for path in (folder / BESIDE / "ctranslate2").iterdir()}
+    return {path.name: path.stat().st_mtime_ns for path in kept(folder).iterdir()}
 
 
 def test_a_model_is_converted_once(tmp_path, caplog) -> None:
@@ -264,7 +276,7 @@ def test_a_changed_model_is_converted_anew(tmp_path, caplog) -> None:
 def test_a_damaged_conversion_is_written_anew(tmp_path, caplog, file) -> None:
     folder, sentences = saved(tmp_path / "model"), random_sentences(5)
     first = translated(folder, sentences, "ctranslate2")
-    path = folder / BESIDE / "ctranslate2" / file
+    path = kept(folder) / file
     path.write_bytes(path.read_bytes()[:-7] + b"damaged")
     assert translated(folder, sentences, "ctranslate2") == first
     assert caplog.text.count("is converted anew, because") == 1 and str(path) in caplog.text
@@ -275,7 +287,7 @@ def test_another_version_of_the_library_converts_anew(tmp_path, caplog) -> None:
     loaded = Loaded(*load_translator(folder), folder)
     for version in ("1", "1", "2"):
         kept_conversion(loaded, "some", version, lambda to: (to / "file").write_text(version))  # noqa: B023 - called at once
-    assert (folder / BESIDE / "some" / "file").read_text() == "2"
+    assert (kept(folder, "some") / "file").read_text() == "2"
     assert caplog.text.count("written for version 1 of the library, not 2") == 1 == len(caplog.records)
 
 
@@ -291,18 +303,18 @@ def test_another_tokenizer_converts_anew(tmp_path, caplog) -> None:
     assert translated(folder, sentences, "ctranslate2") == first
 
 
-@pytest.mark.parametrize("place", ["file", "no cache"])
-def test_a_place_that_cannot_be_used(tmp_path, monkeypatch, caplog, place) -> None:
+def test_a_file_in_its_place_is_replaced(tmp_path, caplog) -> None:
     folder, sentences = saved(tmp_path / "model"), random_sentences(5)
-    (folder / BESIDE).mkdir()
-    if place == "file":
-        (folder / BESIDE / "ctranslate2").touch()
-        translated(folder, sentences, "ctranslate2")
-        assert "is converted anew, because it is a file" in caplog.text
-        return
-    (folder / BESIDE).rmdir()
-    (folder / BESIDE).touch()
-    monkeypatch.setattr(engines, "HF_HOME", str(folder / BESIDE / "below"))
+    kept(folder).parent.mkdir(parents=True)
+    kept(folder).touch()
+    translated(folder, sentences, "ctranslate2")
+    assert "is converted anew, because it is a file" in caplog.text
+
+
+def test_without_a_cache_it_is_an_error_or_torch(tmp_path, monkeypatch, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(engines, "HF_HOME", str(tmp_path / "file" / "below"))
     with pytest.raises(ValueError, match="converted for CTranslate2 cannot be kept: .* Set HF_HOME to a folder"):
         translated(folder, sentences, "ctranslate2")
     model, tokenizer = load_translator(folder)
@@ -311,43 +323,139 @@ def test_a_place_that_cannot_be_used(tmp_path, monkeypatch, caplog, place) -> No
     assert "Engine: torch. The model converted for CTranslate2 cannot be kept" in caplog.text
 
 
-@pytest.mark.parametrize("reason", ["read only", "from the Hub"])
-def test_elsewhere_it_lies_in_the_cache(tmp_path, monkeypatch, reason) -> None:
-    folder, cache = saved(tmp_path / "model"), tmp_path / "cache"
-    monkeypatch.setattr(engines, "HF_HOME", str(cache))
-    if reason == "read only":
-        # Root may write anywhere.
-        monkeypatch.setattr(engines.os, "access", lambda *_: False)
-    else:
-        monkeypatch.setattr(engines, "HF_HUB_CACHE", str(tmp_path))
-    translated(folder, random_sentences(2), "ctranslate2")
-    assert not (folder / BESIDE / "ctranslate2").exists()
-    assert len(list(cache.rglob("model.bin"))) == 1
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx")])
+def test_the_folder_of_a_model_stays_as_it_is(tmp_path, monkeypatch, engine) -> None:
+    """People copy and upload it. What earlier versions left there is not read."""
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    expected = translated(folder, sentences, "torch")
+    (folder / ".engines" / engine).mkdir(parents=True)
+    (folder / ".engines" / engine / "engine.json").write_text("{}")
+    before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(engines, "HF_HOME", str(tmp_path / "cache"))
+    assert translated(folder, sentences, engine) == expected
+    assert translator(folder, engine=engine)(sentences, num_beams=1)
+    assert sorted(folder.rglob("*")) == before
+    assert kept(folder, engine).is_relative_to(tmp_path / "cache") and (kept(folder, engine) / "engine.json").is_file()
 
 
 def test_a_prepared_model_is_used_where_nothing_can_be_written(tmp_path, monkeypatch) -> None:
     """As in an image of a container."""
-    folder, cache, sentences = saved(tmp_path / "model"), tmp_path / "cache", random_sentences(2)
+    folder, sentences = saved(tmp_path / "model"), random_sentences(2)
     expected = translated(folder, sentences, "ctranslate2")
+    # Root may write anywhere.
     monkeypatch.setattr(engines.os, "access", lambda *_: False)
-    monkeypatch.setattr(engines, "HF_HOME", str(cache))
+    monkeypatch.setattr(engines, "FileLock", None)
     assert translated(folder, sentences, "ctranslate2") == expected
-    assert not cache.exists()
-    # One that is damaged or belongs to someone else is not.
-    reason_to_write = engines._reason_to_write
 
-    def denied(place, record):
-        if place.is_relative_to(folder):
-            raise PermissionError(place)
-        return reason_to_write(place, record)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(engines, "_reason_to_write", denied)
-        assert translated(folder, sentences, "ctranslate2") == expected
-    assert len(list(cache.rglob("model.bin"))) == 1
-    (folder / BESIDE / "ctranslate2" / "model.bin").write_bytes(b"")
-    assert translated(folder, sentences, "ctranslate2") == expected
-    assert len(list(cache.rglob("model.bin"))) == 1
+# ---- The comparison with the model
+
+
+def of_another_function(monkeypatch, engine: str) -> list[Path]:
+    """Lets an engine be given other weights than those of the model; returns the folders that are written."""
+    module = importlib.import_module(f"hf_vaswani.conversion.{engine}")
+    name, written = {"ctranslate2": "write", "onnx": "save"}[engine], []
+    write = getattr(module, name)
+
+    def write_other(loaded, folder, *arguments):
+        with torch.no_grad():
+            other = copy.deepcopy(loaded.model)
+            other.model.decoder.layers[0].feed_forward.fc2.bias[0] += 0.5
+        written.append(folder)
+        return write(replace(loaded, model=other), folder, *arguments)
+
+    monkeypatch.setattr(module, name, write_other)
+    return written
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", dear("onnx")])
+def test_an_engine_that_computes_something_else_is_refused(tmp_path, monkeypatch, caplog, engine) -> None:
+    folder, words = (
+        saved(tmp_path / "model", {"num_beams": 1}),
+        "computes other logits than this model: they differ by",
+    )
+    of_another_function(monkeypatch, engine)
+    (tmp_path / "in.txt").write_text("one\n")
+    with pytest.raises(ValueError, match=f"{words} .* rounding explains at most 0.001. Use --engine torch"):
+        translated(folder, [], engine)
+    with pytest.raises(ValueError, match=f"{words} .*engine='torch'"):
+        translator(folder, engine=engine)
+    assert not kept(folder, engine).exists()
+    if engine == "ctranslate2":
+        with caplog.at_level(logging.INFO, "hf_vaswani"):
+            assert translator(folder, engine="auto").engine is None
+        assert f"Engine: torch. CTranslate2 {words}" in caplog.text
+
+
+def test_what_was_kept_is_not_compared_again(tmp_path, monkeypatch, caplog) -> None:
+    folder, compared = saved(tmp_path / "model"), []
+    largest_difference = conversion.largest_difference
+    monkeypatch.setattr(
+        conversion, "largest_difference", lambda *each: compared.append(each) or largest_difference(*each)
+    )
+    for _ in range(2):
+        translated(folder, random_sentences(2), "ctranslate2")
+    assert len(compared) == 1
+    # A record without the verdict is one of an earlier version.
+    record = kept(folder) / "engine.json"
+    content = {name: value for name, value in read_sealed(record).items() if name != "compared"}
+    record.write_text(json.dumps(sealed(content)))
+    translated(folder, random_sentences(2), "ctranslate2")
+    assert len(compared) == 2 and "is converted anew, because it was not compared with the model" in caplog.text
+
+
+def test_other_tokens_at_the_start_convert_anew(tmp_path) -> None:
+    folder, sentences = saved(tmp_path / "model", {"num_beams": 1}), random_sentences(20)
+    translated(folder, sentences, "ctranslate2")
+    model, tokenizer = load_translator(folder)
+    model.generation_config.decoder_start_token_id = 9
+    settings = {"tokenizer": tokenizer}
+    ours, theirs = (VaswaniTranslationPipeline(model, engine=name, **settings) for name in ("torch", "ctranslate2"))
+    expected, found = ours(sentences), theirs(sentences)
+    assert sum(one == two for one, two in zip(expected, found, strict=True)) >= 19
+    with pytest.raises(ValueError, match="CTranslate2 cannot translate with decoder_start_token_id=1"):
+        theirs(sentences, decoder_start_token_id=1)
+
+
+# ---- Devices
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [("cuda:1", 2, ("cuda", 1)), ("cuda", 1, ("cuda", 0)), ("cuda:1", 1, ("cpu", 0)), ("mps", 0, ("cpu", 0))],
+)
+def test_ctranslate2_computes_on_the_device_of_the_model(tmp_path, monkeypatch, device, gpus, expected) -> None:
+    """Or on the processor, if it does not have the device."""
+    library, found = importlib.import_module("ctranslate2"), []
+    model, tokenizer = load_translator(saved(tmp_path / "model"))
+    monkeypatch.setattr(type(model), "device", torch.device(device))
+    monkeypatch.setattr(engines, "kept_conversion", lambda *_: tmp_path)
+    monkeypatch.setattr(library, "get_cuda_device_count", lambda: gpus)
+    monkeypatch.setattr(library, "get_supported_compute_types", lambda _: {"float32"})
+
+    def opened(_, device, device_index, **__):
+        found.append((device, device_index))
+        return SimpleNamespace(compute_type="float32")
+
+    monkeypatch.setattr(library, "Translator", opened)
+    assert choose_engine(EngineOptions("ctranslate2"), [model], tokenizer, tmp_path)
+    assert found == [expected]
+    # Torch has the device, and is as fast there.
+    is_on_gpu = choose_engine(EngineOptions("auto"), [model], tokenizer, tmp_path) is not None
+    assert is_on_gpu == (expected[0] == "cuda")
+
+
+def test_any_build_of_onnx_runtime_will_do(tmp_path, monkeypatch) -> None:
+    """Its distributions have other names: onnxruntime-gpu, onnxruntime-openvino and so on."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    folder = saved(tmp_path / "model")
+    monkeypatch.setattr(engines, "version", version)
+    monkeypatch.setattr(engines, "kept_conversion", lambda *_: (_ for _ in ()).throw(ValueError("asked for")))
+    with pytest.raises(ValueError, match="asked for"):
+        translator(folder, engine="onnx")
 
 
 def test_what_fails_leaves_nothing(tmp_path, caplog) -> None:
@@ -358,7 +466,7 @@ def test_what_fails_leaves_nothing(tmp_path, caplog) -> None:
     with caplog.at_level(logging.INFO, "hf_vaswani"):
         assert choose_engine(EngineOptions("auto"), [model], tokenizer, folder) is None
     assert "Engine: torch. The model has activation_function 'mish'" in caplog.text
-    assert not (folder / BESIDE / "ctranslate2").exists()
+    assert not kept(folder).exists()
 
 
 def convert_slowly(folder: Path, log: Path) -> None:
@@ -610,3 +718,14 @@ def test_the_time_of_a_sentence_is_measured(tmp_path) -> None:
     folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
     translator = pipeline("translation", model=str(folder), engine="ctranslate2").engine.translator
     assert 0 < translator.seconds_of_a_sentence() < 10
+
+
+@pytest.mark.parametrize("options", [["--int8"], ["--engine", "ctranslate2"]])
+def test_what_computes_on_the_cpu_alone_leaves_the_model_there(tmp_path, monkeypatch, capsys, options) -> None:
+    """On a machine whose accelerator, here one that has no weights, neither of them knows."""
+    folder = saved(tmp_path / "model", {"num_beams": 1}, d_model=64, d_ff=2048)
+    (tmp_path / "in.txt").write_text("ba be\n")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert main(["translate", "--model", str(folder), str(tmp_path / "in.txt"), *options]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1

@@ -158,6 +158,7 @@ def train_sentencepiece(file: Path, kind: str) -> None:
     )
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("joint", [True, False])
 def test_sentencepiece_produces_the_ids_of_fairseq(tmp_path, joint) -> None:
     spm = pytest.importorskip("sentencepiece")

@@ -49,6 +49,7 @@ def test_logits_and_translations_are_those_of_marian(fields, spms, tmp_path) -> 
     assert [found["translation_text"] for found in pipe(texts)] == expected
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "generation", [{"length_penalty": 0.6, "early_stopping": True}, {"num_beams": 1}, {"max_length": 9}]
 )
@@ -118,6 +119,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(sentences(ENGLISH, 1), 300)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("fields", OURS)
 def test_a_written_marian_has_our_logits_and_translations(fields, tokenizer, tmp_path) -> None:
     model = our_model(tokenizer, **fields)

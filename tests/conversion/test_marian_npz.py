@@ -1,5 +1,6 @@
 """Marian's own files convert to the logits of Marian's network and the translations of CTranslate2."""
 
+import math
 import random
 
 import numpy as np
@@ -54,7 +55,10 @@ def marian_logits(options: dict[str, object], weights: dict[str, np.ndarray], so
 
     def ffn(x, name):
         hidden = linear(x, name, "1")
-        slope = {"swish": 1.0, "gelu": 1.702}.get(options["transformer-ffn-activation"])
+        activation = options["transformer-ffn-activation"]
+        if activation == "gelu" and "v1.12.42" in options["version"]:
+            return linear(hidden * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2))) / 2, name, "2")
+        slope = {"swish": 1.0, "gelu": 1.702}.get(activation)
         hidden = np.maximum(hidden, 0) if slope is None else hidden / (1 + np.exp(-slope * hidden))
         return linear(hidden, name, "2")
 
@@ -86,10 +90,12 @@ def marian_logits(options: dict[str, object], weights: dict[str, np.ndarray], so
     return stack("decoder", positions(started), encoded) @ output + w["decoder_ff_logit_out_b"]
 
 
+GELU = {"transformer-ffn-activation": "gelu"}
 NPZ = [
     {},
     {"transformer-ffn-activation": "relu"} | PRE_NORM,
-    {"transformer-ffn-activation": "gelu", "tied": "target", "enc-depth": 1, "transformer-heads": 2},
+    GELU | {"version": "v1.12.0 65bf82ff 2023-02-21 09:56:29 -0800", "tied": "target", "enc-depth": 1},
+    GELU | {"version": "v1.12.42", "transformer-heads": 2},
     {"tied": "none", "dec-depth": 2},
     {"tied": "target", "separate": True},
     {"tied": "none", "separate": True} | PRE_NORM,
@@ -164,6 +170,57 @@ def test_vocabularies_can_be_spm_files(spms, tmp_path) -> None:
         assert converted.tokenizer(text)["input_ids"] == [*processor.encode(text), 0]
     assert converted.model.config.vocab_size == size + 1
     assert not converted.foreign.notes
+
+
+@pytest.mark.parametrize(
+    ("version", "beside", "expected"),
+    [
+        ("v1.9.56", None, "quick_gelu"),
+        ("v1.12.0", None, "quick_gelu"),
+        ("v1.12.42", "v1.9.0", "gelu"),
+        ("v1.13.0", None, "gelu"),
+        (None, "v1.12.42 1a2b3c4d 2025-05-01", "gelu"),
+        ("v1.12.1", "v1.12.42", "gelu"),
+        ("v1.12.1", None, None),
+        ("mine", None, None),
+        (None, None, None),
+    ],
+)
+def test_gelu_is_that_of_the_version_which_wrote_the_file(version, beside, expected, spms, tmp_path) -> None:
+    npz_folder(tmp_path, spms, **GELU, **({} if version is None else {"version": version}))
+    if beside is not None:
+        (tmp_path / "model.npz.yml").write_text(f"version: {beside}\n")
+    if expected is None:
+        with pytest.raises(
+            ValueError, match=f"'gelu', which is .* its version is {(version and repr(version)) or 'not'}"
+        ):
+            load(tmp_path)
+    else:
+        assert load(tmp_path).model.config.activation_function == expected
+
+
+@pytest.mark.parametrize("given", ["folder", "file"])
+def test_a_folder_as_marian_leaves_it(given, spms, tmp_path) -> None:
+    """With its own files about the model beside it, paths as they were given, and the best model so far."""
+    npz_folder(tmp_path, spms)
+    expected = load(tmp_path).model
+    (tmp_path / "decoder.yml").unlink()
+    (tmp_path / "model.npz").rename(tmp_path / "m.npz")
+    settings = "models: [runs/m.npz]\nvocabs: [data/vocab0.yml, data/vocab0.yml]\nbeam-size: 5\nnormalize: 1\n"
+    (tmp_path / "m.npz.decoder.yml").write_text(settings)
+    for name in ("m.npz.yml", "m.npz.progress.yml", "m.npz.best-bleu.npz.decoder.yml"):
+        (tmp_path / name).write_text("beam-size: 9\n")
+    for name in ("m.npz.optimizer.npz", "m.npz.best-bleu.npz"):
+        (tmp_path / name).write_bytes(b"")
+    found = load(tmp_path if given == "folder" else tmp_path / "m.npz").model
+    assert (found.generation_config.num_beams, found.generation_config.length_penalty) == (5, 1.0)
+    assert all(torch.equal(weight, found.state_dict()[name]) for name, weight in expected.state_dict().items())
+    # Without its settings, there is one vocabulary.
+    (tmp_path / "m.npz.decoder.yml").unlink()
+    assert load(tmp_path).model.generation_config.num_beams == 12
+    (tmp_path / "other.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"2 .npz files: give the one to convert \(m.npz, other.npz\)"):
+        load(tmp_path)
 
 
 def test_decoder_yml_sets_the_search(spms, tmp_path) -> None:

@@ -113,6 +113,13 @@ def test_bart_replaces_spans_by_single_masks() -> None:
     assert sum(lengths) / len(lengths) == pytest.approx(3, abs=0.3)
 
 
+def test_bart_makes_no_text_longer_than_a_block_has_room_for() -> None:
+    for seed in range(50):
+        for mean in (1.0, 1.1):
+            noisy = infilled(range(10, 210), 0.3, mean, MASK, random.Random(seed))
+            assert len(noisy) <= 201 and len([token for token in noisy if token != MASK]) == 140
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
 @pytest.mark.parametrize("length", [1, 2, 5])
 def test_bart_copes_with_short_texts(length, rate) -> None:

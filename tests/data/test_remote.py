@@ -72,6 +72,8 @@ def test_an_interrupted_copy_is_made_again(memory, monkeypatch) -> None:
             ValueError,
             "nowhere://corpus/a.tsv cannot be read: ValueError: Protocol not known",
         ),
+        ("memory://me:SECRET@corpus/a.tsv", FileNotFoundError, r"There is no file 'memory://corpus/a\.tsv'"),
+        ("nowhere://corpus/a.tsv?SECRET", ValueError, r"^nowhere://corpus/a\.tsv cannot be read: [^?]*$"),
     ],
 )
 def test_a_url_that_cannot_be_read_is_one_sentence(url, error, message) -> None:

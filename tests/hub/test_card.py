@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from hf_vaswani.cli import main
 from hf_vaswani.hub.card import card_files, render_card
+from hf_vaswani.records import Validation
 from hf_vaswani.run_folder import read_result
 
 from ..conftest import ROOT, tiny_recipe
@@ -101,6 +102,14 @@ def test_altered_test_sets_are_rows_of_the_table_but_not_of_the_metadata(run) ->
     )
     assert "| en-de: text.en, text.de, with typing errors in the source |" in text
     assert ModelCard(text).data.to_dict() == before
+
+
+def test_the_card_of_a_checkpoint_has_no_ter(run) -> None:
+    signatures = {"bleu": "nrefs:1|eff:no", "chrf": "nrefs:1|nc:6"}
+    validation = Validation(6, 2.0, bleu=12.5, chrf=34.5, signatures=signatures)
+    found = render_card(run, run / "model", validation)
+    assert "| 12.50 | 34.50 | – |" in str(found) and "- TER" not in str(found)
+    assert [each.metric_type for each in found.data.eval_results] == ["bleu", "chrf"]
 
 
 def test_every_direction_has_its_own_scores(run) -> None:

@@ -3,14 +3,16 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import huggingface_hub.constants
 import pytest
@@ -22,12 +24,13 @@ from transformers import AutoModelForSeq2SeqLM
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
 from hf_vaswani.model.shortlist_vaswani import FILE
-from hf_vaswani.recipe import HubRecipe
+from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
 from hf_vaswani.training import comparison
@@ -319,6 +322,49 @@ def test_one_commit_has_everything(hub, run, push) -> None:
     # A second push has nothing to commit.
     assert push() == (0, said)
     assert len(hub.commits("alice/m")) == 2
+
+
+def with_secrets(record: Any, url: str, form: set[str]) -> None:
+    """Puts a URL into every field of a recipe's section that has text, except those whose text has a form."""
+    for each, hint in get_type_hints(type(record)).items():
+        if each in form or "Literal" in str(hint) or not re.search(r"\bstr\b", str(hint)):
+            continue
+        setattr(record, each, [url] if str(hint).startswith("list") else url)
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_no_string_of_a_push_has_the_secret_of_a_url(hub, tiny_run, tmp_path, push, has_files, caplog) -> None:
+    url = "https://me:SECRET@host/some/t.tsv?sig=SECRET%2F&to=a/SECRET::SECRET#SECRET.tsv"
+    run = shutil.copytree(tiny_run, tmp_path / "secret", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (run / "model" / ".engines").mkdir()
+    recipe = Recipe(more_data=[SourceRecipe()])
+    # Columns of other tasks; and what the run has, or a push compares, checks or needs.
+    form = {"pair_column", "label_column", "document_column", "validation_split", "run_dir", "task", "tokenize"}
+    for name, section in [*vars(recipe).items(), ("data", recipe.more_data[0])]:
+        if is_dataclass(section) and name != "hub":
+            with_secrets(
+                section, url, form | (set() if has_files else {"train_files", "validation_files", "test_files"})
+            )
+    # The test has one set.
+    recipe.more_data[0].test_files = recipe.more_data[0].test_split = None
+    recipe.initialize.revision = None
+    (run / "recipe.yaml").write_text(recipe.as_yaml())
+    facts = json.loads((run / "environment.json").read_text())
+    texts = [{"pairs": {"train": 9}, "dataset_is_local": False}] * 2
+    command = ["train.py", url, f"--data.train_files={{en: {url}, de: {url}}}", "--data.prefix", f"see {url} there"]
+    facts |= {"command": command, "start_is_local": False, "data": texts, "commits": {url: url}}
+    (run / "environment.json").write_text(json.dumps(facts))
+    result = {name: value for name, value in json.loads((run / "test.json").read_text()).items() if name != "digest"}
+    result["samples"] = [{"source": f"At {url}.", "translation": url, "reference": url}]
+    (run / "test.json").write_text(json.dumps(result))
+    code, said = push("--space", "alice/demo", run=run)
+    assert code == 0, said
+    published = hub.files("alice/m") | {f"demo/{name}": text for name, text in hub.files("spaces/alice/demo").items()}
+    published["commits"] = str([(each.title, each.message) for each in hub.commits("alice/m")]).encode()
+    published["messages"] = (said + caplog.text).encode()
+    assert [name for name, content in published.items() if b"SECRET" in content] == []
+    assert b"t.tsv" in published["README.md"] and b"https://host/some/t.tsv" in published["demo/app.py"]
+    assert ".engines is not published" in caplog.text and not any(".engines" in name for name in published)
 
 
 def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(hub, push) -> None:
@@ -899,3 +945,89 @@ def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, m
     for offline in (False, True):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
         assert AutoModelForSeq2SeqLM.from_pretrained("alice/m").generation_config.num_beams == 2
+
+
+# ---- Revisions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(tmp_path) -> tuple[str, str]:
+    """Files of source sentences and of their translations."""
+    (tmp_path / "a.en").write_text("one two\nthree\n")
+    (tmp_path / "a.de").write_text("eins zwei\ndrei\n")
+    return str(tmp_path / "a.en"), str(tmp_path / "a.de")
+
+
+@pytest.fixture
+def pinned(hub, tiny_run) -> str:
+    """The commit of a model, whose repository has another one by now that cannot be loaded."""
+    commit = hub.commit("alice/m", {path.name: path.read_bytes() for path in (tiny_run / "model").iterdir()})
+    hub.commit("alice/m", {"config.json": b"{}"})
+    return commit
+
+
+def test_every_verb_loads_the_revision_that_it_is_told(pinned, tiny_run, texts, command, tmp_path) -> None:
+    source, target = texts
+    words = {
+        "translate": [source],
+        "score": [source, target],
+        "align": [source, target],
+        "explore": ["one two", "--output", str(tmp_path / "page.html")],
+    }
+    assert command("translate", "--model", "alice/m", source)[0] == 2, "the main branch"
+    for verb, arguments in words.items():
+        expected = command(verb, "--model", str(tiny_run / "model"), *arguments)
+        assert expected[0] == 0
+        assert command(verb, "--model", f"alice/m@{pinned}", *arguments) == expected
+        assert command(verb, "--model", "alice/m", "--revision", pinned, *arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (
+            "alice/m",
+            ["--revision", "nowhere"],
+            "The model 'alice/m@nowhere' cannot be loaded: loading it from the Hub",
+        ),
+        ("alice/m@", [], "There is no 'alice/m@': a revision follows a Hub id, as in user/name@v2"),
+        ("alice/m", ["--revision", ""], "--revision is empty"),
+        ("alice/m@v1", ["--revision", "v2"], "--revision v2 has no use: alice/m@v1 is local or names a revision"),
+        ("LOCAL", ["--revision", "v2"], "--revision v2 has no use"),
+    ],
+)
+def test_a_revision_that_is_not_there_or_has_no_use_is_named(
+    pinned, tiny_run, texts, command, model, options, words
+) -> None:
+    name = str(tiny_run / "model") if model == "LOCAL" else model
+    code, said = command("translate", "--model", name, *options, texts[0])
+    assert code == 2 and words in said and said.count("\n") == 1
+
+
+def test_a_tokenizer_has_a_revision(on_loopback, pinned, tiny_run) -> None:
+    vocabulary = load_tokenizer(str(tiny_run / "model")).get_vocab()
+    assert load_tokenizer(f"alice/m@{pinned}").get_vocab() == vocabulary
+    with pytest.raises(ValueError, match="The tokenizer alice/m@nowhere cannot be loaded"):
+        load_tokenizer("alice/m@nowhere")
+
+
+@pytest.mark.process
+def test_a_run_records_the_commits_of_what_it_downloads(hub, pinned, tmp_path) -> None:
+    """In a new process, because datasets reads the address of the Hub when it is imported."""
+    rows = "".join(json.dumps({"translation": {"en": f"one {i}", "de": f"eins {i}"}}) + "\n" for i in range(40))
+    data = hub.commit("datasets/acme/pairs", {"train.jsonl": rows.encode()})
+    hub.commit("datasets/acme/pairs", {"train.jsonl": b"damaged"})
+    recipe = tiny_recipe(tmp_path, max_steps=2, save_every=2, average_last=1)
+    recipe = [each for each in recipe if not each.startswith("--data")]
+    recipe += [f"--data.dataset=acme/pairs@{data}", "--data.validation_split=null", "--data.test_split=null"]
+    start = f"--initialize.from=alice/m@{pinned}"
+    command = [sys.executable, "-m", "hf_vaswani.cli", "train", *recipe, start, "--run_dir", str(tmp_path / "run")]
+    environment = os.environ | hub.environment(tmp_path / "home") | {"HF_DATASETS_OFFLINE": "0", "HF_TOKEN": READ}
+    end = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert end.returncode == 0, end.stderr
+    facts = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert facts["commits"] == {f"alice/m@{pinned}": pinned, f"acme/pairs@{data}": data}
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"alice/m at {pinned}" in card and f"acme/pairs at {data}" in card
+    found = ModelCard(card).data
+    assert found.base_model == "alice/m" and found.datasets == ["acme/pairs"]

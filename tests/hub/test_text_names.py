@@ -44,3 +44,10 @@ def test_paths_are_reduced_to_names() -> None:
     value = {"train_files": {"en": "/a/b.en"}, "dataset": "/c/d", "weight": 2.0, "license": "a/b"}
     assert names_only("", value, set()) == value | {"train_files": {"en": "b.en"}, "dataset": "d"}
     assert names_only("dataset", "acme/web", {"acme/web"}) == "acme/web"
+    assert names_only("train_files", "https://me:SECRET@host/a.tsv?sig=SECRET/b", set()) == "a.tsv"
+    assert names_only("prefix", "https://host/a?sig=SECRET", set()) == "https://host/a"
+
+
+def test_a_url_is_no_dataset_on_the_hub() -> None:
+    recipe = Recipe(data=DataRecipe(dataset="https://me:SECRET@host/a?b"))
+    assert datasets_on_the_hub(recipe, environment(Text(pairs={}, dataset_is_local=False))) == set()

@@ -441,10 +441,12 @@ NEEDED = {
 }
 
 
+TREES = [ast.parse(path.read_text("utf-8")) for path in FILES]
+
+
 def imported(within_functions: bool) -> Iterator[tuple[str, str]]:
     """Modules and names that the travelling files import from transformers, when they are imported or later."""
-    for path in FILES:
-        tree = ast.parse(path.read_text("utf-8"))
+    for tree in TREES:
         inside = {id(each) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for each in ast.walk(node)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (id(node) in inside) == within_functions:
@@ -456,8 +458,8 @@ def imported(within_functions: bool) -> Iterator[tuple[str, str]]:
 def optional_names() -> list[tuple[str, str]]:
     """Modules and names that are looked up where they are used."""
     found = {*imported(within_functions=True)}
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for tree in TREES:
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "existing":
                 module, *names = node.args
                 found |= {(f"transformers.{ast.unparse(module)}", ast.literal_eval(name)) for name in names}

@@ -66,6 +66,26 @@ def test_types_of_parquet_are_kept(tmp_path) -> None:
     assert read_output(tmp_path / "json")[0]["when"] == "2020-01-01 00:00:00+00:00"
 
 
+VIEWS = {
+    "en": pa.array(["one", None, "two"], pa.string_view()),
+    "bytes": pa.array([b"\xff", None, b""], pa.binary_view()),
+    "list": pa.array([["a"], [], None], pa.list_(pa.string_view())),
+    "word": pa.array(["a", "b", "a"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("column", ["en", "word"])
+def test_text_of_each_type_of_arrow_is_translated(column, tmp_path) -> None:
+    pq.write_table(pa.table(VIEWS), tmp_path / "table.parquet")
+    for kind in ("parquet", "jsonl"):
+        run(manifest(tmp_path / "table.parquet", format=kind, column=column), tmp_path / kind)
+        rows = read_output(tmp_path / kind)
+        assert [row["de"] for row in rows] == [text.upper() for text in VIEWS[column].to_pylist() if text]
+    found = pq.read_table(tmp_path / "parquet" / "data" / "part-00000.parquet").drop_columns(["de"])
+    kept = [row for row in pa.table(VIEWS).to_pylist() if row[column]]
+    assert found.to_pylist() == kept and found.schema == pq.read_schema(tmp_path / "table.parquet").remove_metadata()
+
+
 def test_rows_without_a_translation_are_in_a_file_with_their_reasons(tmp_path) -> None:
     rows = [
         {"en": "one"},

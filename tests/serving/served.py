@@ -6,7 +6,7 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,9 +41,12 @@ class Served:
 
 
 @contextmanager
-def serve(model: Path, folder: Path, *arguments: str) -> Iterator[Served]:
-    """Runs `hf-vaswani serve`, whose outputs are in the folder, until the end of the block at the latest."""
-    child = Child(folder, verb, ["serve", "--model", str(model), "--port", "0", *arguments])
+def serve(model: Path, folder: Path, *arguments: str, by: Callable[..., Any] = verb) -> Iterator[Served]:
+    """
+    Runs `hf-vaswani serve`, whose outputs are in the folder, until the end of the block at the latest; `by` is what
+    gets the command line in the child process.
+    """
+    child = Child(folder, by, ["serve", "--model", str(model), "--port", "0", *arguments])
     log = folder / "err"
     try:
         until, match = time.monotonic() + 120, None

@@ -1,13 +1,16 @@
 """The queue of the server: batches, turns, room, and texts that fail."""
 
 import asyncio
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from hf_vaswani.serving.batcher import MOST_CHARACTERS, MOST_TEXTS, Batcher, QueueFullError
+from hf_vaswani.serving.batcher import MOST_BYTES, MOST_TEXTS, Batcher, OverdueError, QueueFullError
 
 
 class Recorder:
@@ -90,9 +93,12 @@ def test_batches_of_long_texts_are_small() -> None:
     async def test() -> None:
         recorder = Recorder()
         batcher = Batcher(recorder, 100)
-        text = "x" * (MOST_CHARACTERS // 2)
-        await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
-        assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
+        # A letter may be as many tokens as it has bytes.
+        for letter in "xส😀":
+            recorder.batches.clear()
+            text = letter * (MOST_BYTES // len(letter.encode()) // 2)
+            await asyncio.gather(*(batcher.submit("k", [text]) for _ in range(5)), batcher.submit("k", [5 * text]))
+            assert [len(texts) for _, texts in recorder.batches] == [2, 2, 1, 1]
 
     run(test)
 
@@ -154,3 +160,141 @@ def test_texts_of_a_client_that_is_gone_are_not_translated() -> None:
         assert batcher.waiting == 0
 
     run(test)
+
+
+# ---- The end of a batch ------------------------------------------------------------------------------------------
+
+
+class Endless:
+    """Translates `slow` until it is ended, and other texts at once. Nothing but `slow` fails, unless it is broken."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.batcher: Any = None
+        self.is_deaf = self.is_broken = False
+        self.started, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, kind: Any, texts: list[str]) -> list[list[str]]:
+        self.batches.append(texts)
+        self.started.set()
+        if self.is_broken or "fault" in texts:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        until = time.monotonic() + 20
+        while "slow" in texts and not self.released.is_set():
+            assert time.monotonic() < until
+            if not self.is_deaf:
+                self.batcher.end_if_over()
+            time.sleep(0.001)
+        return [[text.upper()] for text in texts]
+
+
+def endless(deadline: float | None = None) -> tuple[Endless, Batcher]:
+    translate = Endless()
+    translate.batcher = batcher = Batcher(translate, 100, deadline=deadline)
+    return translate, batcher
+
+
+async def until_free(batcher: Batcher) -> None:
+    while not batcher.is_free(within=0):
+        await asyncio.sleep(0.001)
+
+
+def test_a_batch_ends_at_the_deadline_and_the_next_one_begins() -> None:
+    async def test() -> None:
+        _, batcher = endless(0.1)
+        for _ in range(2):
+            with pytest.raises(OverdueError, match=r"The translation was not ready within 0\.1 s\."):
+                await batcher.submit("k", ["slow", "b"])
+            await until_free(batcher)
+            assert not batcher.is_overdue and not batcher.is_broken
+        assert await batcher.submit("k", ["quick"]) == [["QUICK"]]
+        assert batcher.waiting == 0
+
+    run(test)
+
+
+def test_what_waits_too_long_is_not_begun() -> None:
+    async def test() -> None:
+        translate, batcher = endless(0.1)
+        translate.is_deaf = True
+        first = asyncio.create_task(batcher.submit("k", ["slow"]))
+        while not translate.started.is_set():
+            await asyncio.sleep(0.001)
+        with pytest.raises(OverdueError):
+            await batcher.submit("k", ["late"])
+        with pytest.raises(OverdueError):
+            await first
+        translate.released.set()
+        await until_free(batcher)
+        assert await batcher.submit("k", ["next"]) == [["NEXT"]]
+        assert translate.batches == [["slow"], ["next"]]
+
+    run(test)
+
+
+def test_a_batch_ends_when_nobody_waits_for_it_any_more() -> None:
+    async def test() -> None:
+        translate, batcher = endless()
+        first = asyncio.create_task(batcher.submit("k", ["slow"]))
+        second = asyncio.create_task(batcher.submit("k", ["b"]))
+        while not translate.started.is_set():
+            await asyncio.sleep(0.001)
+        first.cancel()
+        await asyncio.sleep(0.05)
+        # The other one still waits.
+        assert not batcher.is_free(within=0) and translate.batches == [["slow", "b"]]
+        second.cancel()
+        await asyncio.wait_for(until_free(batcher), 5)
+        assert await batcher.submit("k", ["next"]) == [["NEXT"]]
+
+    run(test)
+
+
+def test_a_batch_that_does_not_end_is_overdue(monkeypatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr("hf_vaswani.serving.batcher.LATENESS", 0.05)
+        translate, batcher = endless(0.1)
+        translate.is_deaf = True
+        with pytest.raises(OverdueError):
+            await batcher.submit("k", ["slow"])
+        await asyncio.sleep(0.1)
+        assert batcher.is_overdue and not batcher.is_free(within=0)
+        translate.released.set()
+        await until_free(batcher)
+        assert not batcher.is_overdue
+
+    run(test)
+
+
+def test_a_text_that_fails_is_told_from_a_device_that_does() -> None:
+    async def test() -> None:
+        translate, batcher = endless()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                await batcher.submit("k", ["fault"])
+            assert not batcher.is_broken
+        translate.is_broken = True
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="device-side assert"):
+                await batcher.submit("k", ["one"])
+            assert batcher.is_broken
+        translate.is_broken = False
+        assert await batcher.submit("k", ["one"]) == [["ONE"]]
+        assert not batcher.is_broken
+
+    run(test)
+
+
+@pytest.mark.process
+def test_the_process_does_not_wait_for_a_translation() -> None:
+    program = (
+        "import asyncio, time; from hf_vaswani.serving.batcher import Batcher\n"
+        "async def main():\n"
+        "    batcher = Batcher(lambda kind, texts: time.sleep(30), 10)\n"
+        "    work = asyncio.ensure_future(batcher.submit('kind', ['text']))\n"
+        "    while batcher.is_free(within=0): await asyncio.sleep(0.01)\n"
+        "    work.cancel()\n"
+        "asyncio.run(main()); print(time.time())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert time.time() - float(done.stdout) < 10

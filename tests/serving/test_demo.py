@@ -118,6 +118,12 @@ def test_the_language_is_put_in_front(demo, tokenizer) -> None:
     assert "".join(text for text, _ in answers["fr"].source) == TEXT
 
 
+def test_a_translation_ends_at_its_deadline(demo, translator, monkeypatch) -> None:
+    monkeypatch.setattr(demo, "DEADLINE", 0.0)
+    with pytest.raises(demo.OverdueError, match="was not ready within 0 s"):
+        translator.answer(TEXT, None, 4, 0.6, 1)
+
+
 @pytest.fixture(scope="module")
 def address(demo, model, tokenizer) -> Iterator[str]:
     with socket.socket() as free:

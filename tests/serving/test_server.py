@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +17,12 @@ pytest.importorskip("prometheus_client", reason="the extra `serve` is not instal
 
 import transformers
 from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry, generate_latest
 
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
 from hf_vaswani.serving import server as serving
+from hf_vaswani.serving.batcher import OverdueError
 from hf_vaswani.serving.server import Limits, build_server
 
 from ..networks import tiny_model
@@ -263,6 +267,129 @@ def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) 
     assert "POST /translate 499" in caplog.text
 
 
+# ---- Translations that end early ---------------------------------------------------------------------------------
+
+
+def endless_pipeline() -> Any:
+    """One whose search never finds an end."""
+    pipeline = make_pipeline(("en", "de"), ("en", "fr"))
+    pipeline.model.generation_config.update(max_new_tokens=100_000, num_beams=2)
+    return pipeline
+
+
+def test_a_translation_ends_at_its_deadline() -> None:
+    pipeline = endless_pipeline()
+    limits = pipeline.model.generation_config.max_new_tokens, 2
+    with TestClient(build_server({"one": pipeline}, limits=Limits(deadline=0.2))) as client:
+        for more in ({}, {"alternatives": 2}, {"format": "html"}):
+            pipeline.model.generation_config.max_new_tokens = limits[0]
+            start = time.monotonic()
+            answer = ask(client, q="Ab ca. Abc cab.", **more)
+            assert answer.status_code == 503
+            assert answer.json() == {"error": "The translation was not ready within 0.2 s."}
+            assert client.app.state.batcher.is_free(within=10) and time.monotonic() - start < 10
+            pipeline.model.generation_config.max_new_tokens = limits[1]
+            assert ask(client, **more).status_code == client.get("/health").status_code == 200
+
+
+def test_a_translation_ends_when_its_client_is_gone() -> None:
+    app = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None))
+    body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
+    messages = [{"type": "http.request", "body": body}]
+    batcher = app.state.batcher
+
+    async def receive() -> Any:
+        while not messages and batcher.is_free(within=0):
+            await asyncio.sleep(0.001)
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def test() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
+        await app(scope, receive, send)
+        assert await asyncio.to_thread(batcher.is_free, 10)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_an_engine_is_not_called_when_its_time_is_over(pipeline, monkeypatch) -> None:
+    called = []
+
+    def engine(**settings: Any) -> None:
+        called.append(settings)
+
+    monkeypatch.setattr(pipeline, "engine", engine)
+    translator = serving.Translator({"one": pipeline})
+    assert translator(("one", "en", "de", "text", 1), ["one two"])
+    # An engine knows no such criteria, and takes no settings that it does not know.
+    assert len(called) == 1 and "stopping_criteria" not in called[0]
+
+    def end() -> bool:
+        raise OverdueError(1)
+
+    translator.end_if_over = end
+    with pytest.raises(OverdueError):
+        translator(("one", "en", "de", "text", 1), ["one two"])
+    assert len(called) == 1 and pipeline.engine is engine
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\n" * 63 + "qx " * 1600,
+        "one. " * 63 + "x" * 4600,
+        "\n".join("x" * length for length in range(1, 100)),
+        "\n".join(["x" * 2400, "one. " * 20, "ส" * 2400]),
+    ],
+)
+def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
+    """Positions of hypotheses in the largest batch, against those of the same characters in lines of one length."""
+    positions: list[int] = []
+    own, translator = pipeline.model.generation_config.num_beams, serving.Translator({"one": pipeline})
+
+    def watched(input_ids: Any, **settings: Any) -> Any:
+        positions.append(input_ids.numel() * settings.get("num_beams", own))
+        return input_ids[:, :2].repeat_interleave(settings.get("num_return_sequences", 1), dim=0)
+
+    def most(text: str, count: int) -> int:
+        positions.clear()
+        translator(("one", "en", "de", "text", count), [text])
+        return max(positions)
+
+    monkeypatch.setattr(pipeline.model, "generate", watched)
+    letters = text.replace("\n", "x")
+    even = "\n".join(letters[start : start + 77] for start in range(0, len(letters), 77))
+    for count in (1, 11):
+        assert most(text, count) <= 2 * most(even, count)
+    # A batch with alternatives has more hypotheses, of fewer sentences.
+    assert most(even, 11) < 3 * most(even, 1) < 11 / own * most(even, 1)
+
+
+@pytest.mark.parametrize(("state", "why"), [("is_overdue", "deadline"), ("is_broken", "Nothing is translated")])
+def test_a_server_that_cannot_translate_is_not_healthy(pipeline, monkeypatch, state, why) -> None:
+    with TestClient(build_server({"one": pipeline})) as client:
+        monkeypatch.setattr(type(client.app.state.batcher), state, True, raising=False)
+        client.app.state.batcher.__dict__.pop(state, None)
+        assert client.get("/health").status_code == client.head("/health").status_code == 503
+        assert why in client.get("/health").json()["error"]
+
+
+def test_a_server_whose_device_fails_is_not_healthy(pipeline, monkeypatch) -> None:
+    def fail(**settings: Any) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with TestClient(build_server({"one": pipeline})) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(pipeline.model, "generate", fail)
+            assert ask(client).status_code == 500 and client.get("/health").status_code == 503
+        assert ask(client).status_code == client.get("/health").status_code == 200
+
+
+# ---- Paths and keys ----------------------------------------------------------------------------------------------
+
+
 def test_paths_and_methods(client) -> None:
     assert client.get("/nowhere").status_code == client.post("/translate/").status_code == 404
     assert client.head("/health").status_code == 200
@@ -344,11 +471,45 @@ def test_dead_workers_do_not_wait(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     process = subprocess.Popen(["true"])
     process.wait()
+    others = "gauge_livesum_x.db", f"gauge_livesum_{10**30}.db"
     files = [tmp_path / f"gauge_livesum_{number}.db" for number in (process.pid, os.getpid())]
+    files += [tmp_path / name for name in others]
     for file in files:
         file.touch()
     serving.forget_dead_workers()
-    assert [file.exists() for file in files] == [False, True]
+    assert [file.exists() for file in files] == [False, True, True, True]
+
+    def of_another_user(process: int, number: int) -> None:
+        raise PermissionError
+
+    files[3].unlink()
+    monkeypatch.setattr(os, "kill", of_another_user)
+    serving.forget_dead_workers()
+    assert [file.exists() for file in files] == [False, False, True, False]
+    files[0].touch()
+
+    def taken(process: int) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(serving.multiprocess, "mark_process_dead", taken)
+    serving.forget_dead_workers()
+
+
+def test_a_damaged_file_of_a_worker_is_left_out_of_the_metrics(tmp_path, caplog) -> None:
+    program = (
+        "from prometheus_client import Counter, Gauge; Counter('one', 'One').inc(); "
+        "Gauge('two', 'Two', multiprocess_mode='livesum').set(2)"
+    )
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    whole = next(tmp_path.glob("counter_*.db")).read_bytes()
+    for number, content in enumerate([whole[:3], whole[:20], b"\xff" * 100, whole.replace(b"[", b"(")]):
+        (tmp_path / f"counter_{number}.db").write_bytes(content)
+    registry = CollectorRegistry()
+    serving.WorkersCollector(registry, path=str(tmp_path))
+    lines = generate_latest(registry).decode().splitlines()
+    assert "one_total 1.0" in lines and "two 2.0" in lines
+    assert "counter_3.db has no metrics" in caplog.text
 
 
 def test_metrics(pipeline) -> None:

@@ -16,6 +16,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani, precision_vaswani
 from hf_vaswani.model.shortlist_vaswani import FILE as SHORTLIST
+from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training import loop
 from hf_vaswani.training.optimization import noam
 
@@ -407,13 +408,11 @@ def test_a_tracker_has_the_curves_and_the_recipe(tmp_path, monkeypatch, new_stat
                 logged.setdefault(name, {})[step] = value
 
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
-    assert (
-        train(
-            tmp_path, tmp_path / "run", scored=True, max_steps=6, validate_every=3, log_every=2, trackers="[notebook]"
-        )
-        == 0
-    )
+    recipe = tiny_recipe(tmp_path, scored=True, max_steps=6, validate_every=3, log_every=2, trackers="[notebook]")
+    secret = "--data.license=https://me:SECRET@host/licence?SECRET"
+    assert main(["train", *recipe, secret, "--run_dir", str(tmp_path / "run")]) == 0
     assert Notebook.config["training.max_steps"] == "6"
+    assert Notebook.config["data.license"] == "https://host/licence"
     lines = [json.loads(line) for line in (tmp_path / "run" / "validations.jsonl").read_text().splitlines()]
     assert logged["validation_bleu"] == {line["step"]: line["bleu"] for line in lines}
     assert logged["validation_loss"] == {line["step"]: line["loss"] for line in lines}
@@ -654,3 +653,19 @@ def test_training_learns(tmp_path) -> None:
     assert [line["step"] for line in lines] == list(range(50, 401, 50))
     assert lines[-1]["loss"] < lines[0]["loss"] / 2
     assert [line["bleu"] for line in lines if line["best"]] == [max(line["bleu"] for line in lines)]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyError("a bug"), KeyboardInterrupt()])
+def test_trackers_are_closed_whatever_ends_a_training(tmp_path, monkeypatch, error) -> None:
+    from accelerate import Accelerator
+
+    def fail(*_, **__):
+        raise error
+
+    ended = []
+    monkeypatch.setattr(Accelerator, "end_training", lambda self: ended.append(True))
+    monkeypatch.setattr(loop, "_update", fail)
+    recipe = load_recipe([*tiny_recipe(tmp_path, max_steps=2), "--run_dir", str(tmp_path / "run")])
+    with pytest.raises(type(error)):
+        loop.train(recipe)
+    assert ended == [True]

@@ -1,15 +1,21 @@
 """From a recipe to a run: two directions in one model, streams, and both again after a stop."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, pipeline
 
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
+from hf_vaswani.run_folder import read_recipe
+from hf_vaswani.training import preparation
 
 from ..conftest import dear, tiny_recipe, write_pairs
 
@@ -117,3 +123,81 @@ def test_a_run_records_what_of_its_sets_is_in_the_training_text(tmp_path, stream
     assert noted.get("held_out") == (None if streaming else {"validation": 121, "test": 1})
     card = (tmp_path / "run" / "model" / "README.md").read_text("utf-8")
     assert ("(2 pairs, 1 of them with a sentence of the training text)" in card) is not streaming
+
+
+# ---- Changed settings --------------------------------------------------------------------------------------------
+
+
+def moved(folder: Path, arguments: list[str]) -> list[str]:
+    """Moves the text of a command line of `tiny_recipe` into another folder."""
+    folder.mkdir()
+    for name in ("text.en", "text.de"):
+        (folder.parent / name).rename(folder / name)
+    return [word.replace(f"{folder.parent}/text.", f"{folder}/text.") for word in arguments]
+
+
+def test_a_run_goes_on_with_its_text_in_another_place_only_if_it_is_the_same(tmp_path, capsys) -> None:
+    arguments = [*tiny_recipe(tmp_path, scored=True, max_steps=4), "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments, "--tokenizer.vocab_size=300"]) == 0
+    arguments = moved(tmp_path / "elsewhere", arguments)
+    # A finished run compares the text, too, and scores its model on it.
+    assert main(["train", *arguments]) == 0
+    files = read_recipe(tmp_path / "run").data.test_files
+    assert files == {side: str(tmp_path / "elsewhere" / f"text.{side}") for side in ("en", "de")}
+    free = ("evaluation.tokens_per_batch=512", "training.gradient_checkpointing=true", "training.log_every=3")
+    assert main(["train", *arguments, *(f"--{key}" for key in free), "--training.max_steps=8"]) == 0
+    capsys.readouterr()
+    # Other text, with as many tokens.
+    for split, what in (("train", "training or validation"), ("test", "test")):
+        for side in ("en", "de"):
+            lines = (tmp_path / "elsewhere" / f"text.{side}").read_text("utf-8").splitlines(keepends=True)
+            (tmp_path / f"other.{side}").write_text("".join([lines[1], lines[0], *lines[2:]]), encoding="utf-8")
+        other = f"--data.{split}_files={{en: {tmp_path / 'other.en'}, de: {tmp_path / 'other.de'}}}"
+        for steps in (8, 12):
+            assert main(["train", *arguments, other, f"--training.max_steps={steps}"]) == 2
+            assert f"The {what} text is not that of" in capsys.readouterr().err
+    assert (tmp_path / "run" / "checkpoint-8").is_dir()
+
+
+def test_text_of_the_same_lengths_is_another_text(monkeypatch) -> None:
+    monkeypatch.setattr(preparation, "SAMPLED", 4)
+
+    def checksum(*texts: str, streaming: bool = False) -> int:
+        rows = Dataset.from_dict({"source": list(texts), "target": ["x"] * len(texts)})
+        source: Any = SimpleNamespace(pairs={"train": rows.to_iterable_dataset() if streaming else rows})
+        return preparation._checksum([source, source])
+
+    assert checksum("one", "two") == checksum("one", "two") != checksum("one", "six")
+    # A sample of a large text; of a stream, nothing.
+    assert checksum(*"abcdefgh") == checksum(*"aBCdEFgH") != checksum(*"Abcdefgh")
+    assert checksum("one", streaming=True) == checksum("two", streaming=True)
+
+
+def test_a_run_without_checkpoints_has_its_text_where_it_had_it(tmp_path, capsys) -> None:
+    """Nothing tells any more what the text was."""
+    arguments = [*tiny_recipe(tmp_path, scored=True, max_steps=4), "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments]) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    assert main(["train", *arguments]) == 0
+    arguments = moved(tmp_path / "elsewhere", arguments)
+    capsys.readouterr()
+    assert main(["train", *arguments]) == 2
+    assert "run belongs to another recipe: data.train_files is {" in capsys.readouterr().err
+
+
+def test_a_vocabulary_may_move_but_not_change(tmp_path, capsys) -> None:
+    arguments = [*tiny_recipe(tmp_path, max_steps=1), "--run_dir", str(tmp_path / "run")]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "first")]) == 0
+    given = shutil.copytree(tmp_path / "first" / "tokenizer", tmp_path / "given")
+    assert main(["train", *arguments, f"--tokenizer.path={given}"]) == 0
+    moved = given.rename(tmp_path / "moved")
+    assert main(["train", *arguments, f"--tokenizer.path={moved}", "--training.max_steps=2"]) == 0
+    assert main(["train", *arguments, f"--tokenizer.path={given}", "--training.max_steps=3"]) == 0
+    tokenizer = json.loads((moved / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    (moved / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    capsys.readouterr()
+    assert main(["train", *arguments, f"--tokenizer.path={moved}", "--training.max_steps=4"]) == 2
+    assert f"tokenizer.path is {moved}, whose vocabulary is not that of" in capsys.readouterr().err

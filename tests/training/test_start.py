@@ -367,6 +367,10 @@ def damaged(folder: Path) -> Path:
         (["--initialize.from=DAMAGED"], "initialize.from is"),
         (["--initialize.from=DAMAGED"], "model.safetensors"),
         (["--initialize.revision=v1"], "initialize.revision is 'v1', but initialize.from is the local folder"),
+        (
+            ["--initialize.from=no/where@v1", "--initialize.revision=v2"],
+            "is 'v2': name one revision",
+        ),
         (["--model.d_model=256"], "model.d_model is 256, but the model"),
         (["--tokenizer.kind=unigram"], "tokenizer.kind is 'unigram', but the model"),
         (["--tokenizer.path=x"], "tokenizer.path is 'x', but the model"),

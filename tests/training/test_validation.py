@@ -3,13 +3,15 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
+from hf_vaswani.metrics import score
 from hf_vaswani.model.as_written_vaswani import is_unmodified
 from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.validation import finite
@@ -139,7 +141,7 @@ def test_each_set_has_its_own_loss_and_scores(tiny_run, tmp_path) -> None:
     assert train(tiny_run.parent, tmp_path / "single", max_steps=4, validate_every=2, save_every=2) == 0
     for line, single in zip(validations(run), validations(tmp_path / "single"), strict=True):
         assert line["sets"].keys() == {"en-de", "short"}
-        assert line["sets"]["en-de"] == {name: single[name] for name in ("bleu", "chrf", "ter", "loss")}
+        assert line["sets"]["en-de"] == {name: single[name] for name in ("bleu", "chrf", "loss")}
         assert line["sets"]["short"]["loss"] != single["loss"]
         assert min(part["loss"] for part in line["sets"].values()) < line["loss"]
         assert line["loss"] < max(part["loss"] for part in line["sets"].values())
@@ -262,3 +264,30 @@ def test_altered_test_sets_are_scored_at_the_end(tiny_run, tmp_path, monkeypatch
 def test_measures_that_are_not_finite_are_written_as_null() -> None:
     measures = {"loss": math.nan, "perplexity": math.inf, "accuracy": 0.5}
     assert finite(measures) == {"loss": None, "perplexity": None, "accuracy": 0.5}
+
+
+def test_validations_are_scored_once_and_without_ter(tiny_run, monkeypatch) -> None:
+    """In the main process: the others wait for the scores, and no processor computes them twice."""
+    from hf_vaswani.training import validation
+
+    calls: list[int] = []
+
+    def counted(*arguments: Any) -> dict[str, Any]:
+        calls.append(1)
+        return score(*arguments)
+
+    monkeypatch.setattr(validation, "score", counted)
+    monkeypatch.setattr(validation, "translate", lambda run, model, sources, num_beams: ["x"] * len(sources))
+    monkeypatch.setattr("accelerate.utils.broadcast_object_list", lambda objects: [{"bleu": 7.0}, None])
+    text = SimpleNamespace(name="en-de", source=["a"] * 3, target=["x"] * 3)
+    evaluation = SimpleNamespace(tokenize="13a", lowercase=False)
+    for count, index, made in ((2, 1, 0), (1, 0, 1)):
+        run: Any = SimpleNamespace(
+            recipe=SimpleNamespace(task="translation", evaluation=evaluation),
+            sets={"validation": [text], "test": [text]},
+            accelerator=SimpleNamespace(process_index=index, num_processes=count),
+        )
+        _, scored = validation.translate_and_score(run, cast(Any, None), "validation", 1)
+        assert len(calls) == made
+    assert set(scored["signatures"]) == {"bleu", "chrf"} and "ter" not in scored
+    assert "ter" in validation.translate_and_score(run, cast(Any, None), "test", 1)[1]

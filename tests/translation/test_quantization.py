@@ -54,6 +54,17 @@ def test_other_data_types_are_refused(models) -> None:
         to_int8(VaswaniForConditionalGeneration(models[0].config).to(torch.bfloat16))
 
 
+def test_a_model_elsewhere_is_quantized_on_the_cpu(models, monkeypatch) -> None:
+    """As on a GPU, to which the command line moves models."""
+    model, moved = models[0], []
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "device", torch.device("cuda:0"))
+        patch.setattr(type(model), "cpu", lambda self: moved.append(self) or self)
+        small = to_int8(model)
+    assert len(moved) == 1 and moved[0] is not model
+    assert "quantized.dynamic" in type(small.lm_head).__module__
+
+
 def test_saving_is_refused(models, tmp_path) -> None:
     with pytest.raises(ValueError, match="An int8 model cannot be saved: save the original model"):
         models[1].save_pretrained(tmp_path / "small")
