@@ -37,6 +37,9 @@ Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns 
 and `sequences_scores` without `output_scores`, but no `cache`. Everything else (beams with sampling, outputs
 of every step, custom caches or stopping criteria, hooks, autocast to float16, training mode) falls back to
 transformers' own searches. A decoder on its own has this search, too, with the settings and rules of transformers.
+
+In every search, transformers' and these, `pad_token_id` fills the rows behind `</s>` with one beam. With more beams it
+does so unless it is 0, this model's default, or missing: then the first `eos_token_id` does.
 """
 
 import inspect
@@ -127,12 +130,7 @@ class CausalGenerationMixin(FastSearchMixin):
                     f"The longest prompt has {kwargs['input_ids_length'] - config._padding} tokens, but the model has "
                     f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
                 )
-            if config.max_length > most:
-                logger.warning_once(
-                    f"The maximum length of {config.max_length} tokens is above the model's {most - 1} positions "
-                    "(max_position_embeddings): texts end there."
-                )
-                config.max_length = most
+            limit_length(config, most)
         config._ensemble, config._shortlist = (), None
         config.length_penalty_type, config.finish_candidates = "power", "top"
         texts = kwargs["inputs_tensor"]
@@ -190,7 +188,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
         """
         try:
             super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
-            if generation_config is None and name is not None and self.generation_config._from_model_config:
+            is_made_up = getattr(self.generation_config, "_from_model_config", True)
+            if generation_config is None and name is not None and is_made_up:
                 check_settings_file(name, **kwargs)
             check_settings(self.generation_config)
         # transformers uses values of any type before it checks them.
@@ -255,15 +254,16 @@ class VaswaniGenerationMixin(FastSearchMixin):
     ) -> GenerationConfig:
         """Sets the maximum lengths of the sentences, `_max_lengths`, and the longest of them for the batch."""
         offset, max_lengths = generation_config.max_length_offset, None
+        configs = [model.config for model in (self, *generation_config._ensemble)]
+        tables = [each.max_position_embeddings for each in configs if each.position_encoding == "learned"]
         if has_default_max_length and generation_config.max_new_tokens is None and offset is not None:
             lengths = generation_config._source_lengths
             if lengths is None:
                 # Ids, embeddings, or the placeholder for ids that transformers makes from `encoder_outputs`.
                 lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1], device=inputs_tensor.device)
             max_lengths = input_ids_length + lengths + offset
-            for config in (model.config for model in (self, *generation_config._ensemble)):
-                if config.position_encoding == "learned":
-                    max_lengths = max_lengths.clamp(max=config.max_position_embeddings)
+            for positions in tables:
+                max_lengths = max_lengths.clamp(max=positions)
             generation_config.max_new_tokens = int(max_lengths.max()) - input_ids_length
         generation_config = super()._prepare_generated_length(
             generation_config=generation_config,
@@ -272,6 +272,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
             inputs_tensor=inputs_tensor,
             **kwargs,
         )
+        for positions in tables:
+            limit_length(generation_config, positions + 1)
         same = torch.full(inputs_tensor.shape[:1], generation_config.max_length, device=inputs_tensor.device)
         # The other models of an ensemble encode the source from these.
         generation_config._inputs = inputs_tensor
@@ -439,6 +441,16 @@ def check_settings(generation_config: GenerationConfig) -> None:
     if alpha is not None and (not isinstance(alpha, (int, float)) or abs(alpha) > LARGEST_ALPHA):
         expected = f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
         raise ValueError(f"length_penalty must be {expected}, but it is {alpha!r}.")
+
+
+def limit_length(generation_config: GenerationConfig, most: int) -> None:
+    """Ends texts where a table of learned positions ends: with `most` tokens, the last of which is not read."""
+    if generation_config.max_length > most:
+        logger.warning_once(
+            f"The maximum length of {generation_config.max_length} tokens is above the model's {most - 1} positions "
+            "(max_position_embeddings): texts end there."
+        )
+        generation_config.max_length = most
 
 
 # ---- Another transformers ----------------------------------------------------------------------------------------

@@ -348,7 +348,10 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
 class VaswaniClassifier(VaswaniPreTrainedModel):
     """Base class of the classifiers: one stack, dropout, and a linear layer with a row for each label."""
 
-    _keys_to_ignore_on_load_unexpected = [r"(^|\.)(encoder|decoder)\.", r"\.cross_attn(_norm)?\.", *HEADS]
+    _keys_to_ignore_on_load_unexpected = [
+        *(r"(^|\.)encoder\.", r"(^|\.)decoder\.", r"\.cross_attn(_norm)?\."),
+        *HEADS,
+    ]
 
     def __init__(self, config: VaswaniConfig) -> None:
         # A model with both stacks gives its encoder.

@@ -93,8 +93,9 @@ def positions_at_once(weight: torch.Tensor) -> int:
     if weight.device.type == "cpu":
         # Few enough for the caches; enough to outweigh the cost of adding to the matrix's gradient once a chunk.
         return max(1, min(2 * d_model, 2**24 // vocab_size))
-    # Enough to keep a GPU busy.
-    return max(1, 2**27 // vocab_size)
+    # Enough to keep a GPU busy, and a small part of its memory.
+    memory = torch.cuda.get_device_properties(weight.device).total_memory if weight.device.type == "cuda" else 2**35
+    return max(1, min(2**27, memory // 2**8) // vocab_size)
 
 
 def share_of_others(epsilon_ls: float, vocab_size: int) -> float:

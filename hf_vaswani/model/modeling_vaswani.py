@@ -10,6 +10,7 @@ in `heads_vaswani.py`.
 import copy
 import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
 # Weights of the models with a head, which others leave out when they load.
-HEADS = [r"^(lm_head|lm_transform|pooler|next_sentence|classifier)\."]
+HEADS = [rf"^{head}\." for head in ("lm_head", "lm_transform", "pooler", "next_sentence", "classifier")]
 
 # ---- 3.2 Attention -----------------------------------------------------------------------------------------------
 
@@ -331,7 +332,8 @@ class VaswaniPositions(nn.Module):
             if attention_mask is None and not is_given:
                 self.check_last(int(past_length) + inputs_embeds.shape[1] - 1)
             elif is_given or attention_mask.shape[1] > self.max_position_embeddings:  # type: ignore[union-attr]
-                check_ids("positions", positions, *self.limit, wait=True)
+                # In training, the device waits for no data that the collator has already measured.
+                check_ids("positions", positions, *self.limit, wait=not self.training)
         if self.table is not None or attention_mask is None or is_given:
             encoding = self.encode(positions)
         else:
@@ -528,9 +530,22 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         """
         record_tied_output(self)
         weights = self.state_dict() if state_dict is None else state_dict
-        copied = with_copies(weights, self._tied_weights_keys or {} if self.config.tie_word_embeddings else {})
+        ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
+        copied = with_copies(weights, ties or {})
         state_dict = state_dict if copied is None else copied
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+
+    def post_init(self) -> None:
+        """Ends the construction of a model as [`PreTrainedModel.post_init`] does."""
+        super().post_init()
+        # Loading leaves out the parts that another class has and this one lacks. In a part that this one has, a name
+        # that it does not know is a weight under another name.
+        names = [name for name, _ in self.named_parameters()]
+        self._keys_to_ignore_on_load_unexpected = {
+            pattern
+            for pattern in getattr(self, "_keys_to_ignore_on_load_unexpected", None) or ()
+            if not any(re.search(pattern, name) for name in names)
+        }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -1331,7 +1346,8 @@ def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str, wait: boo
     # What is captured as a graph runs later.
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    for id_ in (int(ids.min()), int(ids.max())):
+    # Both in one read.
+    for id_ in torch.stack(ids.aminmax()).tolist():
         check_range(name, id_, size, size_name)
 
 

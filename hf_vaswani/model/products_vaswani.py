@@ -79,10 +79,11 @@ def packed_for_onednn(weights: Sequence[torch.Tensor], dtype: torch.dtype, group
         `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
     """
     first, multiplications = weights[0], rows * sum(weight.numel() for weight in weights)
-    if first.device.type != "cpu" and first in KEPT:
-        # The model was moved.
-        del KEPT[first]
-    if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE) or not has_onednn(first.device, dtype):
+    if not has_onednn(first.device, dtype):
+        # After a move of the model, no call asks for them again.
+        KEPT.pop(first, None)
+        return None
+    if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE):
         return None
     with torch.no_grad():
         if type(first) is not nn.Parameter:

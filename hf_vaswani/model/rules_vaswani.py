@@ -67,6 +67,18 @@ class EndCriteria(StoppingCriteria):
         return torch.full((len(input_ids),), bool(self.is_over()), device=input_ids.device)
 
 
+def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int | None]:
+    """
+    Returns the ids that end a text, of shape `(ids,)`, on the CPU unless they were given as a tensor, and the id that
+    fills the rows behind them: `pad_token_id`, or the first of the ids.
+    """
+    ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
+    ids = torch.as_tensor([] if ends is None else ends, dtype=torch.long).flatten()
+    if pad is None and len(ids):
+        pad = ids[0]
+    return ids, None if pad is None else int(pad)
+
+
 def is_one_of(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Returns which tokens are among a few ids of shape `(ids,)`; `torch.isin` takes several times as long."""
     return (tokens[..., None] == ids).any(dim=-1)
@@ -95,14 +107,13 @@ class BeamSearchRules:
             input_ids (`torch.LongTensor` of shape `(rows, prompt)`): the decoder's prompt.
         """
         max_lengths = generation_config._max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
-        eos = generation_config._eos_token_tensor
         return cls(
             alpha=generation_config.length_penalty,
             length_penalty_type=generation_config.length_penalty_type,
             finish_candidates=generation_config.finish_candidates,
             early_stopping=generation_config.early_stopping,
             num_return_sequences=generation_config.num_return_sequences,
-            eos_token_ids=input_ids.new_empty(0) if eos is None else eos.to(input_ids.device),
+            eos_token_ids=special_ids(generation_config)[0].to(input_ids.device),
             max_lengths=max_lengths,
             shortest_limit=int(max_lengths.min()),
         )

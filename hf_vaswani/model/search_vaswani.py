@@ -28,7 +28,7 @@ from .as_written_vaswani import is_unmodified
 from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
 from .decoding_vaswani import EnsembleDecoder, Prompt
 from .products_vaswani import fast_products
-from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of
+from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, special_ids
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
 FIRST_LENGTH = 16
@@ -192,14 +192,12 @@ def searched_entries(
         # Others may allow or favour only tokens that are not on the list.
         if not is_of_transformers(type(processor), ROW_BY_ROW - {"SequenceBiasLogitsProcessor"}):
             raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
-    names = ("_eos_token_tensor", "forced_bos_token_id", "forced_eos_token_id")
-    needed = (getattr(generation_config, name) for name in names)
-    always = [torch.as_tensor(each).flatten().cpu() for each in needed if each is not None]
-    entries: torch.Tensor = generation_config._shortlist.entries(
-        generation_config._inputs, torch.cat(always) if always else None
-    )
+    ends, _ = special_ids(generation_config)
+    needed = (ends, generation_config.forced_bos_token_id, generation_config.forced_eos_token_id)
+    always = torch.cat([torch.as_tensor(each).flatten().cpu() for each in needed if each is not None])
+    entries: torch.Tensor = generation_config._shortlist.entries(generation_config._inputs, always)
     # Each running hypothesis needs a continuation that is not the end.
-    least = 1 + (0 if generation_config._eos_token_tensor is None else len(generation_config._eos_token_tensor))
+    least = 1 + len(ends)
     if len(entries) < least:
         raise ValueError(f"The shortlist has {len(entries)} entries for this batch, but a search needs {least}.")
     return entries
@@ -268,8 +266,7 @@ def is_supported_criterion(criterion: StoppingCriteria, generation_config: Gener
     if isinstance(criterion, MaxLengthCriteria):
         return type(criterion) is MaxLengthCriteria and criterion.max_length == generation_config.max_length
     if is_of_transformers(type(criterion), {"EosTokenCriteria"}):
-        eos = generation_config._eos_token_tensor
-        return eos is not None and torch.equal(criterion.eos_token_id, eos)
+        return criterion.eos_token_id.flatten().tolist() == special_ids(generation_config)[0].tolist()
     return type(criterion) is SourceLengthCriteria or is_clock(criterion)
 
 
@@ -541,9 +538,9 @@ def collect_results(
         torch.cat([getattr(part, name) for part in parts])[order, :returned].flatten()
         for name in ("end_positions", "scores", "is_finished")
     )
-    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
+    ends, pad = special_ids(generation_config)
     # As in transformers: the pad id of greedy search and sampling, but `</s>` where that is 0 or missing.
-    fill = -1 if eos is None else int(pad or eos[0])
+    fill = (pad or int(ends[0])) if len(ends) else -1
     sequences, indices = read_back(history, end_positions.where(is_finished, -1), returned, num_beams, fill)
     return torch.cat((prompt[:, :returned].flatten(0, 1), sequences), dim=1), scores, indices
 
@@ -611,9 +608,8 @@ def single_search(
     logits_processor, do_sample = inputs.logits_processor, generation_config.do_sample
     # Tokens are drawn for all rows: with fewer of them, other random numbers would be drawn than by transformers.
     row_by_row = inputs.is_row_by_row and not do_sample
-    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
-    fill = 0 if pad is None else int(pad)
-    eos = input_ids.new_empty(0) if eos is None else eos.to(device)
+    ends, pad = special_ids(generation_config)
+    fill, eos = pad or 0, ends.to(device)
     decoder = start_decoder(inputs, input_ids[:, None], num_candidates=1)
     # Rows of `sequences` that are in the decoder, and their limits: several rows of a sentence if they are drawn.
     numbers, max_lengths = torch.arange(batch, device=device), generation_config._max_lengths.to(device)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 # Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
-# can share tokenizers and models, so they share the lock. Translation itself runs without it. The thread
-# that holds it can take it again, as a fork does: a tokenizer that forks would wait for itself.
+# can share tokenizers and models, so they share the lock. Translation itself runs without it. The thread that holds it
+# can take it again, because a fork takes it, and a tokenizer may fork.
 LOCK = threading.RLock()
 if hasattr(os, "register_at_fork"):
     # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.

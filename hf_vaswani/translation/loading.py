@@ -184,7 +184,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
             _read_tensors(folder)
             raise
         check_shapes(model, report)
-    problem = find_loading_error(model, report)
+    problem = model.loading_error
     if problem is None and report["error_msgs"]:
         problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
     if problem is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..model.rules_vaswani import MISSING, BeamSearchRules
+from ..model.rules_vaswani import MISSING, BeamSearchRules, special_ids
 from ..model.search_vaswani import Alive, Step, beam_search, fast_search_inputs, find_obstacle, single_search
 from ..model.sharing_vaswani import evaluation_mode
 
@@ -261,8 +261,7 @@ class _SingleRecorder:
     def __init__(self, generation_config: Any, prompt: int) -> None:
         self.settings = _settings(generation_config, "num_beams", "do_sample")
         self.max_length = int(generation_config._max_lengths[0]) - prompt
-        eos = generation_config._eos_token_tensor
-        self.eos = set() if eos is None else set(eos.tolist())
+        self.eos = set(special_ids(generation_config)[0].tolist())
         self.steps: list[SearchStep] = []
         self.total = 0.0
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -495,17 +496,17 @@ class Without(ModuleType):
 COPIES = itertools.count()
 
 
-def copy_of_the_code() -> tuple[ModuleType, ModuleType]:
+def copy_of_the_code(folder: Path = ROOT / "hf_vaswani" / "model") -> tuple[ModuleType, ModuleType]:
     """Imports the travelling files once more, as the code of a saved model is, and returns two of them."""
     package = ModuleType(f"transformers_modules_copy_{next(COPIES)}")
-    package.__path__ = [str(ROOT / "hf_vaswani" / "model")]
+    package.__path__ = [str(folder)]
     sys.modules[package.__name__] = package
     names = ("heads_vaswani", "pipeline_vaswani")
     heads, pipelines = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
     return heads, pipelines
 
 
-def what_it_does(heads: ModuleType, pipelines: ModuleType, folder: Path) -> list[Any]:
+def what_it_does(heads: ModuleType, pipelines: ModuleType, folder: Path, with_pipeline: bool = True) -> list[Any]:
     """Loads, trains, translates and writes with a copy of the code."""
     modeling = sys.modules[heads.__package__ + ".modeling_vaswani"]
     done: list[Any] = []
@@ -521,6 +522,8 @@ def what_it_does(heads: ModuleType, pipelines: ModuleType, folder: Path) -> list
     causal = heads.VaswaniForCausalLM(tiny_config(lm_head_bias=True)).eval()
     causal.load_state_dict({name: weight.sin() + 0.01 for name, weight in causal.state_dict().items()})
     done += [causal.generate(IDS, max_new_tokens=6, num_beams=beams) for beams in (1, 2)]
+    if not with_pipeline:
+        return done
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     translator = pipelines.VaswaniTranslationPipeline(model, tokenizer)
     done.append([each["translation_text"] for each in translator(["one two", "three"], max_new_tokens=6)])
@@ -580,3 +583,72 @@ def test_without_a_method_of_transformers_a_model_loads_trains_and_translates(
     if name in HOOKS:
         return
     assert_the_same(found, expected)
+
+
+# Private names by which a model, and its attention, tell transformers what they are.
+DECLARED = {"_attn_implementation", "_init_weights", "_tied_weights_keys"}
+# Files of transformers whose private names ours may use.
+THEIRS = (
+    *("cache_utils", "configuration_utils", "core_model_loading", "modeling_utils"),
+    *("generation/configuration_utils", "generation/utils"),
+    *("pipelines/base", "pipelines/text_to_text", "utils/hub"),
+)
+
+
+# Fields of a node of Python's syntax that may be a name, which of a constant is looked up.
+NAMING = ("name", "id", "attr", "arg", "value")
+
+
+def private_names() -> dict[str, set[str]]:
+    """Private names of transformers' models, configs, searches and pipelines, and the files of ours that have them."""
+    place = Path(transformers.__file__).parent
+    theirs = {
+        name
+        for file in THEIRS
+        if (place / f"{file}.py").is_file()
+        for name in re.findall(r"\b_[a-z]\w+", (place / f"{file}.py").read_text("utf-8"))
+    }
+    found: dict[str, set[str]] = {}
+    for path, tree in zip(FILES, TREES, strict=True):
+        within = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            for name in (getattr(node, field, None) for field in NAMING if id(node) not in within):
+                if isinstance(name, str) and name in theirs - DECLARED and not hasattr(nn.Module(), name):
+                    found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def test_the_private_names_are_found() -> None:
+    assert private_names().keys() >= {*HOOKS, "_is_user_defined", "_weight_conversions", "_no_split_modules"}
+
+
+class Renamed(ast.NodeTransformer):
+    """Gives what has a private name another one, as code has it that looks for a name of another release."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        for field in NAMING:
+            if getattr(node, field, None) == self.name:
+                setattr(node, field, f"{self.name}_of_another_release")
+        return super().generic_visit(node)
+
+
+@pytest.mark.variants(3)
+@pytest.mark.parametrize(
+    "name", [each if i % 6 == 0 else dear(each) for i, each in enumerate(sorted(private_names()))]
+)
+def test_without_a_private_name_a_model_loads_trains_and_translates(tmp_path, folder, expected, name) -> None:
+    """Whether it is a method, an attribute or a keyword; of a pipeline's, only pipelines may need it."""
+    places = private_names()[name]
+    for path in FILES:
+        code = path.read_text("utf-8")
+        if path.name in places:
+            code = ast.unparse(Renamed(name).visit(ast.parse(code)))
+        (tmp_path / path.name).write_text(code, "utf-8")
+    has_pipeline = "pipeline_vaswani.py" not in places
+    found = what_it_does(*copy_of_the_code(tmp_path), folder, with_pipeline=has_pipeline)
+    torch.testing.assert_close(found[0], expected[0])
+    if name not in HOOKS:
+        assert_the_same(found[1:], expected[1 : len(found)])

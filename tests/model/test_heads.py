@@ -662,6 +662,35 @@ def test_bad_input_is_named(kind, inputs, message) -> None:
         build(kind)(texts(), **inputs)
 
 
+@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("epsilon_ls", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("kind", "fields", "labels"),
+    [
+        (VaswaniForTokenClassification, {"num_labels": 1}, torch.zeros(3, 7, dtype=torch.long)),
+        (
+            VaswaniForSequenceClassification,
+            {"num_labels": 1, "problem_type": "single_label_classification"},
+            torch.zeros(3, dtype=torch.long),
+        ),
+    ],
+)
+def test_a_loss_over_one_label_is_refused(kind, fields, labels, epsilon_ls, loss_only) -> None:
+    """It would be 0 whatever a model says."""
+    model = build(kind, **fields)
+    assert model(texts()).logits.shape[-1] == 1
+    with pytest.raises(ValueError, match=r"^A loss needs at least 2 labels to choose from, but num_labels .* is 1"):
+        model(texts(), labels=labels, epsilon_ls=epsilon_ls, loss_only=loss_only)
+
+
+@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("kind", [VaswaniForMaskedLM, VaswaniForCausalLM])
+def test_a_loss_over_one_token_is_refused(kind, loss_only) -> None:
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"^A loss needs at least 2 labels .*\(or vocab_size\) is 1"):
+        build(kind, vocab_size=1, pad_token_id=None)(ids, labels=ids, loss_only=loss_only)
+
+
 def test_segments_are_checked() -> None:
     model = build(VaswaniForMaskedLM, **BERT)
     with pytest.raises(ValueError, match="token_type_ids has 2, but type_vocab_size is 2"):

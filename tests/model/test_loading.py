@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,23 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
+from hf_vaswani import (
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForMaskedLM,
+    VaswaniForPreTraining,
+    VaswaniForSequenceClassification,
+    VaswaniForTokenClassification,
+    VaswaniModel,
+)
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.loading_vaswani import find_non_finite, load_stored
 
-from ..networks import tiny_model
+from ..networks import batch, tiny_config, tiny_model
+from ..test_stops import Stops
 
 
 def damaged(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
@@ -112,3 +125,165 @@ def test_a_config_that_makes_no_model_is_a_value_error(tmp_path, name, value) ->
     for load in (AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, partial(pipeline, "translation")):
         with pytest.raises(ValueError, match=name):
             load(str(folder))
+
+
+# ---- Matrices with several names ---------------------------------------------------------------------------------
+
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+
+
+def replace(model: nn.Module, *names: str) -> None:
+    """Gives matrices of their own to modules that shared one."""
+    for name in names:
+        module = model.get_submodule(name)
+        module.weight = nn.Parameter(module.weight.detach().roll(1, dims=0) * 1.1)
+
+
+@pytest.mark.parametrize("tied", [True, False, None])
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["lm_head"],
+        ["model.decoder.embed_tokens"],
+        ["model.encoder.embed_tokens"],
+        ["lm_head", "model.decoder.embed_tokens"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("share", [True, False])
+def test_a_matrix_that_was_replaced_is_saved(tmp_path, share, own, tied) -> None:
+    """Whether the config says so or not, and if it ties the matrices that were not."""
+    model = tiny_model(share_embeddings=share)
+    replace(model, *own)
+    if tied is None:
+        # One matrix for the output and the embedding of a side that the config does not tie to it.
+        model.lm_head.weight = model.model.encoder.embed_tokens.weight
+    model.config.tie_word_embeddings = bool(tied)
+    given = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for number, state in enumerate((None, model.state_dict())):
+        model.save_pretrained(tmp_path / str(number), state_dict=state)
+        again, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / str(number), output_loading_info=True)
+        assert not any(report.values()) and again.loading_error is None
+        for name, weight in again.state_dict().items():
+            assert torch.equal(weight, given[name]), name
+
+
+def test_a_folder_that_lacks_an_embedding_is_an_error_and_not_random(tmp_path) -> None:
+    """As folders were saved whose output was untied from the one matrix."""
+    model = tiny_model()
+    replace(model, "lm_head")
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop(TARGET, None)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=f"^The weights of {tmp_path} lack {TARGET}: it was saved as {SOURCE}"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    # As the message says.
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, tie_word_embeddings=True)
+    again.save_pretrained(tmp_path / "again")
+    for folder in (tmp_path / "again", None):
+        again = again if folder is None else AutoModelForSeq2SeqLM.from_pretrained(folder)
+        torch.testing.assert_close(again(**batch()).logits, model(**batch()).logits, atol=0, rtol=0)
+
+
+# ---- Weights under other names -----------------------------------------------------------------------------------
+
+CLASSES = {
+    VaswaniForConditionalGeneration: "lm_head.bias",
+    VaswaniModel: "encoder.embed_segments.weight",
+    VaswaniForMaskedLM: "lm_transform.dense.weight",
+    VaswaniForPreTraining: "next_sentence.weight",
+    VaswaniForCausalLM: "lm_head.bias",
+    VaswaniForSequenceClassification: "pooler.dense.bias",
+    VaswaniForTokenClassification: "classifier.weight",
+}
+
+
+def renamed(folder: Path, old: str) -> str:
+    """Renames a weight in a folder, and returns its new name."""
+    weights = load_file(folder / "model.safetensors")
+    new = old.replace(old.split(".")[-2], "renamed")
+    weights[new] = weights.pop(old)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return new
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_weight_under_another_name_is_an_error(tmp_path, kind) -> None:
+    model = kind(tiny_config(lm_head_bias=True, lm_head_transform=True, type_vocab_size=2))
+    stack = model.config.stacks[0]
+    prefix = "" if kind is VaswaniModel else "model."
+    for number, old in enumerate((CLASSES[kind], f"{prefix}{stack}.layers.1.feed_forward.fc1.weight")):
+        folder = tmp_path / str(number)
+        model.save_pretrained(folder)
+        assert kind.from_pretrained(folder).num_parameters() == model.num_parameters()
+        new = renamed(folder, old)
+        message = f"^The weights of {folder} do not match its config.json: they have {new}, .* and lack {old}"
+        with pytest.raises(ValueError, match=message):
+            kind.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", [VaswaniForMaskedLM, VaswaniForSequenceClassification, VaswaniForCausalLM])
+def test_a_weight_under_another_name_is_an_error_of_other_classes_too(tmp_path, kind) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    model = kind.from_pretrained(tmp_path)
+    old = f"model.{model.config.stacks[0]}.layers.0.feed_forward.fc1.bias"
+    new = renamed(tmp_path, old)
+    with pytest.raises(ValueError, match=f"they have {re.escape(new)}, which the model lacks, and lack {old}"):
+        kind.from_pretrained(tmp_path)
+
+
+def test_weights_are_loaded_by_name_or_not_at_all() -> None:
+    model, stored = tiny_model(0), dict(tiny_model(1).state_dict())
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    cases = {
+        f"1 missing .first: {FC1}.*, 1 unexpected .first: {FC1.replace('fc1', 'fc_1')}": {
+            name.replace(FC1, FC1.replace("fc1", "fc_1")): weight for name, weight in stored.items()
+        },
+        f"1 missing .first: {FC1}": {name: weight for name, weight in stored.items() if name != FC1},
+        "1 unexpected .first: extra": stored | {"extra": torch.ones(1)},
+        "3 missing .first: lm_head": {
+            name: stored[name] for name in stored if "embed" not in name and "lm" not in name
+        },
+    }
+    for message, weights in cases.items():
+        with pytest.raises(ValueError, match=f"Weights do not fit to the VaswaniForConditionalGeneration: {message}"):
+            load_stored(model, weights)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    # One matrix, whichever of its names is there.
+    for name in (SOURCE, TARGET, "lm_head.weight"):
+        other = tiny_model(0)
+        load_stored(
+            other, {key: stored[key] for key in stored if ("embed" not in key and "lm" not in key) or key == name}
+        )
+        assert all(torch.equal(weight, stored[key]) for key, weight in other.state_dict().items())
+    load_stored(model, {FC1: stored[FC1]}, is_new=lambda name: name != FC1)
+    assert torch.equal(model.get_parameter(FC1), stored[FC1]) and torch.equal(model.lm_head.weight, before[SOURCE])
+
+
+# ---- Numbers of 8 bits -------------------------------------------------------------------------------------------
+
+SMALL = [
+    each for each in vars(torch).values() if isinstance(each, torch.dtype) and str(each).startswith("torch.float8")
+]
+
+
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
+def test_weights_of_8_bits_are_looked_at(dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+    assert find_non_finite(model) is None
+    damaged = torch.ones(4, 4)
+    damaged[2, 3] = math.nan
+    model[1].weight = nn.Parameter(damaged.to(dtype), requires_grad=False)
+    # Each of these formats has a NaN.
+    assert find_non_finite(model) == "1.weight"
+
+
+def test_looking_at_the_weights_stops_a_device_once() -> None:
+    model = tiny_model()
+    with Stops() as stops:
+        assert find_non_finite(model) is None
+    assert stops.total == 1

@@ -8,9 +8,19 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration, VaswaniModel
+from hf_vaswani import (
+    VaswaniConfig,
+    VaswaniForCausalLM,
+    VaswaniForConditionalGeneration,
+    VaswaniForSequenceClassification,
+    VaswaniModel,
+)
+from hf_vaswani.model import modeling_vaswani
+from hf_vaswani.model.alignment_vaswani import attention_to_source
+from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,
@@ -23,6 +33,7 @@ from hf_vaswani.model.modeling_vaswani import (
 )
 from hf_vaswani.recipe import Recipe
 from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.visualization.embeddings import position_encodings
 
 from ..conftest import ROOT, SEED
 from ..networks import batch, gradients, tiny_config, tiny_model, with_labels
@@ -461,6 +472,21 @@ def test_padding_row_stays_zero_in_training() -> None:
     assert model.get_input_embeddings().weight[5].any()
 
 
+@pytest.mark.parametrize("eos", [2, [9, 2]], ids=str)
+def test_padding_that_also_ends_a_sentence_is_trained(eos) -> None:
+    """Its row would have the logit 0 for ever; GPT-2's tokenizer, among others, pads with its only special token."""
+    for kind in (VaswaniForConditionalGeneration, VaswaniForCausalLM):
+        model = kind(tiny_config(pad_token_id=2, eos_token_id=eos)).train()
+        matrix = model.get_input_embeddings().weight
+        assert matrix[2].any()
+        for settings in ({"loss_only": True}, {}):
+            before, ids = matrix[2].clone(), torch.tensor([[5, 6, 2], [7, 2, 2]])
+            model(input_ids=ids, labels=ids, **settings).loss.backward()
+            torch.optim.SGD(model.parameters(), lr=1.0).step()
+            model.zero_grad()
+            assert not torch.equal(matrix[2], before), (kind, settings)
+
+
 def test_an_output_matrix_of_its_own_learns_all_its_rows() -> None:
     model, data = tiny_model(tie_word_embeddings=False).train(), batch()
     model(**data, labels=data["decoder_input_ids"]).loss.backward()
@@ -680,6 +706,85 @@ def test_a_learned_table_ends_where_it_ends() -> None:
         model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": None})
     padded = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]] * 3)
     assert torch.isfinite(model(**data | {"input_ids": torch.full((3, 8), 5), "attention_mask": padded}).logits).all()
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch) -> None:
+    """Checks ids as on a device that has to be waited for: only where a check says so."""
+    check = modeling_vaswani.check_ids
+    monkeypatch.setattr(
+        modeling_vaswani, "check_ids", lambda *given, wait=False: check(*given, wait=True) if wait else None
+    )
+
+
+LEARNED = {"position_encoding": "learned", "max_position_embeddings": 7}
+
+
+def test_positions_beyond_a_table_never_reach_a_gpu(on_a_gpu) -> None:
+    """Where the look-up would end the process, not only the call."""
+    message, eight = "positions has 7, but max_position_embeddings is 7", torch.full((3, 8), 5)
+    model, causal = tiny_model(**LEARNED), tiny_model(kind=VaswaniForCausalLM, **LEARNED)
+    classifier = VaswaniForSequenceClassification(tiny_config(**LEARNED)).eval()
+    cache = causal(eight[:, :7], use_cache=True).cache
+    one, text = eight[:, :1], torch.arange(8)[None]
+    labels, mask = batch()["decoder_input_ids"], torch.ones_like(eight)
+    calls = {
+        "source": lambda: model(**batch() | {"input_ids": eight, "attention_mask": None}),
+        "source with a mask": lambda: model(**batch() | {"input_ids": eight, "attention_mask": mask}),
+        "target": lambda: model(**batch() | {"decoder_input_ids": eight}),
+        "embeddings": lambda: model.model.encoder(inputs_embeds=torch.zeros(1, 8, 16)),
+        "a mask of four dimensions": lambda: model.model.encoder(eight, torch.ones(3, 1, 8, 8, dtype=torch.bool)),
+        "a classifier": lambda: classifier(eight),
+        "one more": lambda: causal(one, cache=cache),
+        "one more with a mask": lambda: causal(one, torch.ones_like(eight), cache=cache),
+        "its own positions": lambda: causal(eight[:1], position_ids=text),
+        "a position of one token": lambda: causal(one[:1], position_ids=text[:, -1:]),
+        "alignments of a source": lambda: attention_to_source(
+            model, {"input_ids": eight, "attention_mask": mask}, labels, [0]
+        ),
+        "alignments": lambda: attention_to_source(
+            model, {"input_ids": one, "attention_mask": mask[:, :1]}, eight, [0]
+        ),
+        "encodings of a figure": lambda: position_encodings(model.model.encoder, 8),
+    }
+    for name, call in calls.items():
+        with torch.no_grad(), Lookups(), pytest.raises(ValueError, match=message):
+            call()
+            pytest.fail(name)
+    # A device of which nothing can be read.
+    with pytest.raises(ValueError, match=message):
+        model.to("meta").model.encoder(eight.to("meta"))
+
+
+class Lookups(TorchDispatchMode):
+    """Makes a look-up beyond a table another error than that of a check."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function is torch.ops.aten.embedding.default:
+            assert arguments[1].max() < len(arguments[0]), "beyond the table"
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 3}, {"use_cache": False}, {"num_beams": 3, "output_scores": True}]
+)
+@pytest.mark.parametrize("kind", [VaswaniForConditionalGeneration, VaswaniForCausalLM])
+def test_generated_positions_never_reach_a_gpu(on_a_gpu, kind, settings) -> None:
+    """Whatever the call asks for, and whichever search runs."""
+    model = tiny_model(eos=-math.inf, kind=kind, **LEARNED)
+    with Lookups():
+        found = model.generate(torch.full((2, 3), 5), max_new_tokens=30, return_dict_in_generate=True, **settings)
+    # The last token is not read.
+    assert found.sequences.shape == (2, 8)
+
+
+def test_positions_of_the_fast_search_never_reach_a_gpu() -> None:
+    decoder = tiny_model(**LEARNED).model.decoder.to("meta")
+    steps = IncrementalDecoder(decoder, torch.zeros(2, 3, 16, device="meta"), None, 1)
+    for _ in range(7):
+        steps.step(torch.zeros(2, 1, dtype=torch.long, device="meta"))
+    with pytest.raises(ValueError, match="positions has 7, but max_position_embeddings is 7"):
+        steps.step(torch.zeros(2, 1, dtype=torch.long, device="meta"))
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:

@@ -97,17 +97,51 @@ def test_changed_weights_are_packed_again(change, dtype, always) -> None:
     states = torch.randn(8, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         fused_linear(layer, rows=8)
-        before = KEPT[layer.weight]
+        before = KEPT[layer.weight][dtype, 1]
         CHANGES[change](layer)
         torch.testing.assert_close(fused_linear(layer, rows=8)(states), layer(states), equal_nan=True)
-        assert (KEPT[layer.weight] is before) == (change == "nothing")
+        assert (KEPT[layer.weight][dtype, 1] is before) == (change == "nothing")
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", [(0, 1, 0, 1), (0, 0, 1, 1, 0)], ids=str)
+def test_each_number_format_is_packed_once(order, always, monkeypatch) -> None:
+    """By calls with and without autocast in turns."""
+    packed, layer = [], nn.Linear(24, 16, bias=False)
+    # Whether the processor multiplies bfloat16 or not.
+    monkeypatch.setattr(products_vaswani, "has_onednn", lambda *_: True)
+    monkeypatch.setattr(
+        products_vaswani, "_packed", lambda weights, dtype, groups: packed.append(dtype) or torch.zeros(1)
+    )
+    formats = [(torch.float32, torch.bfloat16)[each] for each in order]
+    for dtype in formats:
+        packed_for_onednn([layer.weight], dtype, 1, rows=4)
+    assert packed == [torch.float32, torch.bfloat16]
+    layer.weight.data.mul_(2)
+    packed_for_onednn([layer.weight], torch.float32, 1, rows=4)
+    # What no call will ask for again is not kept either.
+    assert [*KEPT[layer.weight]] == [(torch.float32, 1)]
+
+
+@needs_onednn
+def test_packed_matrices_go_when_a_model_is_moved(always) -> None:
+    layer = nn.Linear(24, 16, bias=False)
+    weight = layer.weight
+    fused_linear(layer, rows=8)
+    assert weight in KEPT
+    # Within the parameter, as to a GPU.
+    assert layer.double().weight is weight
+    fused_linear(layer, rows=8)
+    assert weight not in KEPT
 
 
 @needs_onednn
 def test_packed_matrices_live_as_long_as_their_weights(always) -> None:
     model, inputs = random_model(), sentences(3)
     model.generate(**inputs, num_beams=2)
-    kept = weakref.ref(KEPT[model.lm_head.weight])
+    (matrix,) = KEPT[model.lm_head.weight].values()
+    kept = weakref.ref(matrix)
+    del matrix
     # They are not part of the model: neither copied nor saved.
     assert copy.deepcopy(model).lm_head.weight not in KEPT
     del model

@@ -1,10 +1,16 @@
 """Modes of models that several threads use."""
 
+import os
+import subprocess
+import sys
 import threading
 
+import pytest
 from torch import nn
 
 from hf_vaswani.model.sharing_vaswani import IN_USE, evaluation_mode
+
+from ..conftest import ROOT
 
 
 def test_the_last_thread_to_leave_gives_modules_their_modes_back() -> None:
@@ -38,3 +44,42 @@ def test_an_error_gives_the_modes_back() -> None:
     except KeyError:
         pass
     assert model.training
+
+
+FORKS = """
+import os, threading, time
+from hf_vaswani.model.sharing_vaswani import LOCK
+
+def fork():
+    child = os.fork()
+    if not child:
+        with LOCK:
+            os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+with LOCK:
+    # As a tokenizer does that starts a process while it is called.
+    print(fork(), flush=True)
+inside, leave = threading.Event(), threading.Event()
+
+def hold():
+    with LOCK:
+        inside.set()
+        leave.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+inside.wait()
+threading.Timer(0.1, leave.set).start()
+# No child inherits what another thread holds.
+print(fork(), leave.is_set(), flush=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_is_forked_whoever_holds_the_lock() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60
+    )
+    assert done.stdout.split() == [b"7", b"7", b"True"], done.stderr[-2000:]
