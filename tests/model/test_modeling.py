@@ -778,13 +778,13 @@ def test_generated_positions_never_reach_a_gpu(on_a_gpu, kind, settings) -> None
     assert found.sequences.shape == (2, 8)
 
 
-def test_positions_of_the_fast_search_never_reach_a_gpu() -> None:
-    decoder = tiny_model(**LEARNED).model.decoder.to("meta")
-    steps = IncrementalDecoder(decoder, torch.zeros(2, 3, 16, device="meta"), None, 1)
-    for _ in range(7):
-        steps.step(torch.zeros(2, 1, dtype=torch.long, device="meta"))
-    with pytest.raises(ValueError, match="positions has 7, but max_position_embeddings is 7"):
-        steps.step(torch.zeros(2, 1, dtype=torch.long, device="meta"))
+def test_positions_of_the_fast_search_never_reach_a_gpu(on_a_gpu) -> None:
+    steps = IncrementalDecoder(tiny_model(**LEARNED).model.decoder, torch.zeros(2, 3, 16), None, 1)
+    with torch.no_grad(), Lookups():
+        for _ in range(7):
+            steps.step(torch.zeros(2, 1, dtype=torch.long))
+        with pytest.raises(ValueError, match="positions has 7, but max_position_embeddings is 7"):
+            steps.step(torch.zeros(2, 1, dtype=torch.long))
 
 
 def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:
