@@ -184,7 +184,8 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
             _read_tensors(folder)
             raise
         check_shapes(model, report)
-    problem = model.loading_error
+    # A model of this package has looked at its weights itself.
+    problem = model.loading_error if hasattr(model, "loading_error") else find_loading_error(model, report)
     if problem is None and report["error_msgs"]:
         problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
     if problem is not None:

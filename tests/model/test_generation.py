@@ -579,6 +579,13 @@ def test_an_ensemble_of_sentences_of_unequal_length() -> None:
         assert_same(found[row : row + 1], search(models[0], alone(inputs, row), **settings))
 
 
+class Never(StoppingCriteria):
+    """Reads the tokens, and ends nothing."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
 def test_unsupported_calls_with_an_ensemble_are_rejected() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
     only = "ensemble supports plain greedy and beam search only, but"
@@ -586,7 +593,7 @@ def test_unsupported_calls_with_an_ensemble_are_rejected() -> None:
         ({"do_sample": True}, "the settings ask for sample"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True was given"),
         ({"use_cache": False}, "use_cache=False was given"),
-        ({"max_time": 60.0}, "the stopping criterion MaxTimeCriteria was given"),
+        ({"stopping_criteria": [Never()]}, "the stopping criterion Never was given"),
     ):
         with pytest.raises(ValueError, match=f"{only} {reason}"):
             model.generate(**inputs, ensemble=[other], **settings)
