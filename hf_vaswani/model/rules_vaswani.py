@@ -73,7 +73,9 @@ def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int 
     fills the rows behind them: `pad_token_id`, or the first of the ids.
     """
     ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
-    ids = torch.as_tensor([] if ends is None else ends, dtype=torch.long).flatten()
+    if not isinstance(ends, torch.Tensor):
+        ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device="cpu")
+    ids = ends.flatten()
     if pad is None and len(ids):
         pad = ids[0]
     return ids, None if pad is None else int(pad)
