@@ -483,6 +483,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     # transformers adds those of the stacks that a model has.
     _no_split_modules: list[str] = []
     _skip_keys_device_placement = [*NAMES_OF_THE_CACHE]
+    # Patterns of the weights of other classes; see [`post_init`].
+    _keys_to_ignore_on_load_unexpected: Any = None
     # Stacks of the class; None if the config names them.
     stacks: tuple[str, ...] | None = None
 
@@ -543,7 +545,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         names = [name for name, _ in self.named_parameters()]
         self._keys_to_ignore_on_load_unexpected = {
             pattern
-            for pattern in getattr(self, "_keys_to_ignore_on_load_unexpected", None) or ()
+            for pattern in self._keys_to_ignore_on_load_unexpected or ()
             if not any(re.search(pattern, name) for name in names)
         }
 

@@ -1,5 +1,6 @@
 """Saved models with damaged files: what `from_pretrained` and pipelines reject, and how they say it."""
 
+import ast
 import json
 import math
 import re
@@ -25,6 +26,7 @@ from hf_vaswani import (
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.loading_vaswani import find_non_finite, load_stored
 
+from ..conftest import ROOT
 from ..networks import batch, tiny_config, tiny_model
 from ..test_stops import Stops
 
@@ -139,6 +141,7 @@ def replace(model: nn.Module, *names: str) -> None:
         module.weight = nn.Parameter(module.weight.detach().roll(1, dims=0) * 1.1)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("tied", [True, False, None])
 @pytest.mark.parametrize(
     "own",
@@ -233,6 +236,15 @@ def test_a_weight_under_another_name_is_an_error_of_other_classes_too(tmp_path, 
     new = renamed(tmp_path, old)
     with pytest.raises(ValueError, match=f"they have {re.escape(new)}, which the model lacks, and lack {old}"):
         kind.from_pretrained(tmp_path)
+
+
+def test_weights_are_loaded_in_one_place_if_names_may_be_missing() -> None:
+    for path in (ROOT / "hf_vaswani").rglob("*.py"):
+        code = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(code)) if "load_state_dict" in code else ():
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load_state_dict":
+                is_strict = not any(keyword.arg == "strict" for keyword in node.keywords)
+                assert is_strict or path.name == "loading_vaswani.py", (path, node.lineno)
 
 
 def test_weights_are_loaded_by_name_or_not_at_all() -> None:
