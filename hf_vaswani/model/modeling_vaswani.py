@@ -1349,7 +1349,7 @@ def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str, wait: boo
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         return
     # Both in one read.
-    for id_ in torch.stack(ids.aminmax()).tolist():
+    for id_ in torch.stack((ids.min(), ids.max())).tolist():
         check_range(name, id_, size, size_name)
 
 
