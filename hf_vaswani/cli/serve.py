@@ -138,11 +138,15 @@ def add_verbs(verbs: Any) -> None:
 
 
 def make_worker(options: ServeOptions) -> Any:
-    """Returns the application of a worker, which ends when its parent is gone."""
+    """
+    Returns the application of a worker, which ends when its parent is gone. It also ends when its device has failed,
+    and the parent starts another one.
+    """
     parent = os.getppid()
+    app: Any = None
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and not (app and app.state.batcher.is_broken):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -258,7 +262,19 @@ def _serve(options: argparse.Namespace) -> None:
                 workers=options.workers,
                 **settings,
             )
-            Multiprocess(config, sockets=[listening]).run()
+            workers = Multiprocess(config, sockets=[listening])
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # uvicorn's own handler is not heard while a worker does not answer, and waits for all without end.
+                signal.signal(number, lambda *_: threading.Thread(target=_end, args=[workers], daemon=True).start())
+            workers.run()
+
+
+def _end(workers: Any) -> None:
+    """Ends all workers, those that have not ended by themselves after the grace period as well."""
+    workers.should_exit.set()
+    time.sleep(GRACE)
+    for worker in workers.processes:
+        worker.process.kill()
 
 
 def _check_models(options: ServeOptions) -> None:

@@ -8,11 +8,12 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
@@ -133,19 +134,26 @@ class Metrics:
 class WorkersCollector(multiprocess.MultiProcessCollector):
     """Adds up the metrics of all workers, except those of a file that one of them left damaged when it died."""
 
-    def collect(self) -> Iterable[Any]:
+    def collect(self) -> list[Any]:
         """Returns the metrics."""
-        files = [str(file) for file in Path(self._path).glob("*.db")]
-        return self.merge([file for file in files if self._is_readable(file)])
+        files = sorted(map(str, Path(self._path).glob("*.db")))
+        # The library knows no error of its own.
+        with suppress(Exception):
+            return self._checked(files)
+        found, readable = list[Any](), list[str]()
+        for file in files:
+            try:
+                found = self._checked([*readable, file])
+                readable.append(file)
+            except Exception as error:
+                logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
+        return found
 
-    def _is_readable(self, file: str) -> bool:
-        try:
-            self.merge([file])
-        except Exception as error:
-            # The library knows no error of its own.
-            logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
-            return False
-        return True
+    def _checked(self, files: list[str]) -> list[Any]:
+        """Returns the metrics of files; raises an error if they cannot be read, added up or written as text."""
+        found = list(self.merge(files))
+        prometheus_client.generate_latest(cast(CollectorRegistry, SimpleNamespace(collect=lambda: found)))
+        return found
 
 
 class RequestLog:

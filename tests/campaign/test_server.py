@@ -29,7 +29,7 @@ from transformers import pipeline
 from hf_vaswani.data.tokenizer import train_tokenizer
 from tests.children import LIMIT, Child
 from tests.networks import random_model
-from tests.serving.served import serve
+from tests.serving.served import serve, workers_of
 
 from .judge import FULL, Campaign
 from .verbs import verb
@@ -408,16 +408,6 @@ def test_hostile_requests_are_bounded_in_memory_and_time(campaign: Campaign, wid
 
 
 # ---- Processes ---------------------------------------------------------------------------------------------------
-
-
-def workers_of(server: int) -> list[int]:
-    """Returns the ids of the processes that answer."""
-    found = []
-    for child in psutil.Process(server).children():
-        # It may have died since.
-        with suppress(psutil.Error):
-            found += [child.pid] if "spawn_main" in " ".join(child.cmdline()) else []
-    return sorted(found)
 
 
 @pytest.mark.skipif(not FULL, reason="only in `make campaign`: starting a worker takes ten seconds")

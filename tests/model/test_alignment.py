@@ -7,7 +7,7 @@ import torch
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, read
+from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -143,3 +143,13 @@ def test_a_model_that_reverses_is_aligned_backwards() -> None:
 def test_arguments_that_do_not_fit_are_one_sentence(model, tokenizer, settings, words) -> None:
     with pytest.raises(ValueError, match=words):
         alignments(model, tokenizer, SOURCES, **({"targets": TARGETS} | settings))
+
+
+@pytest.mark.parametrize("length", [1, 5, 256, 257, 5000])
+def test_a_text_that_was_kept_is_aligned_with_itself(length) -> None:
+    text = "7" * length
+    found = identity(text, 3)
+    assert "".join(found.source) == "".join(found.target) == text
+    assert len(found.target) <= 256 and found.links() == [(i, i) for i in range(len(found.target))]
+    assert [(start - 3, end - 3) for start, end in found.source_spans] == found.target_spans
+    assert [text[start:end] for start, end in found.target_spans] == found.target

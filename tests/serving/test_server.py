@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -292,6 +293,28 @@ def test_a_translation_ends_at_its_deadline() -> None:
             assert ask(client, **more).status_code == client.get("/health").status_code == 200
 
 
+def test_the_placing_of_markup_ends_at_the_deadline(pipeline, monkeypatch) -> None:
+    generate, is_over = pipeline.model.generate, []
+
+    def generate_to_the_deadline(**settings: Any) -> Any:
+        found = generate(**settings)
+        is_over.append(True)
+        return found
+
+    def end_if_over() -> bool:
+        if is_over:
+            raise OverdueError(1)
+        return False
+
+    monkeypatch.setattr(pipeline.model, "generate", generate_to_the_deadline)
+    translator = serving.Translator({"one": pipeline})
+    translator.end_if_over = end_if_over
+    assert translator(("one", "en", "de", "text", 1), ["ab"])
+    is_over.clear()
+    with pytest.raises(OverdueError):
+        translator(("one", "en", "de", "html", 1), ["<b>ab</b>"])
+
+
 def test_a_translation_ends_when_its_client_is_gone() -> None:
     app = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None))
     body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
@@ -495,21 +518,47 @@ def test_dead_workers_do_not_wait(tmp_path, monkeypatch) -> None:
     serving.forget_dead_workers()
 
 
-def test_a_damaged_file_of_a_worker_is_left_out_of_the_metrics(tmp_path, caplog) -> None:
+def test_a_damaged_file_of_a_worker_is_left_out_of_the_metrics(tmp_path, monkeypatch, caplog) -> None:
     program = (
-        "from prometheus_client import Counter, Gauge; Counter('one', 'One').inc(); "
-        "Gauge('two', 'Two', multiprocess_mode='livesum').set(2)"
+        "from prometheus_client import Counter, Gauge, Histogram; Counter('one', 'One', ['x']).labels('y').inc(); "
+        "Gauge('two', 'Two', multiprocess_mode='livesum').set(2); Histogram('three', 'Three').observe(1)"
     )
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    whole = next(tmp_path.glob("counter_*.db")).read_bytes()
-    for number, content in enumerate([whole[:3], whole[:20], b"\xff" * 100, whole.replace(b"[", b"(")]):
-        (tmp_path / f"counter_{number}.db").write_bytes(content)
     registry = CollectorRegistry()
     serving.WorkersCollector(registry, path=str(tmp_path))
-    lines = generate_latest(registry).decode().splitlines()
-    assert "one_total 1.0" in lines and "two 2.0" in lines
+
+    def lines() -> list[str]:
+        return generate_latest(registry).decode().splitlines()
+
+    expected = lines()
+    assert 'one_total{x="y"} 1.0' in expected and "two 2.0" in expected and not caplog.records
+    whole = next(tmp_path.glob("counter_*.db")).read_bytes()[:4096]
+    damaged = [whole[:3], whole[:20], b"\xff" * 100, whole.replace(b"[", b"(")]
+    # It can be read, and yet not be added up.
+    damaged += [whole.replace(b'"y"', b"[1]"), whole.replace(b'"x"', b" 1 ")]
+    for number, content in enumerate(damaged):
+        (tmp_path / f"counter_{number}.db").write_bytes(content)
+    (tmp_path / "gauge_7.db").write_bytes(whole)
+    (tmp_path / "histogram_7.db").mkdir()
+    # It can be read and added up, and yet not be written.
+    alone = whole.replace(b'"one"', b'"six"').replace(b'"One"', b"[1,1]")
+    (tmp_path / "counter_8.db").write_bytes(alone)
+    assert lines() == expected
     assert "counter_3.db has no metrics" in caplog.text
+
+    # A worker that ends takes its file with it at any moment.
+    merge = serving.WorkersCollector.merge
+
+    def vanish(files: list[str]) -> Any:
+        for file in tmp_path.glob("counter_?.db"):
+            file.unlink()
+        return merge(files)
+
+    monkeypatch.setattr(serving.WorkersCollector, "merge", staticmethod(vanish))
+    assert lines() == expected
+    shutil.rmtree(tmp_path)
+    assert lines() == []
 
 
 def test_metrics(pipeline) -> None:
