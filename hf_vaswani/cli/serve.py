@@ -275,6 +275,9 @@ def _end(workers: Any) -> None:
     time.sleep(GRACE)
     for worker in workers.processes:
         worker.process.kill()
+        # The parent may wait for its answer.
+        with suppress(OSError):
+            worker.child_conn.send(False)
 
 
 def _check_models(options: ServeOptions) -> None:
