@@ -146,7 +146,7 @@ def make_worker(options: ServeOptions) -> Any:
     app: Any = None
 
     def watch() -> None:
-        while os.getppid() == parent and not (app and app.state.batcher.is_broken):
+        while os.getppid() == parent and not (app and any(each.is_broken for each in app.state.batchers)):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -158,7 +158,8 @@ def make_worker(options: ServeOptions) -> Any:
 
 def _leave(app: Any) -> None:
     """Ends the process at once if a translation does not end: Python would crash under a thread that computes."""
-    if not app.state.batcher.is_free(within=LAST):
+    until = time.monotonic() + LAST
+    if not all(each.is_free(within=until - time.monotonic()) for each in app.state.batchers):
         logger.warning("A translation did not end, and was left.")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -39,6 +39,8 @@ PAGE = Path(__file__).with_name("server.html")
 MOST_ALTERNATIVES = 10
 # In bytes: what a request may have beside its text, and of each character, which JSON can write as "\ud83d\ude00".
 REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
+# Most bytes of the texts of a short request: no token has less than a byte.
+SHORT = 1000
 # In seconds, to send the body of a request.
 BODY_TIMEOUT = 30.0
 # Innermost stack frames that are logged of a failure.
@@ -64,7 +66,8 @@ class Limits:
     Attributes:
         characters (`int`): of the texts of a request.
         texts (`int`): in a request.
-        waiting (`int`): texts that wait for their translation; beyond them, requests are answered by 429.
+        waiting (`int`): texts that wait for their translation, those of short requests and others each; beyond them,
+            requests are answered by 429.
         deadline (`float`, *optional*): in seconds, for a translation; one that is not ready then is answered by 503.
     """
 
@@ -306,7 +309,8 @@ class Translator:
 
     Attributes:
         end_if_over (`Callable[[], bool]`): asked between the steps of a search, before each batch of an engine, and
-            while markup is placed; it raises an error to end the translation. That of a [`Batcher`], once it has one.
+            while markup is placed; it raises an error to end the translation. That of its [`Batcher`], which is made
+            of the translator.
     """
 
     def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
@@ -398,9 +402,22 @@ def build_server(
     limits = limits or Limits()
     known = Directions(pipelines, list(directions))
     metrics = Metrics()
-    translator = Translator(pipelines)
-    batcher = Batcher(translator, limits.waiting, metrics.batches.observe, metrics.waiting.set, limits.deadline)
-    translator.end_if_over = batcher.end_if_over
+    batchers: list[Batcher] = []
+
+    def observe(texts: int) -> None:
+        metrics.batches.observe(texts)
+        # The device works.
+        for batcher in batchers:
+            batcher.is_broken = False
+
+    def observe_waiting(_: int) -> None:
+        metrics.waiting.set(sum(batcher.waiting for batcher in batchers))
+
+    # One for short requests, which do not wait for the others: both translate at the same time.
+    for _ in range(2):
+        translator = Translator(pipelines)
+        batchers.append(Batcher(translator, limits.waiting, observe, observe_waiting, limits.deadline))
+        translator.end_if_over = batchers[-1].end_if_over
     keys = [key.encode() for key in api_keys]
 
     # FastAPI's pages of documentation load their scripts from another host.
@@ -414,7 +431,7 @@ def build_server(
         redirect_slashes=False,
         exception_handlers={RefusedError: _refuse, HTTPException: _refuse_by_status},
     )
-    app.state.batcher = batcher
+    app.state.batchers = batchers
     most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
 
     app.add_middleware(BodyLimit, most_bytes=most_bytes)
@@ -438,6 +455,7 @@ def build_server(
         except LanguageError as error:
             raise RefusedError(400, str(error)) from error
         kind = (name, source, target, asked.format, asked.alternatives + 1)
+        batcher = batchers[sum(len(text.encode()) for text in texts) > SHORT]
         work = asyncio.ensure_future(batcher.submit(kind, texts))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -478,9 +496,9 @@ def build_server(
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Says that the server works: it translates, and ends translations in time."""
-        if batcher.is_overdue:
+        if any(batcher.is_overdue for batcher in batchers):
             raise RefusedError(503, "A translation goes on long after its deadline.")
-        if batcher.is_broken:
+        if any(batcher.is_broken for batcher in batchers):
             raise RefusedError(503, "Nothing is translated any more: the log says where it failed.")
         return {"status": "ok"}
 

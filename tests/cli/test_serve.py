@@ -157,14 +157,15 @@ def test_workers_that_answer_nothing_end_in_time(teacher, expected, tmp_path) ->
 
 
 def test_a_worker_whose_device_has_failed_ends(monkeypatch) -> None:
-    killed, state = threading.Event(), SimpleNamespace(batcher=SimpleNamespace(is_broken=False))
+    killed, batchers = threading.Event(), [SimpleNamespace(is_broken=False) for _ in range(2)]
+    state = SimpleNamespace(batchers=batchers)
     monkeypatch.setattr(cli, "make_app", lambda options: SimpleNamespace(state=state))
     monkeypatch.setattr(cli, "atexit", SimpleNamespace(register=lambda *_: None))
     monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=lambda _, wait=time.sleep: wait(0.001)))
     monkeypatch.setattr(os, "kill", lambda process, number: killed.set())
     cli.make_worker(cast(Any, None))
     assert not killed.wait(0.05)
-    state.batcher.is_broken = True
+    batchers[1].is_broken = True
     assert killed.wait(10)
 
 

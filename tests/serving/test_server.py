@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,19 +144,19 @@ def test_alternatives_beside_an_engine(pipeline, teacher) -> None:
     with TestClient(build_server({"one": greedy})) as client, TestClient(build_server({"one": pipeline})) as other:
         answers = [ask(each, q="one two", alternatives=3).json() for each in (client, other)]
         assert answers[0] == answers[1] and len(answers[0]["alternatives"]) == 3
-        assert client.app.state.batcher.translate.pipelines["one"].engine is not None
+        assert client.app.state.batchers[0].translate.pipelines["one"].engine is not None
 
 
 def record_kinds(client: Any, monkeypatch: Any) -> list[Any]:
     """Returns the kinds that are translated from now on."""
     kinds: list[Any] = []
-    translate = client.app.state.batcher.translate
+    translate = client.app.state.batchers[0].translate
 
     def spy(kind: Any, texts: list[str]) -> Any:
         kinds.append(kind)
         return translate(kind, texts)
 
-    monkeypatch.setattr(client.app.state.batcher, "translate", spy)
+    monkeypatch.setattr(client.app.state.batchers[0], "translate", spy)
     return kinds
 
 
@@ -261,7 +264,7 @@ def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    monkeypatch.setattr(app.state.batcher, "submit", forever)
+    monkeypatch.setattr(app.state.batchers[0], "submit", forever)
     scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
     with caplog.at_level(logging.INFO):
         asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
@@ -288,7 +291,7 @@ def test_a_translation_ends_at_its_deadline() -> None:
             answer = ask(client, q="Ab ca. Abc cab.", **more)
             assert answer.status_code == 503
             assert answer.json() == {"error": "The translation was not ready within 0.2 s."}
-            assert client.app.state.batcher.is_free(within=10) and time.monotonic() - start < 10
+            assert client.app.state.batchers[0].is_free(within=10) and time.monotonic() - start < 10
             pipeline.model.generation_config.max_new_tokens = limits[1]
             assert ask(client, **more).status_code == client.get("/health").status_code == 200
 
@@ -319,7 +322,7 @@ def test_a_translation_ends_when_its_client_is_gone() -> None:
     app = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None))
     body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
     messages = [{"type": "http.request", "body": body}]
-    batcher = app.state.batcher
+    batcher = app.state.batchers[0]
 
     async def receive() -> Any:
         while not messages and batcher.is_free(within=0):
@@ -390,11 +393,12 @@ def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
     assert most(even, 11) < 3 * most(even, 1) < 11 / own * most(even, 1)
 
 
+@pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(("state", "why"), [("is_overdue", "deadline"), ("is_broken", "Nothing is translated")])
-def test_a_server_that_cannot_translate_is_not_healthy(pipeline, monkeypatch, state, why) -> None:
+def test_a_server_that_cannot_translate_is_not_healthy(pipeline, state, why, number) -> None:
     with TestClient(build_server({"one": pipeline})) as client:
-        monkeypatch.setattr(type(client.app.state.batcher), state, True, raising=False)
-        client.app.state.batcher.__dict__.pop(state, None)
+        states = {"is_overdue": False, "is_broken": False, state: True}
+        client.app.state.batchers[number] = SimpleNamespace(**states)
         assert client.get("/health").status_code == client.head("/health").status_code == 503
         assert why in client.get("/health").json()["error"]
 
@@ -408,6 +412,28 @@ def test_a_server_whose_device_fails_is_not_healthy(pipeline, monkeypatch) -> No
             broken.setattr(pipeline.model, "generate", fail)
             assert ask(client).status_code == 500 and client.get("/health").status_code == 503
         assert ask(client).status_code == client.get("/health").status_code == 200
+        # Whatever was translated, the device works.
+        client.app.state.batchers[1].is_broken = True
+        assert client.get("/health").status_code == 503
+        assert ask(client).status_code == client.get("/health").status_code == 200
+
+
+def test_a_short_request_does_not_wait_for_a_long_one(pipeline, monkeypatch) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def wait(kind: Any, texts: list[str]) -> list[list[str]]:
+        started.set()
+        assert released.wait(20)
+        return [[text] for text in texts]
+
+    with TestClient(build_server({"one": pipeline})) as client, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(client.app.state.batchers[1], "translate", wait)
+        # In bytes, of all texts together.
+        long = threads.submit(ask, client, q=["ä" * 300, "ö" * 300])
+        assert started.wait(20)
+        assert ask(client, q="ab " * 300).status_code == 200 and not long.done()
+        released.set()
+        assert long.result().status_code == 200
 
 
 # ---- Paths and keys ----------------------------------------------------------------------------------------------
@@ -448,7 +474,7 @@ def test_keys(pipeline) -> None:
 
 def test_a_full_queue_says_when_to_come_back(pipeline, monkeypatch) -> None:
     with TestClient(build_server({"one": pipeline}, limits=Limits(waiting=1))) as client:
-        monkeypatch.setattr(client.app.state.batcher, "waiting", 1)
+        monkeypatch.setattr(client.app.state.batchers[0], "waiting", 1)
         answer = ask(client)
         assert answer.status_code == 429
         assert answer.json() == {"error": f"The server is busy: try again in {answer.headers['retry-after']} s."}
@@ -474,7 +500,7 @@ def test_text_is_never_logged(pipeline, caplog, monkeypatch) -> None:
         def fail(kind: Any, texts: list[str]) -> Any:
             raise KeyError(*texts)
 
-        monkeypatch.setattr(client.app.state.batcher, "translate", fail)
+        monkeypatch.setattr(client.app.state.batchers[0], "translate", fail)
         answer = ask(client, q=secret)
         assert (answer.status_code, answer.json()) == (500, {"error": "The server failed."})
     assert "POST /translate 200" in caplog.text and "1 texts, 7 characters" in caplog.text
