@@ -393,6 +393,17 @@ def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
     assert most(even, 11) < 3 * most(even, 1) < 11 / own * most(even, 1)
 
 
+def test_long_requests_return_the_memory_that_they_needed(pipeline, monkeypatch) -> None:
+    returned = []
+    monkeypatch.setattr(serving, "return_freed_memory", lambda: returned.append(True))
+    with TestClient(build_server({"one": pipeline})) as client:
+        assert ask(client).status_code == 200 and not returned
+        assert ask(client, q="ab\n" * 400).status_code == 200 and len(returned) == 1
+        # Those that fail have needed it, too.
+        monkeypatch.setattr(pipeline.model, "generate", None)
+        assert ask(client, q="ab\n" * 400).status_code == 500 and len(returned) > 1
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(("state", "why"), [("is_overdue", "deadline"), ("is_broken", "Nothing is translated")])
 def test_a_server_that_cannot_translate_is_not_healthy(pipeline, state, why, number) -> None:
