@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
     "visualization": {"files", "model"},
-    "serving": {"model", "visualization"},
+    "serving": {"memory", "model", "visualization"},
     "scale": {"files", "records"},
     "removed_tasks": {"model"},
     "version": set(),

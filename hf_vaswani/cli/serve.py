@@ -138,11 +138,15 @@ def add_verbs(verbs: Any) -> None:
 
 
 def make_worker(options: ServeOptions) -> Any:
-    """Returns the application of a worker, which ends when its parent is gone."""
+    """
+    Returns the application of a worker, which ends when its parent is gone. It also ends when its device has failed,
+    and the parent starts another one.
+    """
     parent = os.getppid()
+    app: Any = None
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and not (app and any(each.is_broken for each in app.state.batchers)):
             time.sleep(1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -154,7 +158,8 @@ def make_worker(options: ServeOptions) -> Any:
 
 def _leave(app: Any) -> None:
     """Ends the process at once if a translation does not end: Python would crash under a thread that computes."""
-    if not app.state.batcher.is_free(within=LAST):
+    until = time.monotonic() + LAST
+    if not all(each.is_free(within=until - time.monotonic()) for each in app.state.batchers):
         logger.warning("A translation did not end, and was left.")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -258,7 +263,22 @@ def _serve(options: argparse.Namespace) -> None:
                 workers=options.workers,
                 **settings,
             )
-            Multiprocess(config, sockets=[listening]).run()
+            workers = Multiprocess(config, sockets=[listening])
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # uvicorn's own handler is not heard while a worker does not answer, and waits for all without end.
+                signal.signal(number, lambda *_: threading.Thread(target=_end, args=[workers], daemon=True).start())
+            workers.run()
+
+
+def _end(workers: Any) -> None:
+    """Ends all workers, those that have not ended by themselves after the grace period as well."""
+    workers.should_exit.set()
+    time.sleep(GRACE)
+    for worker in workers.processes:
+        worker.process.kill()
+        # The parent may wait for its answer.
+        with suppress(OSError):
+            worker.child_conn.send(False)
 
 
 def _check_models(options: ServeOptions) -> None:

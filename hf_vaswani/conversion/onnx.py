@@ -134,9 +134,13 @@ class OnnxTranslator:
     """
 
     def __init__(self, folder: Path) -> None:
-        providers = ["CPUExecutionProvider"]
-        self.encoder = onnxruntime.InferenceSession(str(folder / "encoder.onnx"), providers=providers)
-        self.decoder = onnxruntime.InferenceSession(str(folder / "decoder.onnx"), providers=providers)
+        providers, settings = ["CPUExecutionProvider"], onnxruntime.SessionOptions()
+        # By itself, it would take all cores, whatever the share of this process.
+        settings.intra_op_num_threads = torch.get_num_threads()
+        self.encoder, self.decoder = (
+            onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), settings, providers=providers)
+            for name in ("encoder", "decoder")
+        )
         self.config = VaswaniConfig.from_pretrained(folder)
         self.generation_config = GenerationConfig.from_pretrained(folder)
         self.tokenizer = load_tokenizer(str(folder))

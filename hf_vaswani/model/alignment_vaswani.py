@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from .sentences_vaswani import language_tags, length_groups
+from .sentences_vaswani import MOST_POSITIONS, language_tags, length_groups
 from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
 
 UNITS = ("words", "pieces")
@@ -267,10 +267,11 @@ def _attention(
     if len(sources) != len(targets):
         raise ValueError(f"There are {len(targets)} translations for {len(sources)} sentences.")
     pairs = list(zip(read(tokenizer, sources), read(tokenizer, targets, "text_target"), strict=True))
-    # Padded to its longer side, a pair is a square.
     lengths = [max(len(side.ids) for side in pair) for pair in pairs]
+    # Padded to its longer side, a pair is a square; but where it is short, its layers need more than its attention.
+    sizes = [length * max(length, MOST_SCORES // MOST_POSITIONS) for length in lengths]
     with evaluation_mode(model):
-        for batch in length_groups([length**2 for length in lengths], MOST_SCORES, MOST_SCORES // 4, batch_size):
+        for batch in length_groups(sizes, MOST_SCORES, MOST_SCORES // 4, batch_size):
             inputs, outputs = (
                 tokenizer.pad(
                     {"input_ids": [pairs[i][side].ids for i in batch]}, padding_side="right", return_tensors="pt"

@@ -8,13 +8,15 @@ import os
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
+from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
 from ..model.sharing_vaswani import ended_by
@@ -38,6 +40,8 @@ PAGE = Path(__file__).with_name("server.html")
 MOST_ALTERNATIVES = 10
 # In bytes: what a request may have beside its text, and of each character, which JSON can write as "\ud83d\ude00".
 REQUEST_OVERHEAD, BYTES_PER_CHARACTER = 65_536, 12
+# Most bytes of the texts of a short request: no token has less than a byte.
+SHORT = 1000
 # In seconds, to send the body of a request.
 BODY_TIMEOUT = 30.0
 # Innermost stack frames that are logged of a failure.
@@ -63,7 +67,8 @@ class Limits:
     Attributes:
         characters (`int`): of the texts of a request.
         texts (`int`): in a request.
-        waiting (`int`): texts that wait for their translation; beyond them, requests are answered by 429.
+        waiting (`int`): texts that wait for their translation, those of short requests and others each; beyond them,
+            requests are answered by 429.
         deadline (`float`, *optional*): in seconds, for a translation; one that is not ready then is answered by 503.
     """
 
@@ -133,19 +138,26 @@ class Metrics:
 class WorkersCollector(multiprocess.MultiProcessCollector):
     """Adds up the metrics of all workers, except those of a file that one of them left damaged when it died."""
 
-    def collect(self) -> Iterable[Any]:
+    def collect(self) -> list[Any]:
         """Returns the metrics."""
-        files = [str(file) for file in Path(self._path).glob("*.db")]
-        return self.merge([file for file in files if self._is_readable(file)])
+        files = sorted(map(str, Path(self._path).glob("*.db")))
+        # The library knows no error of its own.
+        with suppress(Exception):
+            return self._checked(files)
+        found, readable = list[Any](), list[str]()
+        for file in files:
+            try:
+                found = self._checked([*readable, file])
+                readable.append(file)
+            except Exception as error:
+                logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
+        return found
 
-    def _is_readable(self, file: str) -> bool:
-        try:
-            self.merge([file])
-        except Exception as error:
-            # The library knows no error of its own.
-            logger.warning(f"{Path(file).name} has no metrics: {type(error).__name__}.")
-            return False
-        return True
+    def _checked(self, files: list[str]) -> list[Any]:
+        """Returns the metrics of files; raises an error if they cannot be read, added up or written as text."""
+        found = list(self.merge(files))
+        prometheus_client.generate_latest(cast(CollectorRegistry, SimpleNamespace(collect=lambda: found)))
+        return found
 
 
 class RequestLog:
@@ -295,13 +307,16 @@ class Translator:
 
     Args:
         pipelines (`Mapping[str, VaswaniTranslationPipeline]`): the models, by their names.
+        returns_memory (`bool`): whether to return freed memory after each batch, which takes some 10 ms.
 
     Attributes:
         end_if_over (`Callable[[], bool]`): asked between the steps of a search, before each batch of an engine, and
-            while markup is placed; it raises an error to end the translation. That of a [`Batcher`], once it has one.
+            while markup is placed; it raises an error to end the translation. That of its [`Batcher`], which is made
+            of the translator.
     """
 
-    def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline]) -> None:
+    def __init__(self, pipelines: Mapping[str, VaswaniTranslationPipeline], *, returns_memory: bool = False) -> None:
+        self.returns_memory = returns_memory
         self.end_if_over: Callable[[], bool] = lambda: False
         self.pipelines = {name: self._in_time(pipeline) for name, pipeline in pipelines.items()}
         # Engines search by other rules, or greedily.
@@ -346,17 +361,21 @@ class Translator:
             # The model's own search may be narrower.
             beams = pipeline.model.generation_config.num_beams or 1
             settings = {"num_return_sequences": count, "num_beams": max(count, beams)}
-        with ended_by(self.end_if_over):
-            found = pipeline(
-                texts,
-                src_lang=source,
-                tgt_lang=target,
-                split_sentences=True,
-                markup="html" if text_format == "html" else None,
-                batch_size=MOST_TEXTS,
-                stopping_criteria=[EndCriteria(self.end_if_over)],
-                **settings,
-            )
+        try:
+            with ended_by(self.end_if_over):
+                found = pipeline(
+                    texts,
+                    src_lang=source,
+                    tgt_lang=target,
+                    split_sentences=True,
+                    markup="html" if text_format == "html" else None,
+                    batch_size=MOST_TEXTS,
+                    stopping_criteria=[EndCriteria(self.end_if_over)],
+                    **settings,
+                )
+        finally:
+            if self.returns_memory:
+                return_freed_memory()
         return [
             [each["translation_text"] for each in (candidates if isinstance(candidates, list) else [candidates])]
             for candidates in found
@@ -390,9 +409,22 @@ def build_server(
     limits = limits or Limits()
     known = Directions(pipelines, list(directions))
     metrics = Metrics()
-    translator = Translator(pipelines)
-    batcher = Batcher(translator, limits.waiting, metrics.batches.observe, metrics.waiting.set, limits.deadline)
-    translator.end_if_over = batcher.end_if_over
+    batchers: list[Batcher] = []
+
+    def observe(texts: int) -> None:
+        metrics.batches.observe(texts)
+        # The device works.
+        for batcher in batchers:
+            batcher.is_broken = False
+
+    def observe_waiting(_: int) -> None:
+        metrics.waiting.set(sum(batcher.waiting for batcher in batchers))
+
+    # One for short requests, which do not wait for the others: both translate at the same time.
+    for is_long in (False, True):
+        translator = Translator(pipelines, returns_memory=is_long)
+        batchers.append(Batcher(translator, limits.waiting, observe, observe_waiting, limits.deadline))
+        translator.end_if_over = batchers[-1].end_if_over
     keys = [key.encode() for key in api_keys]
 
     # FastAPI's pages of documentation load their scripts from another host.
@@ -406,7 +438,7 @@ def build_server(
         redirect_slashes=False,
         exception_handlers={RefusedError: _refuse, HTTPException: _refuse_by_status},
     )
-    app.state.batcher = batcher
+    app.state.batchers = batchers
     most_bytes = REQUEST_OVERHEAD + BYTES_PER_CHARACTER * limits.characters
 
     app.add_middleware(BodyLimit, most_bytes=most_bytes)
@@ -430,6 +462,7 @@ def build_server(
         except LanguageError as error:
             raise RefusedError(400, str(error)) from error
         kind = (name, source, target, asked.format, asked.alternatives + 1)
+        batcher = batchers[sum(len(text.encode()) for text in texts) > SHORT]
         work = asyncio.ensure_future(batcher.submit(kind, texts))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
@@ -470,9 +503,9 @@ def build_server(
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Says that the server works: it translates, and ends translations in time."""
-        if batcher.is_overdue:
+        if any(batcher.is_overdue for batcher in batchers):
             raise RefusedError(503, "A translation goes on long after its deadline.")
-        if batcher.is_broken:
+        if any(batcher.is_broken for batcher in batchers):
             raise RefusedError(503, "Nothing is translated any more: the log says where it failed.")
         return {"status": "ok"}
 

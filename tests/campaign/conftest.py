@@ -1,6 +1,5 @@
 """Counts the attacks of every test, and prints the table of docs/reliability.md."""
 
-import os
 import platform
 import re
 from collections.abc import Callable, Iterator
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hf_vaswani.processes import processors
 
 from .judge import SEED, Campaign
 
@@ -46,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not rows:
         return
     terminalreporter.section("campaign")
-    lines = [f"Seed {SEED}, on {_processor()} ({os.cpu_count()} cores):", ""]
+    lines = [f"Seed {SEED}, on {_processor()} ({processors()} cores):", ""]
     lines += ["| Part | Attacks | Broke the rule | Seconds |", "|---|---:|---:|---:|"]
     totals = {"attacks": 0, "broken": 0, "seconds": 0}
     for name, row in sorted(rows.items()):

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
 import socket
+import threading
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +28,7 @@ from hf_vaswani.cli import serve as cli
 from hf_vaswani.cli.main import _parser
 from hf_vaswani.serving import server
 
-from ..serving.served import serve
+from ..serving.served import serve, workers_of
 
 SENTENCES = ["one two three", "nine", "four five six", "seven eight one two"]
 
@@ -133,6 +136,37 @@ def test_the_process_ends_in_time_whatever_runs(teacher, tmp_path) -> None:
         assert served.stop() == 0
         assert time.monotonic() - start < 30 and isinstance(answer.exception(), (OSError, HTTPException))
         assert "A translation did not end, and was left." in served.log.read_text()
+
+
+def serve_with_little_time(arguments: list[str]) -> int:
+    """Serves with little time for requests that run."""
+    cli.GRACE, cli.LAST = 2, 1
+    return main(arguments)
+
+
+@pytest.mark.process
+def test_workers_that_answer_nothing_end_in_time(teacher, expected, tmp_path) -> None:
+    with serve(teacher, tmp_path / "log", "--workers", "2", by=serve_with_little_time) as served:
+        assert served.translate(SENTENCES) == expected
+        # Neither hears that it is to end, and the parent asks them whether they live.
+        for worker in workers_of(served.process.pid or 0):
+            os.kill(worker, signal.SIGSTOP)
+        time.sleep(1)
+        start = time.monotonic()
+        assert served.stop() == 0 and time.monotonic() - start < 30
+
+
+def test_a_worker_whose_device_has_failed_ends(monkeypatch) -> None:
+    killed, batchers = threading.Event(), [SimpleNamespace(is_broken=False) for _ in range(2)]
+    state = SimpleNamespace(batchers=batchers)
+    monkeypatch.setattr(cli, "make_app", lambda options: SimpleNamespace(state=state))
+    monkeypatch.setattr(cli, "atexit", SimpleNamespace(register=lambda *_: None))
+    monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=lambda _, wait=time.sleep: wait(0.001)))
+    monkeypatch.setattr(os, "kill", lambda process, number: killed.set())
+    cli.make_worker(cast(Any, None))
+    assert not killed.wait(0.05)
+    batchers[1].is_broken = True
+    assert killed.wait(10)
 
 
 @pytest.mark.process

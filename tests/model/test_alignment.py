@@ -7,7 +7,7 @@ import torch
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, read
+from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -143,3 +143,29 @@ def test_a_model_that_reverses_is_aligned_backwards() -> None:
 def test_arguments_that_do_not_fit_are_one_sentence(model, tokenizer, settings, words) -> None:
     with pytest.raises(ValueError, match=words):
         alignments(model, tokenizer, SOURCES, **({"targets": TARGETS} | settings))
+
+
+@pytest.mark.parametrize("length", [1, 5, 256, 257, 5000])
+def test_a_text_that_was_kept_is_aligned_with_itself(length) -> None:
+    text = "7" * length
+    found = identity(text, 3)
+    assert "".join(found.source) == "".join(found.target) == text
+    assert len(found.target) <= 256 and found.links() == [(i, i) for i in range(len(found.target))]
+    assert [(start - 3, end - 3) for start, end in found.source_spans] == found.target_spans
+    assert [text[start:end] for start, end in found.target_spans] == found.target
+
+
+@pytest.mark.parametrize(
+    "texts", [["a"] * 63 + ["ab " * 400], ["ab " * 100] * 64, ["ab"] * 64, ["a" * length for length in range(1, 150)]]
+)
+def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None:
+    batches = []
+
+    def watched(model: Any, inputs: Any, labels: torch.Tensor, layers: Any) -> torch.Tensor:
+        batches.append((*labels.shape, inputs["input_ids"].shape[1]))
+        return torch.zeros(1, *batches[-1])
+
+    monkeypatch.setattr("hf_vaswani.model.alignment_vaswani.attention_to_source", watched)
+    assert len(alignments(model, tokenizer, texts, texts)) == len(texts)
+    for rows, target, source in batches:
+        assert rows == 1 or (rows * max(target, source) <= 4096 and rows * target * source <= 2**22)

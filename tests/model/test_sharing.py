@@ -1,14 +1,15 @@
-"""Modes of models that several threads use."""
+"""Modes of models that several threads use, and the ends of their work."""
 
 import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch import nn
 
-from hf_vaswani.model.sharing_vaswani import IN_USE, evaluation_mode
+from hf_vaswani.model.sharing_vaswani import IN_USE, end_if_over, ended_by, evaluation_mode
 
 from ..conftest import ROOT
 
@@ -83,3 +84,18 @@ def test_a_process_is_forked_whoever_holds_the_lock() -> None:
         [sys.executable, "-c", FORKS], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60
     )
     assert done.stdout.split() == [b"7", b"7", b"True"], done.stderr[-2000:]
+
+
+def test_each_thread_is_ended_by_its_own_check() -> None:
+    def end() -> None:
+        raise TimeoutError
+
+    with ended_by(end), ThreadPoolExecutor(1) as threads:
+        with pytest.raises(TimeoutError):
+            end_if_over()
+        threads.submit(end_if_over).result()
+        with ended_by(lambda: None):
+            end_if_over()
+        with pytest.raises(TimeoutError):
+            end_if_over()
+    end_if_over()

@@ -7,10 +7,12 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ..campaign.verbs import verb
 from ..children import Child
@@ -59,3 +61,13 @@ def serve(model: Path, folder: Path, *arguments: str, by: Callable[..., Any] = v
         yield served
     finally:
         child.end(0)
+
+
+def workers_of(server: int) -> list[int]:
+    """Returns the ids of the processes that answer."""
+    found = []
+    for child in psutil.Process(server).children():
+        # It may have died since.
+        with suppress(psutil.Error):
+            found += [child.pid] if "spawn_main" in " ".join(child.cmdline()) else []
+    return sorted(found)

@@ -4,10 +4,14 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,19 +144,19 @@ def test_alternatives_beside_an_engine(pipeline, teacher) -> None:
     with TestClient(build_server({"one": greedy})) as client, TestClient(build_server({"one": pipeline})) as other:
         answers = [ask(each, q="one two", alternatives=3).json() for each in (client, other)]
         assert answers[0] == answers[1] and len(answers[0]["alternatives"]) == 3
-        assert client.app.state.batcher.translate.pipelines["one"].engine is not None
+        assert client.app.state.batchers[0].translate.pipelines["one"].engine is not None
 
 
 def record_kinds(client: Any, monkeypatch: Any) -> list[Any]:
     """Returns the kinds that are translated from now on."""
     kinds: list[Any] = []
-    translate = client.app.state.batcher.translate
+    translate = client.app.state.batchers[0].translate
 
     def spy(kind: Any, texts: list[str]) -> Any:
         kinds.append(kind)
         return translate(kind, texts)
 
-    monkeypatch.setattr(client.app.state.batcher, "translate", spy)
+    monkeypatch.setattr(client.app.state.batchers[0], "translate", spy)
     return kinds
 
 
@@ -260,7 +264,7 @@ def test_a_client_that_is_gone_is_not_waited_for(pipeline, monkeypatch, caplog) 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    monkeypatch.setattr(app.state.batcher, "submit", forever)
+    monkeypatch.setattr(app.state.batchers[0], "submit", forever)
     scope = {"type": "http", "method": "POST", "path": "/translate", "headers": [], "query_string": b""}
     with caplog.at_level(logging.INFO):
         asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
@@ -287,16 +291,38 @@ def test_a_translation_ends_at_its_deadline() -> None:
             answer = ask(client, q="Ab ca. Abc cab.", **more)
             assert answer.status_code == 503
             assert answer.json() == {"error": "The translation was not ready within 0.2 s."}
-            assert client.app.state.batcher.is_free(within=10) and time.monotonic() - start < 10
+            assert client.app.state.batchers[0].is_free(within=10) and time.monotonic() - start < 10
             pipeline.model.generation_config.max_new_tokens = limits[1]
             assert ask(client, **more).status_code == client.get("/health").status_code == 200
+
+
+def test_the_placing_of_markup_ends_at_the_deadline(pipeline, monkeypatch) -> None:
+    generate, is_over = pipeline.model.generate, []
+
+    def generate_to_the_deadline(**settings: Any) -> Any:
+        found = generate(**settings)
+        is_over.append(True)
+        return found
+
+    def end_if_over() -> bool:
+        if is_over:
+            raise OverdueError(1)
+        return False
+
+    monkeypatch.setattr(pipeline.model, "generate", generate_to_the_deadline)
+    translator = serving.Translator({"one": pipeline})
+    translator.end_if_over = end_if_over
+    assert translator(("one", "en", "de", "text", 1), ["ab"])
+    is_over.clear()
+    with pytest.raises(OverdueError):
+        translator(("one", "en", "de", "html", 1), ["<b>ab</b>"])
 
 
 def test_a_translation_ends_when_its_client_is_gone() -> None:
     app = build_server({"one": endless_pipeline()}, limits=Limits(deadline=None))
     body = json.dumps({"q": "ab", "source": "en", "target": "de"}).encode()
     messages = [{"type": "http.request", "body": body}]
-    batcher = app.state.batcher
+    batcher = app.state.batchers[0]
 
     async def receive() -> Any:
         while not messages and batcher.is_free(within=0):
@@ -367,11 +393,23 @@ def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
     assert most(even, 11) < 3 * most(even, 1) < 11 / own * most(even, 1)
 
 
-@pytest.mark.parametrize(("state", "why"), [("is_overdue", "deadline"), ("is_broken", "Nothing is translated")])
-def test_a_server_that_cannot_translate_is_not_healthy(pipeline, monkeypatch, state, why) -> None:
+def test_long_requests_return_the_memory_that_they_needed(pipeline, monkeypatch) -> None:
+    returned = []
+    monkeypatch.setattr(serving, "return_freed_memory", lambda: returned.append(True))
     with TestClient(build_server({"one": pipeline})) as client:
-        monkeypatch.setattr(type(client.app.state.batcher), state, True, raising=False)
-        client.app.state.batcher.__dict__.pop(state, None)
+        assert ask(client).status_code == 200 and not returned
+        assert ask(client, q="ab\n" * 400).status_code == 200 and len(returned) == 1
+        # Those that fail have needed it, too.
+        monkeypatch.setattr(pipeline.model, "generate", None)
+        assert ask(client, q="ab\n" * 400).status_code == 500 and len(returned) > 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("state", "why"), [("is_overdue", "deadline"), ("is_broken", "Nothing is translated")])
+def test_a_server_that_cannot_translate_is_not_healthy(pipeline, state, why, number) -> None:
+    with TestClient(build_server({"one": pipeline})) as client:
+        states = {"is_overdue": False, "is_broken": False, state: True}
+        client.app.state.batchers[number] = SimpleNamespace(**states)
         assert client.get("/health").status_code == client.head("/health").status_code == 503
         assert why in client.get("/health").json()["error"]
 
@@ -385,6 +423,28 @@ def test_a_server_whose_device_fails_is_not_healthy(pipeline, monkeypatch) -> No
             broken.setattr(pipeline.model, "generate", fail)
             assert ask(client).status_code == 500 and client.get("/health").status_code == 503
         assert ask(client).status_code == client.get("/health").status_code == 200
+        # Whatever was translated, the device works.
+        client.app.state.batchers[1].is_broken = True
+        assert client.get("/health").status_code == 503
+        assert ask(client).status_code == client.get("/health").status_code == 200
+
+
+def test_a_short_request_does_not_wait_for_a_long_one(pipeline, monkeypatch) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def wait(kind: Any, texts: list[str]) -> list[list[str]]:
+        started.set()
+        assert released.wait(20)
+        return [[text] for text in texts]
+
+    with TestClient(build_server({"one": pipeline})) as client, ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(client.app.state.batchers[1], "translate", wait)
+        # In bytes, of all texts together.
+        long = threads.submit(ask, client, q=["ä" * 300, "ö" * 300])
+        assert started.wait(20)
+        assert ask(client, q="ab " * 300).status_code == 200 and not long.done()
+        released.set()
+        assert long.result().status_code == 200
 
 
 # ---- Paths and keys ----------------------------------------------------------------------------------------------
@@ -425,7 +485,7 @@ def test_keys(pipeline) -> None:
 
 def test_a_full_queue_says_when_to_come_back(pipeline, monkeypatch) -> None:
     with TestClient(build_server({"one": pipeline}, limits=Limits(waiting=1))) as client:
-        monkeypatch.setattr(client.app.state.batcher, "waiting", 1)
+        monkeypatch.setattr(client.app.state.batchers[0], "waiting", 1)
         answer = ask(client)
         assert answer.status_code == 429
         assert answer.json() == {"error": f"The server is busy: try again in {answer.headers['retry-after']} s."}
@@ -451,7 +511,7 @@ def test_text_is_never_logged(pipeline, caplog, monkeypatch) -> None:
         def fail(kind: Any, texts: list[str]) -> Any:
             raise KeyError(*texts)
 
-        monkeypatch.setattr(client.app.state.batcher, "translate", fail)
+        monkeypatch.setattr(client.app.state.batchers[0], "translate", fail)
         answer = ask(client, q=secret)
         assert (answer.status_code, answer.json()) == (500, {"error": "The server failed."})
     assert "POST /translate 200" in caplog.text and "1 texts, 7 characters" in caplog.text
@@ -495,21 +555,47 @@ def test_dead_workers_do_not_wait(tmp_path, monkeypatch) -> None:
     serving.forget_dead_workers()
 
 
-def test_a_damaged_file_of_a_worker_is_left_out_of_the_metrics(tmp_path, caplog) -> None:
+def test_a_damaged_file_of_a_worker_is_left_out_of_the_metrics(tmp_path, monkeypatch, caplog) -> None:
     program = (
-        "from prometheus_client import Counter, Gauge; Counter('one', 'One').inc(); "
-        "Gauge('two', 'Two', multiprocess_mode='livesum').set(2)"
+        "from prometheus_client import Counter, Gauge, Histogram; Counter('one', 'One', ['x']).labels('y').inc(); "
+        "Gauge('two', 'Two', multiprocess_mode='livesum').set(2); Histogram('three', 'Three').observe(1)"
     )
     environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
-    whole = next(tmp_path.glob("counter_*.db")).read_bytes()
-    for number, content in enumerate([whole[:3], whole[:20], b"\xff" * 100, whole.replace(b"[", b"(")]):
-        (tmp_path / f"counter_{number}.db").write_bytes(content)
     registry = CollectorRegistry()
     serving.WorkersCollector(registry, path=str(tmp_path))
-    lines = generate_latest(registry).decode().splitlines()
-    assert "one_total 1.0" in lines and "two 2.0" in lines
+
+    def lines() -> list[str]:
+        return generate_latest(registry).decode().splitlines()
+
+    expected = lines()
+    assert 'one_total{x="y"} 1.0' in expected and "two 2.0" in expected and not caplog.records
+    whole = next(tmp_path.glob("counter_*.db")).read_bytes()[:4096]
+    damaged = [whole[:3], whole[:20], b"\xff" * 100, whole.replace(b"[", b"(")]
+    # It can be read, and yet not be added up.
+    damaged += [whole.replace(b'"y"', b"[1]"), whole.replace(b'"x"', b" 1 ")]
+    for number, content in enumerate(damaged):
+        (tmp_path / f"counter_{number}.db").write_bytes(content)
+    (tmp_path / "gauge_7.db").write_bytes(whole)
+    (tmp_path / "histogram_7.db").mkdir()
+    # It can be read and added up, and yet not be written.
+    alone = whole.replace(b'"one"', b'"six"').replace(b'"One"', b"[1,1]")
+    (tmp_path / "counter_8.db").write_bytes(alone)
+    assert lines() == expected
     assert "counter_3.db has no metrics" in caplog.text
+
+    # A worker that ends takes its file with it at any moment.
+    merge = serving.WorkersCollector.merge
+
+    def vanish(files: list[str]) -> Any:
+        for file in tmp_path.glob("counter_?.db"):
+            file.unlink()
+        return merge(files)
+
+    monkeypatch.setattr(serving.WorkersCollector, "merge", staticmethod(vanish))
+    assert lines() == expected
+    shutil.rmtree(tmp_path)
+    assert lines() == []
 
 
 def test_metrics(pipeline) -> None:
