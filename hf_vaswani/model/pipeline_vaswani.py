@@ -394,10 +394,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def _is_longer(self, text: str, longest: int | None) -> bool:
         """Returns whether a text has more tokens than this, and words."""
-        if longest is None or not may_be_longer(text, longest) or not has_words(text):
+        if longest is None or not has_words(text):
+            return False
+        text = (self.prefix or "") + text
+        if not may_be_longer(text, longest):
             return False
         with LOCK:
-            return len(self.tokenizer((self.prefix or "") + text, verbose=False)["input_ids"]) > longest
+            return len(self.tokenizer(text, verbose=False)["input_ids"]) > longest
 
     def _fits(self, tag: str, longest: int, piece: str) -> bool:
         return not self._is_longer(tag + piece, longest)

@@ -74,3 +74,10 @@ def test_what_never_ends_is_text(beginning) -> None:
     """A hundred thousand characters take less than the minutes of a search from each of them."""
     text = beginning * (100_000 // len(beginning))
     assert "".join(part if isinstance(part, str) else part.text for part in parse(text, "html")) == text
+
+
+@pytest.mark.parametrize("text", ["42", "10:30", "😀", "★", "—", "&#8203;", "&shy;", "42 {n}", "{name}: 5 %s"])
+def test_segments_without_words_are_kept(text) -> None:
+    markup = f"<p>one</p><p>{text}</p><li><b>{text}</b></li>"
+    assert plain(markup) == ["one"]
+    assert "".join(part if isinstance(part, str) else part.text for part in parse(markup, "html")) == markup
