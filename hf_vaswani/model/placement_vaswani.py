@@ -73,7 +73,7 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     places = _places(segment, translation, blocks)
     atoms = _target_atoms(translation, places, as_html)
     sources = places.source.spans
-    written = _Writer(atoms, sources).write(segment.nodes, (0, len(atoms)), (0, len(sources)))
+    written = _Writer(atoms, places.source).write(segment.nodes, (0, len(atoms)), (0, len(sources)))
     return segment.front + "".join(written) + segment.back
 
 
@@ -495,12 +495,20 @@ class _Writer:
 
     Args:
         atoms (`list[Atom]`): the translation.
-        sources (`Sequence[tuple[int, int]]`): the characters of the source's atoms.
+        source ([`_Source`]): the atoms of the source.
     """
 
-    def __init__(self, atoms: list[Atom], sources: Sequence[Span]) -> None:
-        self.atoms, self.sources, self.ends = atoms, sources, [end for _, end in sources]
-        self.attention = torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(sources))
+    def __init__(self, atoms: list[Atom], source: _Source) -> None:
+        self.atoms, self.source, self.sources, self.ends = (
+            atoms,
+            source,
+            source.spans,
+            [end for _, end in source.spans],
+        )
+        self.attention = (
+            torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(source.spans))
+        )
+        self.words = torch.tensor([_is_word(atom.markup) for atom in atoms], dtype=torch.bool)
 
     def write(self, nodes: Sequence[Node], target: Span, source: Span) -> list[str]:
         """
@@ -523,8 +531,8 @@ class _Writer:
                 written.append(self._space(start))
             elif node.spaced[0] and start:
                 # Alone, it stands in front of the next word or, with white space on both sides, between two words.
-                is_last = node.spaced[1] or start == len(self.atoms)
-                written.append(" " if is_last else self._space(start))
+                is_apart = node.spaced[1] or start == len(self.atoms) or not self.words[start]
+                written.append(" " if is_apart else self._space(start))
             written += [node.before, *self.write(node.nodes, (start, end), self._inside(node)), node.after]
             place = end
         return written + self._plain(place, target[1])
@@ -572,10 +580,19 @@ class _Writer:
             return target[0]
         if inside[0] >= source[1]:
             return target[1]
-        free = torch.zeros(len(self.atoms))
-        free[slice(*target)] = 1.0
-        scores = self.attention[:, inside[0] - 1] * free
+        free = torch.zeros(len(self.atoms), dtype=torch.bool)
+        free[slice(*target)] = True
+        before, behind = (not _is_sign(self.source, k) for k in (inside[0] - 1, inside[0]))
+        # A sign such as a full stop attends to words as well.
+        scores = self.attention[:, inside[0]] * (free & ~self.words)
+        if before and not behind and len(scores) and scores.max() > LEAST:
+            return int(scores.argmax())
+        scores = self.attention[:, inside[0] - 1] * (free & self.words if before else free)
         return int(scores.argmax()) + 1 if len(scores) and scores.max() > 0 else target[0]
+
+
+def _is_sign(source: _Source, k: int) -> bool:
+    return k not in source.texts and not _is_word(source.text[slice(*source.spans[k])])
 
 
 class _Shortened(NamedTuple):

@@ -24,7 +24,7 @@ def kept_words(words: list[str], text: str) -> list[int]:
     found, left = [], text.split()
     for number, word in enumerate(words):
         bare = re.sub(r"\W", "", PROTECTED.sub("", word))
-        if left and (left[0] == word or bare and bare == re.sub(r"\W", "", left[0])):
+        if left and (left[0] == word or (bare and bare == re.sub(r"\W", "", left[0]))):
             found.append(number)
             left.pop(0)
     assert not left
@@ -76,6 +76,9 @@ def placed(markup: str, translation: str, links: str, kind: str = "html", is_sam
         ("one <img>two", "a b", "0-0 1-1", "a <img>b"),
         ("one<img> two", "a b", "0-0 1-1", "a<img> b"),
         ("<img>one two<img>", "b a", "0-1 1-0", "<img>b a<img>"),
+        (" <img> one <b>two</b> <img> ", "b a", "0-1 1-0", " <img> <b>b</b> a <img> "),
+        ("one <img>, two", "a, b", "0-0 1-1", "a <img>, b"),
+        ("one <img>. Two <img>", "a. B", "0-0 1-1", "a <img>. B <img>"),
         ("</i>one <b>two", "a b", "0-0 1-1", "</i>a <b>b"),
         # What has a meaning in HTML is escaped.
         ("a &lt; <b>b</b>", "x < y", "0-0 1-1 2-2", "x &lt; <b>y</b>"),
