@@ -209,8 +209,8 @@ class _Builder:
         if text and alone and alone[0].start < front:
             # White space behind a tag stays there.
             places = [*(node.start for node in alone if node.start < front), front]
-            for node, place, after in zip(alone, places, places[1:], strict=False):
-                node.before += self.text[place:after]
+            for node, begin, after in zip(alone, places, places[1:], strict=False):
+                node.before += self.text[begin:after]
             segment.front = self.text[: places[0]]
         if text and alone and alone[-1].start > end:
             segment.back = self.text[alone[-1].start :]

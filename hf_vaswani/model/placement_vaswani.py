@@ -673,8 +673,8 @@ def translate_markup(
         if segment.protected and (places := _places(segment, *found[number][0])).added:
             again[number] = _shortened(segment, places)
     shorter = translate([segments[number][0] + each.text for number, each in again.items()]) if again else []
-    for (number, each), ranks in zip(again.items(), shorter, strict=True):
-        found[number] = [(text, list(map(each.aligned, blocks))) for text, blocks in ranks]
+    for (number, each), candidates in zip(again.items(), shorter, strict=True):
+        found[number] = [(text, list(map(each.aligned, blocks))) for text, blocks in candidates]
     translations = iter(found)
     written = []
     for _, parts in parsed:
