@@ -503,8 +503,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 )
             else:
                 # The tokenizer takes twice the time, and that counts where the model is small.
-                encoding = self._encoded(sentence, truncation) or self.tokenizer(
-                    sentence, return_tensors="pt", **settings
+                encoding = self._encoded(sentence, truncation, longest) or self.tokenizer(
+                    sentence, return_tensors="pt", verbose=longest is None, **settings
                 )
         # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
@@ -519,7 +519,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             encoding["pieces"] = part.text, part.spans, pieces
         return encoding
 
-    def _encoded(self, sentence: str, truncation: bool | str) -> BatchEncoding | None:
+    def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
         """Returns what a plain tokenizer makes of a sentence, or `None` if it has to be asked itself."""
         tokenizer = self.tokenizer
         if truncation or type(tokenizer) is not PreTrainedTokenizerFast:
@@ -528,8 +528,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if backend.truncation or backend.padding or "attention_mask" not in tokenizer.model_input_names:
             return None
         ids = backend.encode(sentence).ids
-        # It warns of a longer sentence.
-        if len(ids) > self.tokenizer.model_max_length:
+        # It warns of a longer sentence that is not cut.
+        if longest is None and len(ids) > self.tokenizer.model_max_length:
             return None
         input_ids = torch.tensor([ids], dtype=torch.long)
         return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})

@@ -138,7 +138,7 @@ def kept_text(text: str, tags: Iterable[str]) -> str | None:
 
 # In tokens: the longest sentence that is not cut, for a model that does not say; the same for one that was trained on
 # short text alone; and the least that may be asked for.
-LONGEST, SHORT, LEAST = 1024, 64, 16
+LONGEST, SHORT, LEAST = 1024, 128, 16
 # A normalizer may make several tokens of one byte, also beside the rules of Unicode.
 TOKENS_OF_A_BYTE = 3
 SPACE = re.compile(r"\s+")
@@ -156,7 +156,7 @@ VIRAMA = 9
 def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
     """
     Returns the tokens of the longest sentence that all models translate in one piece: with sinusoidal positions
-    `longest_sentence` of the config, which training records, but at least 64; else `max_position_embeddings`; and
+    `longest_sentence` of the config, which training records, but at least 128; else `max_position_embeddings`; and
     `model_max_length` of the tokenizer.
     """
     limits = [tokenizer.model_max_length]
