@@ -108,8 +108,8 @@ class VaswaniConfig(PreTrainedConfig):
             First position of a sentence for sinusoids; 2 in fairseq, which starts after the id of `<pad>`. The rows of
             a learned table are always counted from 0.
         max_position_embeddings (`int`, defaults to 1024):
-            Rows of a learned table. Sinusoids have no limit. Either way `hf-vaswani translate` splits longer lines,
-            and `truncation=True` truncates them.
+            Rows of a learned table. Sinusoids have no limit. Longer sentences are cut, unless `longest_sentence` says
+            otherwise for sinusoids, and `truncation=True` truncates them.
         layer_norm_eps (`float`, defaults to 1e-6):
             Epsilon added to the variance in LayerNorm (tensor2tensor's value).
         attention_bias (`bool`, defaults to `False`):
