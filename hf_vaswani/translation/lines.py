@@ -164,8 +164,13 @@ class LineTranslator:
         tags = self._tags(lines)
         texts = [(f"{tag} " if tag else "", line.removeprefix(tag)) for tag, line in zip(tags, lines, strict=True)]
 
+        split: list[int] = []
+
         def translate(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
             found = self._with_alignments(plain, "pieces")
+            # Lines that are translated again are not counted again.
+            split.append(self.lines_split)
+            self.lines_split = split[0]
             return [[(text, blocks) for _, text, blocks in best] for best in found]
 
         return [[(0.0, of_line[0])] for of_line in translate_markup(texts, kind, translate)]
