@@ -280,7 +280,7 @@ class ModelRecipe:
     `tensor2tensor` does so with the wavelengths of tensor2tensor."""
     max_position_embeddings: int = number(1024, at_least=1, at_most=1_000_000)
     """Longest sentence in tokens, for `learned` positions: pairs with a longer side are skipped. Sinusoidal positions
-    have no limit. With either, `hf-vaswani translate` splits lines that are longer."""
+    have no limit: there, sentences longer than those of the training are cut when they are translated."""
     layer_norm_eps: float = number(1e-6, above=0, at_most=1)
     """Constant added to the variance in LayerNorm."""
     attention_bias: bool = False

@@ -113,6 +113,11 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         self.weights = [(len(lengths), 1.0)] if weights is None else weights
         self.set_position(0)
 
+    @property
+    def longest_source(self) -> int:
+        """Tokens of the longest source that is not skipped."""
+        return int(self.lengths[self.longest <= self.order.longest_side, 0].max())
+
     def set_position(self, epoch: int, update: int = 0) -> None:
         """Starts the next iteration after `update` updates of `epoch`, both counted from 0."""
         self.epoch = epoch

@@ -108,8 +108,8 @@ class VaswaniConfig(PreTrainedConfig):
             First position of a sentence for sinusoids; 2 in fairseq, which starts after the id of `<pad>`. The rows of
             a learned table are always counted from 0.
         max_position_embeddings (`int`, defaults to 1024):
-            Rows of a learned table. Sinusoids have no limit. Either way `hf-vaswani translate` splits longer lines,
-            and `truncation=True` truncates them.
+            Rows of a learned table. Sinusoids have no limit. Longer sentences are cut, unless `longest_sentence` says
+            otherwise for sinusoids, and `truncation=True` truncates them.
         layer_norm_eps (`float`, defaults to 1e-6):
             Epsilon added to the variance in LayerNorm (tensor2tensor's value).
         attention_bias (`bool`, defaults to `False`):
@@ -144,6 +144,9 @@ class VaswaniConfig(PreTrainedConfig):
             Layer of the decoder, counted from 0, whose attention to the source aligns words; by default the last one.
         alignment_shift (`bool`, defaults to `False`):
             Read that attention at the step after the one that predicts a token (Chen et al., 2020).
+        longest_sentence (`int`, *optional*):
+            Tokens of the longest source that the model was trained on, `</s>` included: with sinusoids, sentences that
+            are longer are cut before they are translated. `None` if it is not known.
         use_cache (`bool`, defaults to `True`):
             Whether the decoder returns its keys and values, which generation then computes only once.
         is_encoder_decoder (`bool`, defaults to `True`):
@@ -200,6 +203,7 @@ class VaswaniConfig(PreTrainedConfig):
     language_pairs: list[list[str]] | None = None
     alignment_layer: int | None = None
     alignment_shift: bool = False
+    longest_sentence: int | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     is_decoder: bool = False
@@ -243,7 +247,10 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Raises a `ValueError` for sizes and names that do not describe a model."""
-        sizes = "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings"
+        sizes = (
+            "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings "
+            "longest_sentence"
+        )
         for name in sizes.split():
             size = getattr(self, name)
             if size is not None and size < 1:

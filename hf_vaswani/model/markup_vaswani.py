@@ -2,6 +2,7 @@
 
 import html
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -198,11 +199,27 @@ class _Builder:
         self._leave(1)
         text = self.text.strip()
         front = self.text.index(text)
-        segment = Segment(text, [], self.open[0].nodes, self.text[:front], self.text[front + len(text) :])
+        end = front + len(text)
+        alone = sorted(
+            (node for node in all_nodes(self.open[0].nodes) if not node.is_pair), key=lambda node: node.start
+        )
+        # Around a tag alone, the text has white space twice, or in front of a full stop.
+        odd = sorted({node.start - 1 for node in alone if front < node.start < end and self._is_odd(node.start)})
+        segment = Segment("", [], self.open[0].nodes, self.text[:front], self.text[end:])
+        if text and alone and alone[0].start < front:
+            # White space behind a tag stays there.
+            places = [*(node.start for node in alone if node.start < front), front]
+            for node, begin, after in zip(alone, places, places[1:], strict=False):
+                node.before += self.text[begin:after]
+            segment.front = self.text[: places[0]]
+        if text and alone and alone[-1].start > end:
+            segment.back = self.text[alone[-1].start :]
 
         def place(of_all: int) -> int:
-            return min(max(of_all - front, 0), len(text))
+            return min(max(of_all - front, 0), len(text)) - bisect_left(odd, of_all)
 
+        starts, ends = [front, *(at + 1 for at in odd)], [*odd, end]
+        segment.text = "".join(self.text[begin:stop] for begin, stop in zip(starts, ends, strict=True))
         segment.protected = [(place(start), place(end), markup) for start, end, markup in self.protected]
         for node in all_nodes(segment.nodes):
             around = self.text[: node.start][-1:], self.text[node.start :][:1]
@@ -210,6 +227,11 @@ class _Builder:
             node.start, node.end = place(node.start), place(node.end)
         self.text, self.protected, self.open = "", [], [Node("", "", 0, 0)]
         return [segment] if segment.has_words else [source]
+
+    def _is_odd(self, place: int) -> bool:
+        """Returns whether there is white space in front of a place that should not be there, without a tag."""
+        behind = self.text[place]
+        return self.text[place - 1].isspace() and (behind.isspace() or behind in ".,;:!?…")
 
 
 def all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:

@@ -71,9 +71,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             measurement of a second; by default products are in the format of the weights, too.
         shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
             by the shortlist that `hf-vaswani shortlist` has written beside the weights.
-        longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence of a text or
-            a list into pieces of at most half as many, and joins their translations, unless `truncation` or
-            `return_tensors` is set. By default what [`longest_source`] says.
+        longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into pieces
+            of at most half as many, and joins their translations, unless `truncation`, `return_tensors` or a
+            `streamer` is set. By default what [`longest_source`] says. A call may have its own.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniText2TextGenerationPipeline.__call__`].
 
@@ -92,8 +92,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     # Prefix of the keys of an answer, as in `generated_text`.
     return_name: ClassVar[str] = "generated"
-    # Whether the translations of the pieces of a text make that of the text.
-    cuts_sentences: ClassVar[bool] = False
+    # Whether answers are translations, so that those of its pieces make that of a text, and numbers stay as they are.
+    translates: ClassVar[bool] = False
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
@@ -152,14 +152,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         self.split_sentences, self.markup = split_sentences, markup
         if markup is not None:
             check_kind(markup)
-        if longest_sentence is not None and longest_sentence < LEAST:
-            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {longest_sentence}.")
         self.longest_sentence = longest_sentence
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
         super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
         if prefix is not None:
             self.prefix = prefix
+        self._longest({})
         self._check_direction(*(self._preprocess_params.get(name) for name in ("src_lang", "tgt_lang")))
         # Arguments of `generate()` that an engine does without.
         self.torch_settings: dict[str, Any] = {}
@@ -196,13 +195,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         src_lang: str | None = None,
         tgt_lang: str | None = None,
         stop_sequence: str | None = None,
+        longest_sentence: int | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """
         Sorts keywords into those of `preprocess`, of `_forward` and of `postprocess`. `return_text` is ignored,
         because text is returned unless `return_tensors` is true.
         """
-        before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang}
+        before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang, "longest": longest_sentence}
         after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
         if stop_sequence is not None:
             with LOCK:
@@ -285,13 +285,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             check_kind(markup)
             # Before anything is translated.
             aligning_layers(self.model)
-        before, _, after = self._sanitize_parameters(**kwargs)
-        longest = self._longest(self._preprocess_params | before, self._postprocess_params | after)
+        longest = self._longest(kwargs)
         joins = split or markup is not None
+        if not joins:
+            kwargs["longest_sentence"] = longest
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
             items = list(inputs)
             texts = list(_flat(items))
-            if joins or any(self._is_longer(text, longest) for text in texts):
+            if joins:
                 translate = partial(self._translate_sentences, split, markup, longest)
             translations = translate(texts, *args, **kwargs) if texts else []
             single = all(len(candidates) == 1 for candidates in translations)
@@ -300,7 +301,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
             _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
-            joins = joins or self._is_longer(str(inputs), longest)
         if joins:
             translate = partial(self._translate_sentences, split, markup, longest)
         return translate(inputs, *args, **kwargs)
@@ -384,20 +384,31 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             spans += [(start + left, start + right) for left, right in pieces]
         return _Split(text, spans, [tag + text[start:end] for start, end in spans], tag)
 
-    def _longest(self, before: dict[str, Any], after: dict[str, Any]) -> int | None:
-        """Returns the tokens of the longest sentence that is not cut, or `None` if none is."""
-        if not self.cuts_sentences or before.get("truncation") or after.get("return_tensors"):
+    def _longest(self, kwargs: dict[str, Any]) -> int | None:
+        """Returns the tokens of the longest sentence that a call with these keywords does not cut."""
+        asked = kwargs.pop("longest_sentence", None)
+        asked = self.longest_sentence if asked is None else asked
+        if asked is not None and asked < LEAST:
+            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {asked}.")
+        before, generate_kwargs, after = self._sanitize_parameters(**kwargs)
+        before, after = self._preprocess_params | before, self._postprocess_params | after
+        # Ids and streams are those of one sentence.
+        is_whole = before.get("truncation") or after.get("return_tensors") or generate_kwargs.get("streamer")
+        if not self.translates or is_whole:
             return None
-        longest = self.longest_sentence or longest_source([self.model], self.tokenizer)
+        longest = longest_source([self.model], self.tokenizer) if asked is None else asked
         # A model with fewer positions has no room for pieces.
         return longest if longest >= LEAST else None
 
     def _is_longer(self, text: str, longest: int | None) -> bool:
         """Returns whether a text has more tokens than this, and words."""
-        if longest is None or not may_be_longer(text, longest) or not has_words(text):
+        if longest is None or not has_words(text):
+            return False
+        text = (self.prefix or "") + text
+        if not may_be_longer(text, longest):
             return False
         with LOCK:
-            return len(self.tokenizer((self.prefix or "") + text, verbose=False)["input_ids"]) > longest
+            return len(self.tokenizer(text, verbose=False)["input_ids"]) > longest
 
     def _fits(self, tag: str, longest: int, piece: str) -> bool:
         return not self._is_longer(tag + piece, longest)
@@ -407,9 +418,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     ) -> list[list[tuple[str, list[Block]]]]:
         """Joins the translations of each text, with the alignment of each sentence."""
         # The pass reads what the model has read.
-        fronts = [self._front(part.tag, source, target) if has_words(part.text) else "" for part, _ in found]
+        fronts = [self._front(part.tag, source, target) if self._is_read(part.text) else "" for part, _ in found]
         pairs = [
-            (front + sentence, translation, has_words(sentence.removeprefix(part.tag)))
+            (front + sentence, translation, self._is_read(sentence.removeprefix(part.tag)))
             for front, (part, ranks) in zip(fronts, found, strict=True)
             for of_rank in ranks
             for sentence, translation in zip(part.sentences, of_rank, strict=True)
@@ -433,6 +444,10 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             aligned.append(of_text)
         return aligned
 
+    def _is_read(self, text: str) -> bool:
+        """Returns whether the model gets a text, which is not kept."""
+        return has_words(text) or (not self.translates and bool(text.strip()))
+
     def _without_tag(self, text: str) -> tuple[str, str]:
         """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
         with LOCK:
@@ -445,6 +460,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         truncation: bool | str = False,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
+        longest: int | None = None,
     ) -> BatchEncoding:
         """
         Tokenizes one sentence.
@@ -454,10 +470,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             truncation (`bool` or `str`, *optional*, defaults to `False`): the tokenizer's argument.
             src_lang (`str`, *optional*): source language; by default that in the name of the task.
             tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
+            longest (`int`, *optional*): in tokens; a longer sentence is cut.
 
         Returns:
             [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `kept` (`str`, *optional*),
-            which stands for the translation of a sentence without words, and the settings of `generate` by which a
+            which stands for the translation of a sentence without words, `pieces` (*optional*): the text of a sentence
+            that is cut, the characters of its pieces and their encodings; and the settings of `generate` by which a
             multilingual tokenizer chooses the target language.
 
         Raises:
@@ -474,6 +492,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             tags = language_tags(self.tokenizer)
             tag, _ = without_tag(input_, tags.values())
             kept = kept_text(input_, tags.values())
+            if kept and not self.translates:
+                kept = None
             front = "" if kept is not None else self._language_tag(tags, target_language, tag)
             # What has no words is not read.
             sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
@@ -483,15 +503,23 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 )
             else:
                 # The tokenizer takes twice the time, and that counts where the model is small.
-                encoding = self._encoded(sentence, truncation) or self.tokenizer(
-                    sentence, return_tensors="pt", **settings
+                encoding = self._encoded(sentence, truncation, longest) or self.tokenizer(
+                    sentence, return_tensors="pt", verbose=longest is None, **settings
                 )
         # Some tokenizers add it for encoder-only models; generate() refuses it.
         encoding.pop("token_type_ids", None)
-        encoding["kept"] = kept
+        encoding["kept"], encoding["pieces"] = kept, None
+        if longest is None or kept is not None or encoding["input_ids"].shape[-1] <= longest:
+            return encoding
+        part = self._split(input_, False, longest)
+        if len(part.sentences) > 1:
+            pieces = [self.preprocess(each, truncation, src_lang, tgt_lang) for each in part.sentences]
+            # Its own ids are not read, and would make those of others longer.
+            encoding = copy.copy(pieces[0])
+            encoding["pieces"] = part.text, part.spans, pieces
         return encoding
 
-    def _encoded(self, sentence: str, truncation: bool | str) -> BatchEncoding | None:
+    def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
         """Returns what a plain tokenizer makes of a sentence, or `None` if it has to be asked itself."""
         tokenizer = self.tokenizer
         if truncation or type(tokenizer) is not PreTrainedTokenizerFast:
@@ -500,8 +528,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if backend.truncation or backend.padding or "attention_mask" not in tokenizer.model_input_names:
             return None
         ids = backend.encode(sentence).ids
-        # It warns of a longer sentence.
-        if len(ids) > self.tokenizer.model_max_length:
+        # It warns of a longer sentence that is not cut.
+        if longest is None and len(ids) > self.tokenizer.model_max_length:
             return None
         input_ids = torch.tensor([ids], dtype=torch.long)
         return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
@@ -558,12 +586,17 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         Returns:
             `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`), which are padding for
-            a sentence without words, and with `kept`, from [`preprocess`].
+            a sentence without words or in pieces; with `kept`, from [`preprocess`]; and with `pieces`, as there, but
+            with output ids in place of encodings.
         """
-        kept = model_inputs["kept"]
+        kept, pieces = model_inputs["kept"], model_inputs["pieces"]
         # One sentence alone is no list.
-        has_text = [each is None for each in (kept if isinstance(kept, list) else [kept])]
-        model_inputs = {name: value for name, value in model_inputs.items() if name != "kept"}
+        is_batch = isinstance(kept, list)
+        in_pieces = pieces if is_batch else [pieces]
+        has_text = [
+            each is None and parts is None for each, parts in zip(kept if is_batch else [kept], in_pieces, strict=True)
+        ]
+        model_inputs = {name: value for name, value in model_inputs.items() if name not in ("kept", "pieces")}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
         language = {
@@ -575,6 +608,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
+        found = [None if parts is None else self._generate_pieces(parts, settings) for parts in in_pieces]
+        answer = {"kept": kept, "pieces": found if is_batch else found[0]}
         if not any(has_text):
             # Another thread may be waiting for the end of the stream.
             if settings.get("streamer") is not None:
@@ -587,10 +622,22 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 tensors = {name: tensor[has_text] for name, tensor in tensors.items()}
             generated = self._generate(tensors, settings)
         if all(has_text):
-            return {"output_ids": generated, "kept": kept}  # [batch, candidates, target]
+            return {"output_ids": generated, **answer}  # [batch, candidates, target]
         output_ids = generated.new_full((len(has_text), *generated.shape[1:]), self._padding())
         output_ids[has_text] = generated
-        return {"output_ids": output_ids, "kept": kept}  # [batch, candidates, target]
+        return {"output_ids": output_ids, **answer}  # [batch, candidates, target]
+
+    def _generate_pieces(
+        self, parts: tuple[str, Any, Sequence[dict[str, Any]]], settings: dict[str, Any]
+    ) -> tuple[str, Any, list[str | None], torch.Tensor]:
+        """Returns text and spans of a sentence that was cut, what was kept of it, and the ids of the other pieces."""
+        text, spans, pieces = parts
+        kept = [piece["kept"] for piece in pieces]
+        read = [piece["input_ids"][0] for piece in pieces if piece["kept"] is None]
+        with LOCK:
+            tensors = dict(self.tokenizer.pad({"input_ids": read}, return_tensors="pt"))
+        tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items() if name != "token_type_ids"}
+        return text, spans, kept, self._generate(tensors, settings)  # [pieces, candidates, target]
 
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
@@ -654,8 +701,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Decodes the translations of one sentence.
 
         Args:
-            model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`, and `kept`, the text that stands
-                for the translations of a sentence without words.
+            model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`; `kept`, the text that stands for
+                the translations of a sentence without words; and `pieces`, those of a sentence that was cut.
             return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
 
@@ -667,13 +714,25 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
         if model_outputs["kept"] is not None:
             return [{f"{self.return_name}_text": model_outputs["kept"]} for _ in candidates]
-        with LOCK:
-            texts = self.tokenizer.batch_decode(
-                candidates.tolist(),
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-            )
-        return [{f"{self.return_name}_text": text} for text in texts]
+
+        def decoded(ids: torch.Tensor) -> list[str]:
+            with LOCK:
+                texts: list[str] = self.tokenizer.batch_decode(
+                    ids.tolist(),
+                    skip_special_tokens=True,
+                    clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+                )
+            return texts
+
+        if model_outputs["pieces"] is None:
+            return [{f"{self.return_name}_text": text} for text in decoded(candidates)]
+        text, spans, kept, ids = model_outputs["pieces"]
+        answers = []
+        for of_rank in ids.unbind(dim=1):
+            left = iter(decoded(of_rank))
+            pieces = [next(left) if each is None else each for each in kept]
+            answers.append({f"{self.return_name}_text": join_sentences(text, spans, pieces)})
+        return answers
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
@@ -691,7 +750,7 @@ class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
     """
 
     return_name = "translation"
-    cuts_sentences = True
+    translates = True
 
 
 class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):

@@ -12,7 +12,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -70,6 +70,32 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     Returns:
         `str`: the translation, with each tag and everything that is protected exactly once.
     """
+    places = _places(segment, translation, blocks)
+    atoms = _target_atoms(translation, places, as_html)
+    sources = places.source.spans
+    written = _Writer(atoms, places.source).write(segment.nodes, (0, len(atoms)), (0, len(sources)))
+    return segment.front + "".join(written) + segment.back
+
+
+class _Places(NamedTuple):
+    """
+    The places of what is protected in a translation.
+
+    Attributes:
+        source ([`_Source`]), targets (`list[Unit]`): the atoms of the source and of the translation.
+        attention (`torch.FloatTensor` of shape `(target, source)`): of these to those.
+        owners (`list[int]`), added (`dict[int, list[int]]`): as [`_owners`] returns them.
+    """
+
+    source: "_Source"
+    targets: "list[Unit]"
+    attention: torch.Tensor
+    owners: list[int]
+    added: dict[int, list[int]]
+
+
+def _places(segment: Segment, translation: str, blocks: Sequence[Block]) -> _Places:
+    """Finds the places of what is protected; see [`restore`]."""
     end_if_over()
     source = _source_atoms(segment)
     targets = _target_units(translation, set(source.texts.values()))
@@ -81,10 +107,7 @@ def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html
     spans = [unit.span for unit in targets]
     attention = _attention(blocks, source.spans, spans)
     sentences = [_within(block, source.spans, spans) for block in blocks if block.alignment.probabilities.numel()]
-    owners, added = _owners(targets, attention, source, sentences)
-    atoms = _target_atoms(source, translation, targets, attention, owners, added, as_html)
-    written = _Writer(atoms, source.spans).write(segment.nodes, (0, len(atoms)), (0, len(source.spans)))
-    return segment.front + "".join(written) + segment.back
+    return _Places(source, targets, attention, *_owners(targets, attention, source, sentences))
 
 
 class _Source(NamedTuple):
@@ -277,8 +300,8 @@ def _remains(
     source: _Source,
 ) -> Span | None:
     """
-    Returns the units of a translation that a model made from a protected text, which takes their place: no more words
-    than the text has itself, and none that a word of the source may need. `None` where that is not sure.
+    Returns the units of a translation that are left of a protected text, as "name" of "{name}", and give it their
+    place: parts of the text that no word of the source may need. `None` if there are none.
     """
     text = source.texts[k]
     pieces = Counter(match[0].casefold() for match in UNIT.finditer(text))
@@ -298,10 +321,7 @@ def _remains(
         end -= 1
     taken = Counter(unit.text.casefold() for unit in targets[start:end])
     words = [j for j in range(*translated) if owners[j] == FREE and _is_word(targets[j].text)]
-    others = [j for j in words if not start <= j < end]
-    if not 0 < len(words) - len(others) <= sum(count for piece, count in pieces.items() if _is_word(piece)):
-        return None
-    if _is_within_word(targets, start) or _is_within_word(targets, end):
+    if start == end or not taken <= pieces or _is_within_word(targets, start) or _is_within_word(targets, end):
         return None
     around = [i for i in range(*inside) if i not in source.texts and _is_word(source.text[slice(*source.spans[i])])]
     if around:
@@ -310,21 +330,11 @@ def _remains(
         best, places = columns.max(dim=0)
         if any(start <= words[place] < end for place, score in zip(places, best, strict=True) if score > CLOSE):
             return None
-    if taken <= pieces:
-        return start, end
-    # Most models attend to the first token of a sentence where they attend to nothing.
-    if len(others) < sum(_length(source.text[slice(*source.spans[i])]) for i in around):
-        return None
-    return None if others and float(attention[others, k].max()) > LEAST else (start, end)
+    return start, end
 
 
 def _is_word(text: str) -> bool:
     return any(map(str.isalnum, text))
-
-
-def _length(word: str) -> int:
-    """Returns the most words that a word may be: scripts behind Thai's block are often written without spaces."""
-    return 1 if word[0] < "\u0e00" else len(word)
 
 
 def _is_within_word(targets: Sequence[Unit], j: int) -> bool:
@@ -355,16 +365,9 @@ def _touch(targets: Sequence[Unit], j: int) -> bool:
     return targets[j - 1].span[1] == targets[j].span[0]
 
 
-def _target_atoms(
-    source: _Source,
-    translation: str,
-    targets: Sequence[Unit],
-    attention: torch.Tensor,
-    owners: Sequence[int],
-    added: dict[int, list[int]],
-    as_html: bool,
-) -> list[Atom]:
+def _target_atoms(translation: str, places: _Places, as_html: bool) -> list[Atom]:
     """Makes atoms of a translation, with everything that is protected exactly once."""
+    source, targets, attention, owners, added = places
     atoms: list[Atom] = []
     one = torch.eye(len(source.spans))
     place = 0
@@ -492,12 +495,20 @@ class _Writer:
 
     Args:
         atoms (`list[Atom]`): the translation.
-        sources (`Sequence[tuple[int, int]]`): the characters of the source's atoms.
+        source ([`_Source`]): the atoms of the source.
     """
 
-    def __init__(self, atoms: list[Atom], sources: Sequence[Span]) -> None:
-        self.atoms, self.sources, self.ends = atoms, sources, [end for _, end in sources]
-        self.attention = torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(sources))
+    def __init__(self, atoms: list[Atom], source: _Source) -> None:
+        self.atoms, self.source, self.sources, self.ends = (
+            atoms,
+            source,
+            source.spans,
+            [end for _, end in source.spans],
+        )
+        self.attention = (
+            torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(source.spans))
+        )
+        self.words = torch.tensor([_is_word(atom.markup) for atom in atoms], dtype=torch.bool)
 
     def write(self, nodes: Sequence[Node], target: Span, source: Span) -> list[str]:
         """
@@ -520,8 +531,8 @@ class _Writer:
                 written.append(self._space(start))
             elif node.spaced[0] and start:
                 # Alone, it stands in front of the next word or, with white space on both sides, between two words.
-                is_last = node.spaced[1] or start == len(self.atoms)
-                written.append(" " if is_last else self._space(start))
+                is_apart = node.spaced[1] or start == len(self.atoms) or not self.words[start]
+                written.append(" " if is_apart else self._space(start))
             written += [node.before, *self.write(node.nodes, (start, end), self._inside(node)), node.after]
             place = end
         return written + self._plain(place, target[1])
@@ -569,10 +580,67 @@ class _Writer:
             return target[0]
         if inside[0] >= source[1]:
             return target[1]
-        free = torch.zeros(len(self.atoms))
-        free[slice(*target)] = 1.0
-        scores = self.attention[:, inside[0] - 1] * free
+        free = torch.zeros(len(self.atoms), dtype=torch.bool)
+        free[slice(*target)] = True
+        before, behind = (not _is_sign(self.source, k) for k in (inside[0] - 1, inside[0]))
+        # A sign such as a full stop attends to words as well.
+        scores = self.attention[:, inside[0]] * (free & ~self.words)
+        if before and not behind and len(scores) and scores.max() > LEAST:
+            return int(scores.argmax())
+        scores = self.attention[:, inside[0] - 1] * (free & self.words if before else free)
         return int(scores.argmax()) + 1 if len(scores) and scores.max() > 0 else target[0]
+
+
+def _is_sign(source: _Source, k: int) -> bool:
+    return k not in source.texts and not _is_word(source.text[slice(*source.spans[k])])
+
+
+class _Shortened(NamedTuple):
+    """
+    The text of a segment without some of what is protected.
+
+    Attributes:
+        text (`str`): the text.
+        places (`list[int]`): where each of its characters is in the segment's text.
+    """
+
+    text: str
+    places: list[int]
+
+    def aligned(self, block: Block) -> Block:
+        """Returns an alignment of this text as one of the segment's text."""
+        spans = []
+        for start, end in block.alignment.source_spans:
+            start, end = start + block.source, end + block.source
+            # The space in front of a piece may be far from it there.
+            start = min(start + len(self.text[start:end]) - len(self.text[start:end].lstrip()), end - 1)
+            spans.append((self.places[start], self.places[end - 1] + 1))
+        return Block(replace(block.alignment, source_spans=spans), 0, block.target)
+
+
+def _shortened(segment: Segment, places: _Places) -> _Shortened:
+    """Leaves out the protected texts that were added to a translation, because the model did not copy them."""
+    text = segment.text
+    # What is left in front of each of them, by its place; a space is put between words.
+    left: list[int] = []
+    letters = list(text)
+    place = 0
+    for start, end in sorted(places.source.spans[k] for added in places.added.values() for k in added):
+        left += range(place, start)
+        place, behind = end, text[end : end + 1]
+        if not left:
+            place += behind.isspace()
+        elif not behind or behind.isspace() or not (behind.isalnum() or behind in OPENING):
+            while left and text[left[-1]].isspace():
+                left.pop()
+            # As in "Hello, {name}!"
+            while left and behind.strip() and text[left[-1]] in ",;:":
+                left.pop()
+        elif text[left[-1]].isalnum() and behind.isalnum():
+            left.append(start)
+            letters[start] = " "
+    left += range(place, len(text))
+    return _Shortened("".join(letters[i] for i in left), left)
 
 
 def translate_markup(
@@ -581,7 +649,8 @@ def translate_markup(
     translate: Callable[[list[str]], list[list[tuple[str, list[Block]]]]],
 ) -> list[list[str]]:
     """
-    Translates texts with markup.
+    Translates texts with markup. A text that has something protected which the model has not copied is translated
+    once more without it, because a model that does not know placeholders may write anything beside them.
 
     Args:
         texts (`Sequence[tuple[str, str]]`): for each text, a language tag and a space, or nothing; and the text.
@@ -595,11 +664,19 @@ def translate_markup(
         ValueError: there is no such kind of markup, or a paragraph has several thousand words.
     """
     parsed = [(tag, parse(text, kind)) for tag, text in texts]
-    plain = [tag + part.text for tag, parts in parsed for part in parts if isinstance(part, Segment)]
+    segments = [(tag, part) for tag, parts in parsed for part in parts if isinstance(part, Segment)]
     # Texts without words are repeated, for as many candidates as the empty text has.
-    all_found = translate(plain or [""])
-    translations, count = iter(all_found), len(all_found[0])
-    found = []
+    found = translate([tag + segment.text for tag, segment in segments] or [""])
+    count = len(found[0])
+    again: dict[int, _Shortened] = {}
+    for number, (_, segment) in enumerate(segments):
+        if segment.protected and (places := _places(segment, *found[number][0])).added:
+            again[number] = _shortened(segment, places)
+    shorter = translate([segments[number][0] + each.text for number, each in again.items()]) if again else []
+    for (number, each), candidates in zip(again.items(), shorter, strict=True):
+        found[number] = [(text, list(map(each.aligned, blocks))) for text, blocks in candidates]
+    translations = iter(found)
+    written = []
     for _, parts in parsed:
         ranks = [
             [restore(part, text, blocks, kind == "html") for text, blocks in next(translations)]
@@ -607,5 +684,5 @@ def translate_markup(
             else [part] * count
             for part in parts
         ]
-        found.append(["".join(of_rank) for of_rank in zip(*ranks, strict=True)] or [""] * count)
-    return found
+        written.append(["".join(of_rank) for of_rank in zip(*ranks, strict=True)] or [""] * count)
+    return written

@@ -136,9 +136,10 @@ def kept_text(text: str, tags: Iterable[str]) -> str | None:
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------
 
-# In tokens: the longest sentence that is not cut, for a model that does not say, and the least that may be asked for.
-LONGEST, LEAST = 1024, 16
-# A normalizer may make several tokens of one byte.
+# In tokens: the longest sentence that is not cut, for a model that does not say; the same for one that was trained on
+# short text alone; and the least that may be asked for.
+LONGEST, SHORT, LEAST = 1024, 128, 16
+# A normalizer may make several tokens of one byte, also beside the rules of Unicode.
 TOKENS_OF_A_BYTE = 3
 SPACE = re.compile(r"\s+")
 SIGN = re.compile(r"[^\w\s]")
@@ -154,22 +155,22 @@ VIRAMA = 9
 
 def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
     """
-    Returns the tokens of the longest sentence that all models translate in one piece: `longest_sentence` of the config
-    with sinusoidal positions, which training records, else `max_position_embeddings`; and `model_max_length` of the
-    tokenizer.
+    Returns the tokens of the longest sentence that all models translate in one piece: with sinusoidal positions
+    `longest_sentence` of the config, which training records, but at least 128; else `max_position_embeddings`; and
+    `model_max_length` of the tokenizer.
     """
     limits = [tokenizer.model_max_length]
     for config in (model.config for model in models):
         recorded = getattr(config, "longest_sentence", None)
         positions = getattr(config, "max_position_embeddings", None) or LONGEST
         is_learned = getattr(config, "position_encoding", None) == "learned"
-        limits.append(positions if recorded is None or is_learned else recorded)
+        limits.append(positions if recorded is None or is_learned else max(recorded, SHORT))
     return min(limits)
 
 
 def may_be_longer(text: str, longest: int) -> bool:
     """Returns whether a text has to be tokenized to know that it has at most this many tokens."""
-    return TOKENS_OF_A_BYTE * len(text.encode("utf-8", "replace")) > longest
+    return TOKENS_OF_A_BYTE * len(unicodedata.normalize("NFKC", text).encode("utf-8", "replace")) > longest
 
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[tuple[int, int]]:

@@ -16,6 +16,8 @@ from transformers import GenerationConfig
 
 from ..adapters import base_folder
 from ..averaging import load_weights
+from ..data.batching import EpochUpdates
+from ..data.renewed_epochs import RenewedUpdates
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.loading_vaswani import load_stored
@@ -147,6 +149,9 @@ def _config(run: Run) -> VaswaniConfig:
         config: VaswaniConfig = VaswaniConfig.from_pretrained(run.folder / START)
         config.update({name: settings[name] for name in FREE})
         config.language_pairs = run.recipe.language_pairs if run.recipe.task == "translation" else None
+        # Of a model that does not know what it has seen, this is not known afterwards.
+        known, longest = config.longest_sentence, _longest_sentence(run)
+        config.longest_sentence = None if known is None or longest is None else max(known, longest)
         return config
     start = getattr(tokenizer, f"{run.recipe.tokenizer.decoder_start}_token_id")
     return VaswaniConfig(
@@ -155,9 +160,17 @@ def _config(run: Run) -> VaswaniConfig:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id if start is None else start,
+        longest_sentence=_longest_sentence(run),
         **config_of_task(run.recipe, run.labels),
         **settings,
     )
+
+
+def _longest_sentence(run: Run) -> int | None:
+    """Returns the tokens of the longest training source of a translation; `None` if a stream has them."""
+    if run.recipe.task != "translation" or not isinstance(run.updates, EpochUpdates | RenewedUpdates):
+        return None
+    return run.updates.sampler.longest_source
 
 
 def build_state(run: Run, checkpoint: Path | None) -> TrainState:

@@ -18,11 +18,13 @@ from ..data.sources import EvaluationSet
 from ..metrics import METRICS, exact_match, score
 from ..model.alignment_vaswani import choose_alignment
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
+from ..model.sentences_vaswani import longest_source
 from ..processes import on_main_process
 from ..recipe import MEASURED_TASKS, PAIR_TASKS, measure_name
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
 from ..translation.batches import translate_corpus
+from ..translation.lines import split_lines
 from .preparation import Run
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
@@ -58,14 +60,19 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
         search |= {"length_penalty": evaluation.length_penalty, "early_stopping": evaluation.early_stopping}
 
     def translate_part(part: list[str]) -> list[str]:
-        return translate_corpus(
-            model,
-            run.tokenizer,
-            part,
-            tokens_per_batch=evaluation.tokens_per_batch,
-            progress=run.accelerator.is_main_process,
-            **search,
+        # Long sentences are cut as by the commands, whose scores are to be the same.
+        pieces_of = split_lines(part, run.tokenizer, longest_source([model], run.tokenizer))
+        translations = iter(
+            translate_corpus(
+                model,
+                run.tokenizer,
+                [piece for pieces in pieces_of for piece in pieces],
+                tokens_per_batch=evaluation.tokens_per_batch,
+                progress=run.accelerator.is_main_process,
+                **search,
+            )
         )
+        return [" ".join(next(translations) for _ in pieces) for pieces in pieces_of]
 
     with _without_mixed_precision(model):
         return share(run, sentences, translate_part)

@@ -144,8 +144,8 @@ class LineTranslator:
         space; a language tag in front of a line is not counted.
         """
         found = []
-        for line, best in zip(lines, self._with_alignments(lines, "words"), strict=True):
-            source = _word_starts(line.removeprefix(self._tag(line)).lstrip())
+        for line, tag, best in zip(lines, self._tags(lines), self._with_alignments(lines, "words"), strict=True):
+            source = _word_starts(line.removeprefix(tag).lstrip())
             of_line = []
             for score, text, blocks in best:
                 target = _word_starts(text)
@@ -161,17 +161,24 @@ class LineTranslator:
 
     def with_markup(self, lines: list[str], kind: str) -> list[Candidates]:
         """Returns the best translation of each line, with its markup (see [`parse`])."""
-        tags = list(map(self._tag, lines))
+        tags = self._tags(lines)
         texts = [(f"{tag} " if tag else "", line.removeprefix(tag)) for tag, line in zip(tags, lines, strict=True)]
+
+        split: list[int] = []
 
         def translate(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
             found = self._with_alignments(plain, "pieces")
+            # Lines that are translated again are not counted again.
+            split.append(self.lines_split)
+            self.lines_split = split[0]
             return [[(text, blocks) for _, text, blocks in best] for best in found]
 
         return [[(0.0, of_line[0])] for of_line in translate_markup(texts, kind, translate)]
 
-    def _tag(self, line: str) -> str:
-        return next((tag for tag in language_tags(self.tokenizer).values() if line.startswith(tag)), "")
+    def _tags(self, lines: Sequence[str]) -> list[str]:
+        """Returns the language tag in front of each line, or nothing."""
+        tags = language_tags(self.tokenizer).values()
+        return [next((tag for tag in tags if line.startswith(tag)), "") for line in lines]
 
     def _with_alignments(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[Block]]]]:
         """Returns the n-best list of each line, each translation with the alignments of its pieces."""
@@ -184,8 +191,8 @@ class LineTranslator:
         of_pairs = iter(alignments(self.models[0], self.tokenizer, sources, targets, unit=unit))
         aligned = iter([[(*candidate, next(of_pairs)) for candidate in best] for best in found])
         joined = []
-        for line, parts in zip(lines, pieces_of, strict=True):
-            tag, place, begins = self._tag(line), 0, []
+        for line, tag, parts in zip(lines, self._tags(lines), pieces_of, strict=True):
+            place, begins = 0, []
             whole = line.removeprefix(tag).lstrip()
             for piece in parts:
                 text = piece.removeprefix(tag).strip()

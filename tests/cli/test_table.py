@@ -283,3 +283,11 @@ def test_a_stopped_process_leaves_whole_shards(number, teacher, tmp_path) -> Non
     for name, before in times.items():
         assert (tmp_path / "out" / "shards" / name).stat().st_mtime_ns == before
     assert [path.name for path in (tmp_path / "out" / "data").glob(".*")] == []
+
+
+def test_rows_without_words_are_kept(teacher, tmp_path) -> None:
+    texts = ["42", "one two", "★", "\u200b"]
+    table = write_rows(tmp_path / "table.parquet", [{"id": i, "en": text} for i, text in enumerate(texts)])
+    assert main(command(teacher, table, tmp_path / "out")) == 0
+    found = [row["de"] for row in read_output(tmp_path / "out")]
+    assert [found[i] for i in (0, 2, 3)] == ["42", "★", "\u200b"] and found[1] != "one two"

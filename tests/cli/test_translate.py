@@ -38,6 +38,18 @@ def test_translations_are_those_of_the_pipeline(tiny_run, monkeypatch, capsys) -
     assert greedy.splitlines() == one_beam
 
 
+@pytest.mark.parametrize("more", [[], ["--markup", "html"], ["--num-beams", "2", "--n-best", "2"]])
+def test_lines_without_words_are_kept(teacher, monkeypatch, capsys, more) -> None:
+    lines = ["42", "one two", "★★★", "10:30", "\u200b", "three"]
+    code, out, _ = translate(monkeypatch, capsys, "\n".join(lines).encode(), "--model", str(teacher), *more)
+    found = [line.split("\t")[-1].split(" ||| ")[-1] for line in out.splitlines()]
+    copies = len(found) // len(lines)
+    assert code == 0 and copies == (2 if "--n-best" in more else 1)
+    for number, line in enumerate(lines):
+        given = {each.split("|||")[0].strip() for each in found[copies * number : copies * (number + 1)]}
+        assert (given == {line.strip()}) == (number not in (1, 5)), given
+
+
 def test_a_byte_order_mark_is_skipped_and_num_beams_is_used(tiny_run, monkeypatch, capsys) -> None:
     seen = []
 

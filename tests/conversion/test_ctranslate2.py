@@ -310,3 +310,10 @@ def test_wide_vectors_are_used_where_they_were_measured(vendor, family, flags, e
     with use_wide_vectors(text) as is_asked:
         assert os.environ["CT2_FORCE_CPU_ISA"] == "AVX2" and not is_asked
     assert os.environ["CT2_FORCE_CPU_ISA"] == "AVX2"
+
+
+def test_the_log_level_of_the_library_is_restored_after_an_error(tmp_path) -> None:
+    before = ctranslate2.get_log_level()
+    with pytest.raises(RuntimeError):
+        Ctranslate2Translator(tmp_path, None, None, None)
+    assert ctranslate2.get_log_level() == before

@@ -729,3 +729,14 @@ def test_what_computes_on_the_cpu_alone_leaves_the_model_there(tmp_path, monkeyp
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     assert main(["translate", "--model", str(folder), str(tmp_path / "in.txt"), *options]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+def test_text_without_words_is_kept(tmp_path, engine) -> None:
+    folder = saved(tmp_path / "model")
+    sentences = ["42", *random_sentences(2), "", "★", "\u200b", " "]
+    found = [best[0][1] for best in translated(folder, sentences, engine)]
+    assert found == [best[0][1] for best in translated(folder, sentences, "torch")]
+    assert found[0] == "42" and found[3:] == ["", "★", "\u200b", ""]
+    with_engine = pipeline("translation", model=str(folder), engine=engine, num_beams=1)
+    assert [each["translation_text"] for each in with_engine(["42", "★"], batch_size=2)] == ["42", "★"]

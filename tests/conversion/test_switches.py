@@ -67,7 +67,7 @@ PAIRS = [
     ("from pad", "another pad"),
 ]
 # The sizes are not those of the paper in any of these models; a model with one stack does not translate.
-NO_SWITCHES = {"vocab_size", "d_model", "d_ff", "num_heads", "is_encoder_decoder", "is_decoder"}
+NO_SWITCHES = {"vocab_size", "d_model", "d_ff", "num_heads", "is_encoder_decoder", "is_decoder", "longest_sentence"}
 # What MarianMTModel has, and this package's default is not.
 MARIAN = {"layer_norm_eps": 1e-5, "activation_function": "relu"}
 CASES = {"none": {}} | SWITCHES | {f"{one}, {two}": SWITCHES[one] | SWITCHES[two] for one, two in PAIRS}

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model import alignment_vaswani
 from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
 
 from ..conftest import SEED
@@ -145,16 +147,6 @@ def test_arguments_that_do_not_fit_are_one_sentence(model, tokenizer, settings, 
         alignments(model, tokenizer, SOURCES, **({"targets": TARGETS} | settings))
 
 
-@pytest.mark.parametrize("length", [1, 5, 256, 257, 5000])
-def test_a_text_that_was_kept_is_aligned_with_itself(length) -> None:
-    text = "7" * length
-    found = identity(text, 3)
-    assert "".join(found.source) == "".join(found.target) == text
-    assert len(found.target) <= 256 and found.links() == [(i, i) for i in range(len(found.target))]
-    assert [(start - 3, end - 3) for start, end in found.source_spans] == found.target_spans
-    assert [text[start:end] for start, end in found.target_spans] == found.target
-
-
 @pytest.mark.parametrize(
     "texts", [["a"] * 63 + ["ab " * 400], ["ab " * 100] * 64, ["ab"] * 64, ["a" * length for length in range(1, 150)]]
 )
@@ -169,3 +161,55 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
     assert len(alignments(model, tokenizer, texts, texts)) == len(texts)
     for rows, target, source in batches:
         assert rows == 1 or (rows * max(target, source) <= 4096 and rows * target * source <= 2**22)
+
+
+def test_the_memory_of_a_batch_follows_its_pairs(model, tokenizer, monkeypatch) -> None:
+    """However different their lengths are, and without a change of what they attend to."""
+    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 2**8)
+    sources = ["ab", *["abc cab"] * 9, "abc " * 20, "", "bca"]
+    targets = ["cab", *["ab abc"] * 9, "ab " * 9, "", "ab " * 30]
+    batches: list[tuple[int, int, int]] = []
+    compute = alignment_vaswani.attention_to_source
+
+    def watched(model, inputs, labels, layers):
+        batches.append((*inputs["input_ids"].shape, labels.shape[1]))
+        return compute(model, inputs, labels, layers)
+
+    monkeypatch.setattr(alignment_vaswani, "attention_to_source", watched)
+    together = alignments(model, tokenizer, sources, targets, unit="pieces")
+    assert sum(rows for rows, _, _ in batches) == len(sources)
+    assert all(rows * max(source, target) ** 2 <= 2**8 for rows, source, target in batches if rows > 1)
+    monkeypatch.undo()
+    for source, target, found in zip(sources, targets, together, strict=True):
+        (alone,) = alignments(model, tokenizer, [source], [target], unit="pieces")
+        torch.testing.assert_close(found.probabilities, alone.probabilities, atol=1e-6, rtol=0)
+
+
+def test_no_matrix_is_larger_than_the_attention_of_a_head(model, tokenizer, monkeypatch) -> None:
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor) and function is torch.ops.aten._softmax.default:
+                largest = max(largest, found.numel())
+            return found
+
+    query, key = torch.rand(2, 4, 300, 8), torch.rand(2, 4, 200, 8)
+    hidden = torch.zeros(2, 1, 200, dtype=torch.bool)
+    hidden[1, :, 150:] = True
+    expected = (query @ key.transpose(2, 3)).masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1).mean(dim=1)
+    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 10_000)
+    with Watch():
+        found = alignment_vaswani._mean_attention(query, key, hidden, 1.0)
+    torch.testing.assert_close(found, expected)
+    assert largest <= 10_000
+
+
+def test_a_kept_text_is_aligned_with_itself() -> None:
+    for text in ("42", "★" * 5000, ""):
+        found = identity(text, 7)
+        assert [text[slice(*span)] for span in found.target_spans] == found.target == found.source
+        assert [(start - 7, end - 7) for start, end in found.source_spans] == found.target_spans
+        assert torch.equal(found.probabilities, torch.eye(len(found.target))) and len(found.target) <= 256

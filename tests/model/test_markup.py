@@ -41,7 +41,7 @@ def plain(text: str, kind: str = "html") -> list[str]:
     ("markup", "expected"),
     [
         ("<p>One <b>two</b>.</p><p>Three&nbsp;&amp;\n four</p>", ["One two.", "Three\xa0& four"]),
-        ("One<br>two<img src='>'> three <!-- <b> --> four", ["One", "two three  four"]),
+        ("One<br>two<img src='>'> three <!-- <b> --> four", ["One", "two three four"]),
         ("<script>if (a < b) f('<p>one</p>')</script><style>p {}</style><pre>two</pre>three", ["three"]),
         ("Use <code>a &lt; <i>b</i></code> <span translate=no>now</span>", ["Use a < b now"]),
         ("<div class='x notranslate'>one <div>two</div></div>three", ["three"]),
@@ -50,6 +50,7 @@ def plain(text: str, kind: str = "html") -> list[str]:
         ("<B>one</b> <x id='1'/>two</x>", ["one two"]),
         ("<script><!-- <b </script><p>one</p> <!-- two --><p>three</p>", ["one", "three"]),
         ("one <code title='a>b'>two</code>&nbsp;", ["one two"]),
+        ("<img> one <img> two <img>. three <br/><img>, four <b> five</b> ", ["one two. three", ", four  five"]),
         ('<a title=it\'s>one</a> <a href=/o\'neil b="\'>">two</a><img alt="5" tall">', ["one two"]),
         ("<b data-translate='no' title='translate=no' class='x-notranslate'>one</b>", ["one"]),
         ("", []),
@@ -74,3 +75,10 @@ def test_what_never_ends_is_text(beginning) -> None:
     """A hundred thousand characters take less than the minutes of a search from each of them."""
     text = beginning * (100_000 // len(beginning))
     assert "".join(part if isinstance(part, str) else part.text for part in parse(text, "html")) == text
+
+
+@pytest.mark.parametrize("text", ["42", "10:30", "😀", "★", "—", "&#8203;", "&shy;", "42 {n}", "{name}: 5 %s"])
+def test_segments_without_words_are_kept(text) -> None:
+    markup = f"<p>one</p><p>{text}</p><li><b>{text}</b></li>"
+    assert plain(markup) == ["one"]
+    assert "".join(part if isinstance(part, str) else part.text for part in parse(markup, "html")) == markup

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -736,6 +737,101 @@ def test_nothing_is_invented_for_a_text_without_a_word(model: Any, blank: str) -
     assert tokenizer.decode(ids, skip_special_tokens=True) == ""
     streamer = TextIteratorStreamer(tokenizer, timeout=5)
     assert translator(blank, num_beams=1, streamer=streamer) == translation("") and list(streamer) in ([], [""])
+
+
+@pytest.mark.parametrize("text", ["42", "10:30", "-", "★★★", "😀", "\u200b", "\u00ad", "<2de> 42"])
+def test_text_without_words_is_returned_as_it_is(model: Any, text: str) -> None:
+    tokenizer = build_tokenizer()
+    add_language_tags(tokenizer, ["de", "fr"])
+    model.resize_token_embeddings(len(tokenizer))
+    # It would say something whatever it reads.
+    translator = translate_with(model, min_new_tokens=3)
+    translator.tokenizer = tokenizer
+    bare = text.removeprefix("<2de> ")
+    kept, cat = translation(bare), translator("cat")
+    assert translator(text) == kept and cat != translation("cat")
+    for batch_size in (1, 2, 5):
+        assert translator([text, "cat", text], batch_size=batch_size) == [*kept, *cat, *kept]
+    assert list(translator(each for each in (text, "cat"))) == [kept, cat]
+    assert translator(text, num_beams=3, num_return_sequences=2) == kept * 2
+    # Lines within a text, whose tag every sentence gets.
+    cat = translator(text.replace(bare, "cat")) if bare != text else cat
+    lines = translator(f"{text}\ncat\n{bare}", split_sentences=True)
+    assert lines == translation("\n".join([bare, cat[0]["translation_text"], bare]))
+    ids = translator(text, return_tensors=True)[0]["translation_token_ids"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ""
+    streamer = TextIteratorStreamer(tokenizer, timeout=5)
+    assert translator(text, num_beams=1, streamer=streamer) == kept and list(streamer) in ([], [""])
+
+
+@pytest.mark.parametrize("task", ["text2text-generation", "summarization"])
+def test_other_tasks_than_translation_read_what_has_no_words(folder: str, task: str) -> None:
+    """The answer to 42 may be anything."""
+    answers = pipeline(task, model=folder, min_new_tokens=3)(["42", "", " "])
+    assert [value not in ("42", "") for answer in answers for value in answer.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize("text", ["cat " * 40, "a dog runs " * 20 + ". " + "cat sleeps " * 20])
+def test_a_long_sentence_is_translated_in_pieces(model: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    translator = translate_with(model, longest_sentence=16, num_beams=1, max_new_tokens=20)
+    seen: list[int] = []
+    generate = model.generate
+
+    def spy(**keywords: Any) -> Any:
+        seen.extend(row.count_nonzero() for row in keywords["input_ids"])
+        return generate(**keywords)
+
+    monkeypatch.setattr(model, "generate", spy)
+    found = translator(text)
+    assert len(seen) > 5 and max(seen) <= 8
+    # Lists and generators are cut alike, and so are the sentences of a text.
+    assert translator([text, "cat"]) == [*found, *translation("katze")]
+    assert list(translator(each for each in [text])) == [found]
+    translator(f"Cat. {text}", split_sentences=True)
+    assert len(translator(text, num_beams=2, num_return_sequences=2)) == 2 and max(seen) <= 8
+    # This is read in one piece.
+    for more in ({"truncation": True}, {"return_tensors": True}, {"longest_sentence": 200}):
+        seen.clear()
+        translator(text, **more)
+        assert len(seen) == 1
+
+
+def test_the_pieces_of_a_long_sentence_have_all_its_words(model: Any) -> None:
+    words = [SOURCE_WORDS[2 + i % 5] for i in range(96)]
+    german = dict(zip(SOURCE_WORDS, TARGET_WORDS, strict=True))
+    # The dictionary is learned for five words at a time.
+    found = translate_with(model, longest_sentence=16, num_beams=1)(" ".join(words))[0]["translation_text"]
+    assert Counter(found.split()).keys() == {german[word] for word in words} and len(found.split()) > 80
+    with pytest.raises(ValueError, match="longest_sentence must be at least 16 tokens, but it is 15"):
+        translate_with(model, longest_sentence=15)
+    with pytest.raises(ValueError, match="longest_sentence must be at least 16 tokens, but it is 15"):
+        translate_with(model)("cat", longest_sentence=15)
+
+
+def test_batches_of_very_different_lengths_are_translated_in_groups(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = translate_with(model, num_beams=1, max_new_tokens=5)
+    texts = ["cat", *["dog runs"] * 60, "a dog " * 140, "42", "the man sings"]
+    expected = [translator(text)[0] for text in texts]
+    shapes: list[tuple[int, int]] = []
+    generate = model.generate
+
+    def spy(**keywords: Any) -> Any:
+        shapes.append(tuple(keywords["input_ids"].shape))
+        return generate(**keywords)
+
+    monkeypatch.setattr(model, "generate", spy)
+    assert translator(texts, batch_size=64) == expected
+    # Text without words is not read.
+    assert sum(rows for rows, _ in shapes) == len(texts) - 1
+    assert max(rows * columns for rows, columns in shapes) <= 1024
+    found = translator(texts, batch_size=64, num_beams=3, num_return_sequences=2)
+    assert [len(each) for each in found] == [2] * len(texts)
+    ids = translator(texts, batch_size=64, return_tensors=True)
+    assert [translator.tokenizer.decode(each["translation_token_ids"], skip_special_tokens=True) for each in ids] == [
+        "" if each == {"translation_text": "42"} else each["translation_text"] for each in expected
+    ]
 
 
 @pytest.mark.parametrize("text", ["a \ud800 dog", "\udfff", "dog \ud83d"])

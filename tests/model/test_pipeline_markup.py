@@ -43,13 +43,27 @@ def test_a_text_keeps_its_markup(translator) -> None:
 
 
 def test_it_is_the_translation_with_its_markup_restored(translator) -> None:
-    segments = [part for part in parse(TEXT, "html") if isinstance(part, Segment)]
+    text = "<p>Du <b>fo ku</b> bi.</p><p><i>Lai</i> &amp; gu bi</p>"
+    segments = [part for part in parse(text, "html") if isinstance(part, Segment)]
     expected = []
     for segment in segments:
         translation = text_of(translator(segment.text))
         found = alignments(translator.model, translator.tokenizer, [segment.text], [translation], unit="pieces")
         expected.append(restore(segment, translation, [Block(found[0])], True))
-    assert text_of(translator(TEXT, markup="html")) == f"<p>{expected[0]}</p><p>{expected[1]}</p>"
+    assert text_of(translator(text, markup="html")) == f"<p>{expected[0]}</p><p>{expected[1]}</p>"
+
+
+@pytest.mark.parametrize("settings", [{}, {"split_sentences": True}, {"num_return_sequences": 2, "num_beams": 2}])
+def test_what_is_not_copied_costs_no_word(translator, settings) -> None:
+    """The model never copies: it has not learned to."""
+    for text in ("{} Du fo ku bi.", "Du fo {} ku bi.", "Du fo ku bi {}.", "Du fo ku bi. {}", "Du, {}, ku {} bi."):
+        bare = text.replace(", {}", "").replace(" {}", "").replace("{} ", "")
+        expected = [each["translation_text"] for each in translator(bare, **settings)]
+        for kept in ("{name}", "%s", "https://a.org/b?c=1", "`f(x)`"):
+            found = translator(text.replace("{}", kept), markup="placeholders", **settings)
+            for each, words in zip(found, expected, strict=True):
+                assert each["translation_text"].count(kept) == text.count("{}")
+                assert each["translation_text"].replace(kept, " ").split() == words.split()
 
 
 def test_every_kind_of_input(translator, folder) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vaswani.model.alignment_vaswani import Alignment
-from hf_vaswani.model.markup_vaswani import EMPTY, TAG, Segment, parse
+from hf_vaswani.model.markup_vaswani import EMPTY, PROTECTED, TAG, Segment, parse
 from hf_vaswani.model.placement_vaswani import Block, restore, translate_markup
 
 
@@ -19,16 +19,39 @@ def spans(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
-def placed(markup: str, translation: str, links: str, kind: str = "html") -> str:
-    """Translates a text of one segment; links are those of its words without tags, as 0-0 1-2."""
+def kept_words(words: list[str], text: str) -> list[int]:
+    """Returns the numbers of the words that are in a text; all are, but for some of what is protected."""
+    found, left = [], text.split()
+    for number, word in enumerate(words):
+        bare = re.sub(r"\W", "", PROTECTED.sub("", word))
+        if left and (left[0] == word or (bare and bare == re.sub(r"\W", "", left[0]))):
+            found.append(number)
+            left.pop(0)
+    assert not left
+    return found
+
+
+def placed(markup: str, translation: str, links: str, kind: str = "html", is_same: bool = False) -> str:
+    """
+    Translates a text of one segment; links are those of its words without tags, as 0-0 1-2. Translated again without
+    what is protected, it has the same translation, or none of the words that were made from that.
+    """
+    words: list[str] = []
 
     def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:
         (text,) = texts
-        probabilities = torch.zeros(len(spans(translation)), len(spans(text)))
-        for i, j in (map(int, link.split("-")) for link in links.split()):
-            probabilities[j, i] = 1
-        alignment = Alignment(text.split(), translation.split(), probabilities, spans(text), spans(translation))
-        return [[(translation, [Block(alignment)])]]
+        words.extend([] if words else text.split())
+        kept = kept_words(words, text)
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        lost = {j for i, j in pairs if i not in kept} - {j for i, j in pairs if i in kept}
+        left = [j for j in range(len(spans(translation))) if is_same or j not in lost]
+        target = translation if not lost or is_same else " ".join(translation.split()[j] for j in left)
+        probabilities = torch.zeros(len(left), len(kept))
+        for i, j in pairs:
+            if i in kept and j in left:
+                probabilities[left.index(j), kept.index(i)] = 1
+        alignment = Alignment(text.split(), target.split(), probabilities, spans(text), spans(target))
+        return [[(target, [Block(alignment)])]]
 
     ((found,),) = translate_markup([("", markup)], kind, translate)
     return found
@@ -53,6 +76,9 @@ def placed(markup: str, translation: str, links: str, kind: str = "html") -> str
         ("one <img>two", "a b", "0-0 1-1", "a <img>b"),
         ("one<img> two", "a b", "0-0 1-1", "a<img> b"),
         ("<img>one two<img>", "b a", "0-1 1-0", "<img>b a<img>"),
+        (" <img> one <b>two</b> <img> ", "b a", "0-1 1-0", " <img> <b>b</b> a <img> "),
+        ("one <img>, two", "a, b", "0-0 1-1", "a <img>, b"),
+        ("one <img>. Two <img>", "a. B", "0-0 1-1", "a <img>. B <img>"),
         ("</i>one <b>two", "a b", "0-0 1-1", "</i>a <b>b"),
         # What has a meaning in HTML is escaped.
         ("a &lt; <b>b</b>", "x < y", "0-0 1-1 2-2", "x &lt; <b>y</b>"),
@@ -208,3 +234,68 @@ def test_tags_may_be_nested_to_any_depth() -> None:
 def test_a_paragraph_of_thousands_of_words_is_refused() -> None:
     with pytest.raises(ValueError, match="Markup cannot be placed in a paragraph of 5,000 words and signs"):
         placed("one " * 5000, "uno " * 5000, "")
+
+
+# ---- No word is lost ---------------------------------------------------------------------------------------------
+
+KEPT = ["{x}", "%s", "%(count)d", "{\\an8}", "https://a.org/b?c=1", "me@a.org", "`open()`", "``f(x)``", ":f:`x`"]
+
+
+@pytest.mark.parametrize("text", KEPT)
+@pytest.mark.parametrize(
+    ("markup", "translation", "links", "expected"),
+    [
+        # Most models attend to the first token of a sentence where they attend to nothing.
+        ("# The cat sleeps.", "Die Katze schläft.", "0-0 0-1 0-2", "# Die Katze schläft."),
+        ("# The cat sleeps.", "Die Katze schläft.", "0-0 2-1 0-2", "# Die Katze schläft."),
+        ("# The cat sleeps.", "Die Katze schläft.", "0-0 2-1 3-2", "# Die Katze schläft."),
+        ("The # cat sleeps.", "Die Katze schläft.", "0-0 1-1 3-2", "Die # Katze schläft."),
+        ("The cat # sleeps.", "Die Katze schläft.", "0-0 1-1 2-2", "Die Katze # schläft."),
+        ("The cat sleeps #.", "Die Katze schläft.", "3-0 3-1 3-2", "Die Katze schläft #."),
+        ("The cat sleeps #.", "Die Katze schläft.", "0-0 1-1 2-2", "Die Katze schläft #."),
+        ("The cat sleeps #", "Die Katze schläft", "0-0 1-1 3-2", "Die Katze schläft #"),
+        ("The cat sleeps. #", "Die Katze schläft.", "0-0 1-1 2-2", "Die Katze schläft. #"),
+        ("Sleep #!", "Schlaf!", "1-0", "Schlaf #!"),
+        ("The cat, #, sleeps.", "Die Katze, schläft.", "0-0 1-1 3-2", "Die Katze #, schläft."),
+    ],
+)
+def test_a_text_that_was_not_copied_stands_beside_the_words(text, markup, translation, links, expected) -> None:
+    found = placed(markup.replace("#", text), translation, links, "placeholders", is_same=True)
+    assert found == expected.replace("#", text)
+
+
+UNIT = re.compile(r"\w+|\S")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from([*"abc", *KEPT, "."]), min_size=2, max_size=6),
+    st.lists(st.sampled_from(["uno", "dos", "tres", "cuatro", ".", ","]), min_size=1, max_size=8),
+    st.integers(0, 999),
+    st.integers(1, 12),
+)
+def test_a_text_replaces_no_more_words_than_it_has(words, translated, seed, power) -> None:
+    """Whatever the attention says, the other words are there, in their order."""
+    generator = torch.Generator().manual_seed(seed)
+    target = " ".join(translated)
+    protected = [word for word in words if word in KEPT]
+
+    def translate(texts: list[str]) -> list[list[tuple[str, list[Block]]]]:
+        (text,) = texts
+        matrix = torch.rand(len(translated), len(spans(text)), generator=generator) ** power
+        alignment = Alignment([], [], matrix / matrix.sum(dim=1, keepdim=True), spans(text), spans(target))
+        return [[(target, [Block(alignment)])]]
+
+    # Text without words is not translated.
+    ((found,),) = translate_markup([("", " ".join([*words, "d"]))], "placeholders", translate)
+    for text in set(protected):
+        assert found.count(text) >= protected.count(text)
+        found = found.replace(text, " ")
+    given, left = UNIT.findall(target), UNIT.findall(found)
+    places = iter(given)
+    assert all(unit in places for unit in left)
+    lost = Counter(given) - Counter(left)
+    assert sum(count for unit, count in lost.items() if unit.isalpha()) <= sum(
+        len(re.findall(r"\w+", text)) for text in protected
+    )
+    assert "," not in lost

@@ -4,7 +4,19 @@ import time
 
 import pytest
 
-from hf_vaswani.model.sentences_vaswani import join_sentences, language_tags, sentence_spans
+from hf_vaswani.model.sentences_vaswani import (
+    fitting_spans,
+    has_words,
+    join_sentences,
+    kept_text,
+    language_tags,
+    length_groups,
+    longest_source,
+    may_be_longer,
+    sentence_spans,
+)
+
+from ..networks import tiny_config
 
 
 @pytest.mark.parametrize(
@@ -98,3 +110,114 @@ def test_the_tags_of_a_vocabulary_are_found_by_their_languages() -> None:
 
     assert language_tags(Tokenizer()) == {"de": "<2de>", "pt_BR": "<2pt_BR>"}
     assert language_tags(object()) == {}
+
+
+# ---- Text without words ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a", "7b", "é", "猫", "ส", "10 €uro", "\u200ba", "ᄀ"])
+def test_a_visible_letter_is_a_word(text: str) -> None:
+    assert has_words(text) and kept_text(text, []) is None
+
+
+# Digits, punctuation, emoji (one of several signs, a flag, a key), and what is not seen.
+WORDLESS = ["42", "10:30", "٤٢", "½", "-", "—", "★★★", "€ 5", "😀", "👩🏽‍🚀", "🇩🇪", "1️⃣"]
+WORDLESS += ["\u200b", "\u00ad", "\u2060", "\ufeff", "\u3164", "\u0301"]
+
+
+@pytest.mark.parametrize("text", WORDLESS)
+def test_text_without_letters_is_kept(text: str) -> None:
+    assert not has_words(text)
+    assert kept_text(text, ["<2de>"]) == text
+    # The tag of a language is for the model.
+    assert kept_text(f" <2de> {text}", ["<2de>"]) == text
+    assert kept_text(f"{text} <2fr>", ["<2de>"]) is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t", "\u3000", "<2de>", " <2de> "])
+def test_of_white_space_nothing_is_kept(text: str) -> None:
+    assert kept_text(text, ["<2de>"]) == ""
+
+
+# ---- Long sentences ----------------------------------------------------------------------------------------------
+
+
+def pieces_of(text: str, longest: int) -> list[str]:
+    return [text[start:end] for start, end in fitting_spans(text, lambda piece: len(piece) <= longest)]
+
+
+@pytest.mark.parametrize(
+    ("longest", "pieces"),
+    [
+        # Without white space, punctuation comes first.
+        (9, ["one,", "two;three"]),
+        (8, ["1.5,2.5-", "3.5"]),
+        (6, ["don't-", "won't"]),
+        (5, ["(one)", "(two)"]),
+        (3, ["一二，", "三四"]),
+        # Characters of several signs: accents, vowels of Thai, conjuncts, syllables of Hangul, emoji, flags.
+        (2, ["e\u0301", "e\u0301", "e\u0301"]),
+        (2, ["เก", "เก", "เก"]),
+        (2, ["กำ", "กำ", "กำ"]),
+        (3, ["क्ष", "क्ष", "क्ष"]),
+        (3, ["\u1112\u1161\u11ab", "\u1112\u1161\u11ab"]),
+        (4, ["👩🏽‍🚀", "👩🏽‍🚀"]),
+        (2, ["🇩🇪", "🇫🇷", "🇮🇹"]),
+    ],
+)
+def test_a_long_sentence_is_cut_where_it_does_least_harm(longest: int, pieces: list[str]) -> None:
+    assert pieces_of("".join(pieces), longest) == pieces
+
+
+def test_a_long_sentence_is_cut_at_white_space_if_it_has_any() -> None:
+    assert pieces_of("one,two three,four", 10) == ["one,two", "three,four"]
+
+
+@pytest.mark.parametrize("text", ["ส" * 5000, "🇩🇪" * 2500, "\u0301" * 5000, "a," * 2500, "เ" * 5000, "x " * 2500])
+def test_nothing_of_a_long_sentence_is_lost(text: str) -> None:
+    before = time.perf_counter()
+    found = pieces_of(text, 40)
+    assert "".join(found) == text.replace(" ", "") or " ".join(found) == text.strip()
+    assert max(map(len, found)) <= 40 and time.perf_counter() - before < 5
+
+
+class Countless:
+    """A tokenizer without a limit, as transformers marks it."""
+
+    model_max_length = 10**30
+
+
+def test_the_longest_sentence_is_what_the_model_has_seen() -> None:
+    def longest(**fields: object) -> int:
+        config = tiny_config(**fields)
+        return longest_source([type("Model", (), {"config": config})], Countless())
+
+    assert longest() == 1024 and longest(longest_sentence=300) == 300
+    # Training on short text alone does not cut sentences of common length.
+    assert longest(longest_sentence=9) == 128
+    # What is beyond a learned table cannot be read, and all within can.
+    learned = {"position_encoding": "learned", "max_position_embeddings": 200}
+    assert longest(longest_sentence=300, **learned) == longest(longest_sentence=9, **learned) == 200
+
+
+@pytest.mark.parametrize("text", ["x" * 300, "ส" * 100, "ﷺ" * 10])
+def test_long_text_is_counted(text: str) -> None:
+    """The last one is written in 18 letters by the normalizers of many tokenizers."""
+    assert may_be_longer(text, 180) and not may_be_longer(text[:2], 300)
+
+
+# ---- Batches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lengths", [[], [0, 0], [5000], [1] * 63 + [4800], list(range(1, 200)), [7] * 3000, [1, 3000]]
+)
+def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(lengths: list[int]) -> None:
+    groups = length_groups(lengths, most=4096, padded=1024)
+    assert sorted(number for group in groups for number in group) == list(range(len(lengths)))
+    for group in groups:
+        longest, shortest = max(lengths[i] for i in group), min(lengths[i] for i in group)
+        assert len(group) == 1 or longest * len(group) <= (4096 if 2 * shortest >= longest else 1024)
+    # Similar sentences fill their batches.
+    assert len(groups) <= 2 + 2 * sum(lengths) / 1024
+    assert max(map(len, length_groups(lengths, rows=7)), default=0) <= 7

@@ -104,6 +104,23 @@ def test_few_beams_have_few_translations_and_no_text_has_none(translator) -> Non
     assert translator.explorer(" ", None, 2, 0.6) == ""
 
 
+def test_what_a_page_does_not_ask_for_is_refused_at_once(demo, translator, monkeypatch) -> None:
+    """Programs are not held by the limits of the browser."""
+    monkeypatch.setattr(demo, "sentence_spans", lambda _: pytest.fail("splits it"))
+    for call in (translator.answer, translator.explorer):
+        with pytest.raises(ValueError, match="has 1,000,000 characters, but at most 5,000 are translated"):
+            call("cat " * 250_000, None, 4, 0.6, *[1][: call == translator.answer])
+    for num_beams, count in ((4, 0), (0, 1)):
+        with pytest.raises(ValueError, match="At least one translation and one beam are needed"):
+            translator.answer(TEXT, None, num_beams, 0.6, count)
+
+
+def test_text_without_words_is_kept(translator) -> None:
+    answer = translator.answer("42\nabc cab.\n★", None, 2, 0.6, 2)
+    assert all(text.startswith("42\n") and text.endswith("\n★") for text in answer.translations)
+    assert translator.answer("42", None, 2, 0.6, 1).translations == ["42"]
+
+
 def test_the_language_is_put_in_front(demo, tokenizer) -> None:
     tagged = train_tokenizer(["abc cab. Ab ca."], 20, kind="characters")
     add_language_tags(tagged, ["de", "fr"])

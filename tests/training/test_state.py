@@ -12,7 +12,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.files import sealed
 from hf_vaswani.training.state import TrainState
 
-from ..conftest import tiny_recipe
+from ..conftest import tiny_recipe, write_pairs
 
 
 def train(folder: Path, run: Path, **training: object) -> int:
@@ -33,6 +33,17 @@ def test_a_checkpoint_is_a_model_by_itself(tiny_run) -> None:
     assert all(torch.equal(model.state_dict()[name], weight) for name, weight in weights(folder).items())
     assert model.generation_config.num_beams == 2
     assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size
+
+
+def test_a_model_knows_the_longest_sentence_that_it_has_seen(tiny_run, tmp_path) -> None:
+    from transformers import AutoTokenizer
+
+    source, _ = write_pairs(tmp_path)
+    longest = max(
+        map(len, AutoTokenizer.from_pretrained(tiny_run / "model")(source.read_text().splitlines()).input_ids)
+    )
+    configs = [json.loads((tiny_run / name / "config.json").read_text()) for name in ("checkpoint-8", "model")]
+    assert [config["longest_sentence"] for config in configs] == [longest, longest]
 
 
 def test_a_stop_inside_an_epoch_resumes_inside_it(tiny_run, tmp_path) -> None:

@@ -196,6 +196,19 @@ def test_the_libraries_are_quiet_while_a_model_is_loaded_and_then_as_before() ->
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
+def test_the_last_of_several_threads_restores_what_the_first_one_found() -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    first, second = quiet(), quiet()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
+    with pytest.raises(ZeroDivisionError), quiet():
+        raise ZeroDivisionError
+    second.__exit__(None, None, None)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
 def test_there_is_no_prompt_about_code_of_a_folder(folder, monkeypatch) -> None:
     with_values(model_type="abc")(folder / "config.json")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks"))

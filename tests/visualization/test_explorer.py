@@ -20,6 +20,7 @@ from hf_vaswani import (
     VaswaniForTokenClassification,
 )
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.visualization import explorer
 from hf_vaswani.visualization.attention import collect_attention
 from hf_vaswani.visualization.explorer import explore
 
@@ -190,3 +191,9 @@ def test_bad_input(tokenizer) -> None:
         explore(random_model(0), tokenizer, ["abc"])
     with pytest.raises(ValueError, match="needs a Vaswani model, but it is a Linear"):
         explore(torch.nn.Linear(1, 1), tokenizer, "abc")
+
+
+def test_a_text_of_a_million_characters_is_not_read(tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(explorer, "read", lambda *_: pytest.fail("reads it"))
+    with pytest.raises(ValueError, match="has 1,000,000 characters, but a page shows at most 200 tokens: shorten it"):
+        explore(random_model(0), tokenizer, "ab " * 333_333 + "a")
