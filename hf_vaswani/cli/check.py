@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cell
-from ..records import public
 
 if TYPE_CHECKING:
     import numpy as np
@@ -274,7 +273,7 @@ def _new_report(source: "Source", checker: "Checker", set_limits: dict[str, Any]
         limits, origin = Limits(), "defaults, because there is no validation set to propose them from"
     if set_limits:
         limits, origin = replace(limits, **set_limits), f"{origin}; {', '.join(set_limits)} by --limits"
-    return Report(source.name, public(source.origin("train")), limits, norm, origin)
+    return Report(source.name, source.origin("train"), limits, norm, origin)
 
 
 def _limits(words: list[str]) -> dict[str, Any]:

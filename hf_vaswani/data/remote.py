@@ -123,7 +123,7 @@ def text_lines(name: str) -> Iterator[str]:
         yield from read_lines(Path(name))
         return
     with opened(name) as file:
-        yield from lines_of(file, name, file_name(name).endswith(".gz"))
+        yield from lines_of(file, public(name), file_name(name).endswith(".gz"))
 
 
 class _Parts(io.RawIOBase):

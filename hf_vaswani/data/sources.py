@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Alteration, Recipe, SourceRecipe
+from ..records import public
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .duplicates import HeldOut
@@ -64,11 +65,14 @@ class Source:
         """Text in front of each source sentence: the language tag, then the prefix."""
         return " ".join(text for text in (self.tag, self.recipe.prefix) if text is not None) or None
 
-    def origin(self, split: str) -> list[str]:
-        """Returns the files of a split, or the dataset, for error messages."""
+    def files(self, split: str) -> list[str]:
+        """Returns the files of a split, if it has some."""
         files = getattr(self.recipe, f"{split}_files")
-        paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
-        return paths or [str(self.recipe.dataset)]
+        return [] if files is None else [files] if isinstance(files, str) else list(files.values())
+
+    def origin(self, split: str) -> list[str]:
+        """Returns the files of a split, or the dataset, for error messages, without the secrets of URLs."""
+        return public(self.files(split) or [str(self.recipe.dataset)])
 
 
 @dataclass
@@ -533,7 +537,7 @@ def _description(source: Source) -> dict[str, Any]:
     """Describes a stream without reading it: names, and the sizes of files."""
     recipe = source.recipe
     if recipe.train_files is not None:
-        return {"files": [[file_name(file), place_of(file)[1][0]] for file in source.origin("train")]}
+        return {"files": [[file_name(file), place_of(file)[1][0]] for file in source.files("train")]}
     return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 
