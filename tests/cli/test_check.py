@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.cli import main
@@ -270,3 +272,16 @@ def test_running_text_is_not_checked(tmp_path, capsys) -> None:
     recipe.write_text("task: masked_lm\ndata: {train_files: text.txt}\n", encoding="utf-8")
     assert main(["check", str(recipe)]) == 2
     assert "bert.yaml has no sentence pairs (task: masked_lm), and only these are checked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_each_type_of_text_in_arrow_is_checked(tmp_path, capsys, kind) -> None:
+    columns = dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True))
+    pq.write_table(
+        pa.table({side: pa.array(text).cast(kind) for side, text in columns.items()}), tmp_path / "a.parquet"
+    )
+    arguments = ["check", str(tmp_path / "a.parquet"), "--columns", "en", "de", "--no-language"]
+    assert main([*arguments, "--output", str(tmp_path / "kept.tsv")]) == 0
+    assert read(tmp_path / "kept.tsv")[1:4] == [list(pair) for pair in GOOD]
