@@ -366,15 +366,19 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
 
     from ..conversion.engines import is_on_cpu
 
-    known, accelerator = ["cpu"], None
-    if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()) is not None:
-        kind = accelerator.type
-        known += [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
-    if name != "auto" and name not in known:
-        raise ValueError(
-            f"--device is {name!r}, but torch finds {', '.join(known)} on this machine: give one of these."
-        )
-    device = (accelerator or torch.device("cpu")) if name == "auto" else torch.device(name)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        device = accelerator or torch.device("cpu")
+    else:
+        known = ["cpu"]
+        if accelerator is not None:
+            kind, count = accelerator.type, torch.accelerator.device_count()
+            known += [kind, *(f"{kind}:{index}" for index in range(count))]
+        if name not in known:
+            raise ValueError(
+                f"--device is {name!r}, but torch finds {', '.join(known)} on this machine: give one of these."
+            )
+        device = torch.device(name)
     if device.type == "cpu" or not (int8 or is_on_cpu(engine, device)):
         return device
     if name == "auto":

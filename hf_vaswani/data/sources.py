@@ -34,6 +34,7 @@ from .windows import WindowEncoder
 
 try:
     from datasets import Dataset, IterableDataset, concatenate_datasets
+    from datasets.fingerprint import Hasher
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
@@ -262,12 +263,13 @@ def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
     )
 
 
-def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
+def count_held_out(sources: list[Source], num_proc: int | None = None) -> list[dict[str, int] | None]:
     """
     Counts the validation and test pairs that have their source or their target in the training text, too.
 
     Args:
         sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
+        num_proc (`int`, *optional*): processes that share the work, whose result is cached on disk.
 
     Returns:
         `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
@@ -278,7 +280,16 @@ def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
         return [None] * len(sources)
     held_out = held_out_text(sources)
     for pairs in training:
-        for batch in pairs.iter(1000):
+        found_in = pairs.filter(
+            held_out.find,
+            input_columns=["source", "target"],
+            batched=True,
+            num_proc=num_proc,
+            new_fingerprint=Hasher.hash([pairs._fingerprint, [sorted(side) for side in held_out.sides]]),
+            desc="Looking for held-out text",
+        )
+        # Other processes have noted what they found in copies of their own.
+        for batch in found_in.iter(1000):
             held_out.find(batch["source"], batch["target"])
     found: list[dict[str, int] | None] = [{} for _ in sources]
     for (i, split), (_, count) in held_out.counts().items():

@@ -402,7 +402,9 @@ def _commits(recipe: Recipe) -> dict[str, str]:
 
 def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:
     """Counts the held-out pairs that are in the training text; in other text, nobody has."""
-    return [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources))
+    return (
+        [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources), recipe.data.num_proc)
+    )
 
 
 def _cpu() -> str | None:

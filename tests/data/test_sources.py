@@ -518,3 +518,23 @@ def test_each_type_of_text_in_arrow_is_trained_on(tmp_path, kind, streaming) -> 
         (validation,) = encode_evaluation_sets(recipe, sources, tokenizer)["validation"]
         found.append(([batch["labels"].tolist() for batches, _ in some for batch in batches], validation.target))
     assert found[0] == found[1] == found[2] and len(found[0][0]) >= 4
+
+
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.process)])
+def test_held_out_text_is_counted_in_the_training_text(tmp_path, processes) -> None:
+    recipe = two_directions(tmp_path)
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    # The first source is in the training text, the second target, and the third pair on the other side.
+    lines = {"en": ["7 9 1 9", "none", "de: 2 3 7 5 7"], "de": ["none", "DE:  1 5 8 3 8", "2 3 7 5 7"]}
+    for folder, some in ((ours, 3), (other, 1)):
+        folder.mkdir()
+        for side, text in lines.items():
+            (folder / side).write_text("".join(f"{line}\n" for line in text[:some]), encoding="utf-8")
+    recipe.data.test_files, recipe.data.validation_files = ({s: str(f / s) for s in lines} for f in (ours, other))
+    sources = read_sources(recipe)
+    expected = [{"validation": 1, "test": 2}, {"validation": 5, "test": 5}]
+    assert corpus.count_held_out(sources, processes) == expected
+    # The result is cached, and is that of this text alone.
+    assert corpus.count_held_out(sources) == expected
+    (ours / "en").write_text("none\nnone\nnone\n")
+    assert corpus.count_held_out(read_sources(recipe), processes)[0] == {"validation": 1, "test": 1}
