@@ -231,6 +231,8 @@ def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
 
 def _as_keys(options: argparse.Namespace) -> list[str]:
     """Returns the keys of a recipe for the text that is given."""
+    from ..data.remote import file_name, is_url
+
     text, columns = options.text, options.columns
     if len(text) > 2:
         raise ValueError(f"A text is one file or two, but {len(text)} are given: {', '.join(text)}.")
@@ -238,7 +240,7 @@ def _as_keys(options: argparse.Namespace) -> list[str]:
     if len(text) == 2:
         if columns:
             raise ValueError("--columns applies to one file or dataset, but two files are given.")
-        found = [Path(name.removesuffix(".gz")).suffix[1:] for name in text]
+        found = [Path(file_name(name).removesuffix(".gz")).suffix[1:] for name in text]
         languages = options.languages or (found if all(found) and found[0] != found[1] else ["source", "target"])
         values["train_files"] = dict(zip(languages, text, strict=True))
     elif text:
@@ -249,7 +251,7 @@ def _as_keys(options: argparse.Namespace) -> list[str]:
         numbered = any(column.isdecimal() for column in columns)
         languages = options.languages or (["source", "target"] if numbered else columns)
         values["source_column"], values["target_column"] = columns
-        if Path(text[0]).is_file():
+        if Path(text[0]).is_file() or is_url(text[0]):
             values["train_files"] = text[0]
         else:
             values |= {"dataset": text[0], "validation_split": None, "test_split": None}

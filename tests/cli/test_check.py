@@ -285,3 +285,23 @@ def test_each_type_of_text_in_arrow_is_checked(tmp_path, capsys, kind) -> None:
     arguments = ["check", str(tmp_path / "a.parquet"), "--columns", "en", "de", "--no-language"]
     assert main([*arguments, "--output", str(tmp_path / "kept.tsv")]) == 0
     assert read(tmp_path / "kept.tsv")[1:4] == [list(pair) for pair in GOOD]
+
+
+def test_text_at_a_url_is_checked_where_it_is(tmp_path, capsys, monkeypatch) -> None:
+    memory = fsspec.filesystem("memory")
+    table = "".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS])
+    memory.pipe_file("/corpus/a.tsv?sig=SECRET", table.encode())
+    sides = dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True))
+    for side, text in sides.items():
+        memory.pipe_file(f"/corpus/a.{side}?sig=SECRET", "".join(f"{line}\n" for line in text).encode())
+    monkeypatch.setattr(type(memory), "get_file", lambda *_, **__: pytest.fail("It is copied."))
+    one = ["memory://corpus/a.tsv?sig=SECRET", "--columns", "en", "de"]
+    two = [f"memory://corpus/a.{side}?sig=SECRET" for side in sides]
+    try:
+        for name, text in (("one", one), ("two", two)):
+            assert main(["check", *text, "--no-language", "--output", str(tmp_path / f"{name}.tsv")]) == 0
+            assert read(tmp_path / f"{name}.tsv")[:4] == [["en", "de"], *map(list, GOOD)]
+    finally:
+        memory.store.clear()
+    said = capsys.readouterr()
+    assert "SECRET" not in said.out + said.err
