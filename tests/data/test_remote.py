@@ -235,6 +235,27 @@ def test_two_sides_of_different_lengths_have_no_secret(memory) -> None:
         streamed(files, streaming=True)
 
 
+class RefusedError(Exception):
+    """The answer of a server, as aiohttp says it."""
+
+    status = 403
+
+    def __str__(self) -> str:
+        return "403, message='Forbidden', url='https://host/a.tsv?sig=SECRET'"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_server_that_refuses_is_not_one_without_the_file(memory, monkeypatch, streaming) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("https://host/a.tsv?sig=SECRET") from RefusedError()
+
+    for name in ("info", "size"):
+        monkeypatch.setattr(type(memory), name, refuse)
+    with pytest.raises(ValueError, match=r"a\.tsv cannot be read: RefusedError: 403, message='Forbidden'") as error:
+        streamed("memory://corpus/a.tsv?sig=SECRET", streaming=streaming)
+    assert "SECRET" not in str(error.value)
+
+
 def test_a_folder_is_no_text(memory) -> None:
     memory.pipe_file("/corpus/a.tsv/part", b"en\tde\n")
     with pytest.raises(ValueError, match=r"'memory://corpus/a\.tsv' is a folder, but a text file is expected"):
