@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -197,6 +197,39 @@ def on_main_process(launch: Launch, function: Callable[..., T], *arguments: Any)
     if failure is not None:
         raise failure
     return cast(T, result)
+
+
+@contextmanager
+def local_main_process_first(launch: "Accelerator") -> Iterator[None]:
+    """
+    Runs the block in one process of each machine first, and then in the others, which read what it has cached.
+
+    As Accelerate's, but no process waits for one that failed: an error in a first process is raised in all, as by
+    [`on_main_process`]. All processes come here together.
+    """
+
+    def meet_first(failure: Exception | None) -> None:
+        """Waits for the first processes, and raises the error of one of them."""
+        if launch.num_processes == 1:
+            return
+        from accelerate.utils import gather_object
+
+        told = gather_object([None if failure is None else _kind_and_text(failure)])
+        told = [each for each in told if each is not None]
+        if told and failure is None:
+            kind, text = told[0]
+            raise SHARED.get(kind, RuntimeError)(text)
+
+    if not launch.is_local_main_process:
+        meet_first(None)
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        meet_first(error)
+        raise
+    meet_first(None)
 
 
 # Errors that are one sentence for the user, by their names.

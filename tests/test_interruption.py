@@ -358,6 +358,36 @@ def test_a_folder_that_is_being_trained_is_refused(tmp_path, capsys) -> None:
     assert not (tmp_path / ".run.lock").exists()
 
 
+def test_a_lock_that_its_holder_leaves_while_another_asks_for_it_has_one_holder(tmp_path, monkeypatch) -> None:
+    """The file that the other has opened is removed before it is locked: who locked it would be alone with it."""
+    fcntl = pytest.importorskip("fcntl")
+    asked, left, lock = threading.Event(), threading.Event(), fcntl.flock
+    entered, done = threading.Event(), threading.Event()
+
+    def late(file: int, operation: int) -> None:
+        if threading.current_thread() is other and operation & fcntl.LOCK_EX:
+            asked.set()
+            left.wait(20)
+        lock(file, operation)
+
+    def wait_and_hold() -> None:
+        with exclusive_run(tmp_path / "run", 20):
+            entered.set()
+            done.wait(20)
+
+    other = threading.Thread(target=wait_and_hold)
+    monkeypatch.setattr(fcntl, "flock", late)
+    with exclusive_run(tmp_path / "run"):
+        other.start()
+        assert asked.wait(20)
+    left.set()
+    assert entered.wait(20)
+    with pytest.raises(ValueError, match="is being trained by another process"), exclusive_run(tmp_path / "run"):
+        pass
+    done.set()
+    other.join()
+
+
 @pytest.mark.process
 def test_a_child_of_a_pool_ends_silently() -> None:
     """It inherits this process's handler of SIGTERM, with which pools end their children."""

@@ -8,7 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .inputs import add_revision, add_target_language, line_pairs, load_models, require_file, with_revision
+from .inputs import (
+    add_device,
+    add_revision,
+    add_target_language,
+    choose_device,
+    line_pairs,
+    load_models,
+    require_file,
+    with_revision,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -28,6 +37,7 @@ def add_verbs(verbs: Any) -> None:
     align.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
     add_revision(align)
     add_target_language(align)
+    add_device(align)
     align.add_argument(
         "--method",
         choices=("argmax", "intersection"),
@@ -74,7 +84,9 @@ def _align(options: argparse.Namespace) -> None:
         raise ValueError("--shift needs --layer.")
     require_file(options.source)
     require_file(options.target)
-    translators = load_models(with_revision([options.model], options.revision), options.target_language)
+    translators = load_models(
+        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+    )
     model, tokenizer = translators.models[0], translators.tokenizer
     layer, shift = options.layer, options.shift
     aligning_layers(model, layer)

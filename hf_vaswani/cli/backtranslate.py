@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, load_recorded, require_file, text_lines, warn_split
+from .inputs import add_recipe_verb, choose_device, load_recorded, require_file, take_device, text_lines, warn_split
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
 
-PURPOSE = "Translates text in the target language into synthetic sources, by the backtranslation section of a recipe."
+PURPOSE = (
+    "Translates text in the target language into synthetic sources, by the backtranslation section of a recipe. "
+    "--device chooses where, e.g. --device cuda:1."
+)
 
 
 def add_verbs(verbs: Any) -> None:
@@ -25,7 +28,8 @@ def add_verbs(verbs: Any) -> None:
 def _backtranslate(options: argparse.Namespace) -> None:
     from ..recipe_file import load_recipe
 
-    recipe = load_recipe(options.arguments, "hf-vaswani backtranslate", PURPOSE)
+    device, arguments = take_device(options.arguments, "hf-vaswani backtranslate")
+    recipe = load_recipe(arguments, "hf-vaswani backtranslate", PURPOSE)
     given = recipe.backtranslation
     for key, value in (("model", given.model), ("text", given.text), ("output", given.output)):
         if not value:
@@ -38,7 +42,7 @@ def _backtranslate(options: argparse.Namespace) -> None:
     processes.on_main_process(lambda: _check_files(files, output))
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
         processes.on_main_process(lambda: stack.enter_context(exclusive_file(output)))
-        _write_pairs(recipe, files, output, processes)
+        _write_pairs(recipe, files, output, processes, device)
 
 
 def _files(recipe: "Recipe") -> list[Path]:
@@ -59,7 +63,7 @@ def _check_files(files: list[Path], output: Path) -> None:
         raise ValueError(f"backtranslation.output {output} is in a folder that cannot be written to.")
 
 
-def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: Any) -> None:
+def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: Any, device: str) -> None:
     from tqdm.auto import tqdm
 
     from ..files import digest
@@ -75,7 +79,7 @@ def _write_pairs(recipe: "Recipe", files: list[Path], output: Path, processes: A
 
     given, languages = recipe.backtranslation, (recipe.data.source_language, recipe.data.target_language)
     name = str(given.model)
-    loaded, (recorded,) = load_recorded([name], "backtranslation.model")
+    loaded, (recorded,) = load_recorded([name], "backtranslation.model", choose_device(device))
     model, tokenizer = loaded.models[0], loaded.tokenizer
     tag = check_direction("backtranslation.model", name, model, tokenizer, languages[1], languages[0])
     set_search(model, given.method, given.top_k, given.temperature, given.num_beams)

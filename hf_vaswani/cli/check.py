@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import atomic_lines, atomic_write_bytes, atomic_write_text, tsv_cell
-from ..records import public
 
 if TYPE_CHECKING:
     import numpy as np
@@ -232,6 +231,8 @@ def _recipe(options: argparse.Namespace, keys: list[str]) -> "Recipe":
 
 def _as_keys(options: argparse.Namespace) -> list[str]:
     """Returns the keys of a recipe for the text that is given."""
+    from ..data.remote import file_name, is_url
+
     text, columns = options.text, options.columns
     if len(text) > 2:
         raise ValueError(f"A text is one file or two, but {len(text)} are given: {', '.join(text)}.")
@@ -239,7 +240,7 @@ def _as_keys(options: argparse.Namespace) -> list[str]:
     if len(text) == 2:
         if columns:
             raise ValueError("--columns applies to one file or dataset, but two files are given.")
-        found = [Path(name.removesuffix(".gz")).suffix[1:] for name in text]
+        found = [Path(file_name(name).removesuffix(".gz")).suffix[1:] for name in text]
         languages = options.languages or (found if all(found) and found[0] != found[1] else ["source", "target"])
         values["train_files"] = dict(zip(languages, text, strict=True))
     elif text:
@@ -250,7 +251,7 @@ def _as_keys(options: argparse.Namespace) -> list[str]:
         numbered = any(column.isdecimal() for column in columns)
         languages = options.languages or (["source", "target"] if numbered else columns)
         values["source_column"], values["target_column"] = columns
-        if Path(text[0]).is_file():
+        if Path(text[0]).is_file() or is_url(text[0]):
             values["train_files"] = text[0]
         else:
             values |= {"dataset": text[0], "validation_split": None, "test_split": None}
@@ -274,7 +275,7 @@ def _new_report(source: "Source", checker: "Checker", set_limits: dict[str, Any]
         limits, origin = Limits(), "defaults, because there is no validation set to propose them from"
     if set_limits:
         limits, origin = replace(limits, **set_limits), f"{origin}; {', '.join(set_limits)} by --limits"
-    return Report(source.name, public(source.origin("train")), limits, norm, origin)
+    return Report(source.name, source.origin("train"), limits, norm, origin)
 
 
 def _limits(words: list[str]) -> dict[str, Any]:

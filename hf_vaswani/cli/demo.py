@@ -7,9 +7,11 @@ from typing import Any
 
 from ..files import read_json
 from .inputs import (
+    add_device,
     add_revision,
     add_target_language,
     check_counts,
+    choose_device,
     load_models,
     require_file,
     text_lines,
@@ -33,6 +35,7 @@ def add_verbs(verbs: Any) -> None:
     demo.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
     add_revision(demo)
     add_target_language(demo)
+    add_device(demo)
     demo.add_argument("--num-beams", type=int, metavar="N", help="beam size at first; default: the model's own")
     demo.add_argument(
         "--examples",
@@ -57,7 +60,9 @@ def _demo(options: argparse.Namespace) -> None:
         raise ValueError(f"--port must be from 1 to {2**16 - 1}, but it is {options.port}.")
     if options.examples is not None:
         require_file(options.examples)
-    translators = load_models(with_revision([options.model], options.revision), options.target_language)
+    translators = load_models(
+        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+    )
     model = translators.models[0]
     if options.num_beams is not None:
         model.generation_config.num_beams = options.num_beams

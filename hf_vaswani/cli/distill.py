@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .inputs import add_recipe_verb, load_recorded, make_folder, print_table, require_file, warn_split
+from .inputs import (
+    add_recipe_verb,
+    choose_device,
+    load_recorded,
+    make_folder,
+    print_table,
+    require_file,
+    take_device,
+    warn_split,
+)
 from .runs import check_trainable, train_recipe
 
 if TYPE_CHECKING:
@@ -20,7 +29,8 @@ if TYPE_CHECKING:
     from .inputs import Translators
 
 PURPOSE = (
-    "Translates the training text of a recipe with its teacher, and trains the recipe's model on the translations."
+    "Translates the training text of a recipe with its teacher, and trains the recipe's model on the translations. "
+    "--device chooses where the teacher computes, e.g. --device cuda:1."
 )
 
 
@@ -32,7 +42,8 @@ def add_verbs(verbs: Any) -> None:
 def _distill(options: argparse.Namespace) -> None:
     from ..recipe_file import load_recipe
 
-    recipe = load_recipe(options.arguments, "hf-vaswani distill", PURPOSE)
+    device, arguments = take_device(options.arguments, "hf-vaswani distill")
+    recipe = load_recipe(arguments, "hf-vaswani distill", PURPOSE)
     if recipe.teacher.model is None:
         raise ValueError("teacher.model has no value: name the model that teaches; --help explains it.")
     from ..processes import Processes
@@ -45,7 +56,7 @@ def _distill(options: argparse.Namespace) -> None:
     processes.on_main_process(lambda: _check_files(recipe))
     # The translation takes hours: what is wrong with the student is said before.
     processes.on_main_process(lambda: check_trainable(with_pairs(recipe)))
-    before = _teach(recipe, processes)
+    before = _teach(recipe, processes, device)
     # The student is trained where the teachers were, which cycles of references may still hold.
     gc.collect()
     result = train_recipe(recipe)
@@ -62,14 +73,14 @@ def _distill(options: argparse.Namespace) -> None:
         print_table(rows)
 
 
-def _teach(recipe: "Recipe", processes: "Processes") -> dict[str, dict[str, float]]:
+def _teach(recipe: "Recipe", processes: "Processes", device: str) -> dict[str, dict[str, float]]:
     """Loads the teachers, takes the steps, and returns the scores of the teacher by test set."""
     from ..interruption import exclusive_file, stopped_by_sigterm
     from ..training.distillation import PAIRS, teacher_folder
 
     folder = teacher_folder(recipe)
     with stopped_by_sigterm("stopped. The same command goes on."), contextlib.ExitStack() as stack:
-        work = _Work(recipe, processes)
+        work = _Work(recipe, processes, device)
         # Nothing is written if a model cannot be loaded.
         processes.on_main_process(lambda: make_folder(folder, "teacher.folder"))
         processes.on_main_process(lambda: stack.enter_context(exclusive_file(folder / PAIRS)))
@@ -92,14 +103,14 @@ def _check_files(recipe: "Recipe") -> None:
 class _Work:
     """The steps of all sources, which all processes take together."""
 
-    def __init__(self, recipe: "Recipe", processes: "Processes") -> None:
+    def __init__(self, recipe: "Recipe", processes: "Processes", device: str) -> None:
         from ..training.distillation import teacher_names
         from ..translation.backtranslation import check_direction, set_search
 
         self.recipe, self.processes = recipe, processes
         self.rows: list[dict[str, Any]] = []
-        names = teacher_names(recipe.teacher)
-        self.teacher, self.teachers = load_recorded(names, "teacher.model")
+        names, chosen = teacher_names(recipe.teacher), choose_device(device)
+        self.teacher, self.teachers = load_recorded(names, "teacher.model", chosen)
         self.own_search = copy.deepcopy(self.teacher.models[0].generation_config)
         set_search(self.teacher.models[0], "beam", num_beams=recipe.teacher.num_beams)
         # The language tags that sentences need, by direction.
@@ -110,7 +121,7 @@ class _Work:
                 self.tags[source, target] = tag
         self.backward: Translators | None = None
         if (other := recipe.teacher.backward_model) is not None:
-            self.backward, (self.backward_name,) = load_recorded([other], "teacher.backward_model")
+            self.backward, (self.backward_name,) = load_recorded([other], "teacher.backward_model", chosen)
             for source, target in recipe.language_pairs:
                 model, tokenizer = self.backward.models[0], self.backward.tokenizer
                 tag = check_direction("teacher.backward_model", other, model, tokenizer, target, source)

@@ -164,12 +164,13 @@ def _read_test_set(options: argparse.Namespace) -> tuple[list[str], list[tuple[s
 def _read_table(name: str, options: argparse.Namespace) -> Any:
     """Reads two columns of a file or a dataset."""
     from ..data.reading import load_pairs
+    from ..data.remote import is_url
 
     if options.columns is None:
         raise ValueError(
             f"--data names one text, {name}: name its columns, e.g. --columns en de, or add the reference files."
         )
-    is_file = Path(name).is_file()
+    is_file = Path(name).is_file() or is_url(name)
     if is_file and (options.split or options.config):
         raise ValueError(f"--split and --config apply only to datasets, but {name} is a file.")
     source, reference = (int(column) if column.isdecimal() else column for column in options.columns)

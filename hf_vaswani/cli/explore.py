@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_json
-from .inputs import add_revision, add_target_language, check_counts, check_name, load_models, with_revision
+from .inputs import (
+    add_device,
+    add_revision,
+    add_target_language,
+    check_counts,
+    check_name,
+    choose_device,
+    load_models,
+    with_revision,
+)
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -24,6 +33,7 @@ def add_verbs(verbs: Any) -> None:
     explore.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
     add_revision(explore)
     add_target_language(explore)
+    add_device(explore)
     explore.add_argument("--num-beams", type=int, metavar="N", help="beam size, e.g. 4; default: the model's own")
     explore.add_argument(
         "--output",
@@ -49,6 +59,7 @@ def _explore(options: argparse.Namespace) -> None:
     check_name(options.model)
     (name,) = with_revision([options.model], options.revision)
     text: str = options.text
+    device = choose_device(options.device)
     settings = {} if options.num_beams is None else {"num_beams": options.num_beams}
     if options.num_beams == 1:
         # They have no effect on greedy search, and transformers would warn about each.
@@ -64,13 +75,14 @@ def _explore(options: argparse.Namespace) -> None:
     if options.num_beams is not None and config.stacks == ("encoder",):
         raise ValueError(f"--num-beams is for models that write text, but {options.model} does not.")
     if config.is_encoder_decoder:
-        translators = load_models([name], options.target_language)
+        translators = load_models([name], options.target_language, device)
         model, tokenizer = translators.models[0], translators.tokenizer
         (text,) = translators.tagged([text], "The text")
     else:
         if options.target_language is not None:
             raise ValueError(f"--target-language is for models that translate, but {options.model} does not.")
         model, tokenizer = load_single_stack(name)
+        model = model.to(device)
     page = explore(model, tokenizer, text, name=name, settings=settings)
     page.save(options.output)
     logger.info(f"{options.output}: {len(page.html.encode()) / 1000:,.0f} kB; open it in a browser.")

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..files import read_lines, split_revision
+
+if TYPE_CHECKING:
+    import torch
 
 # In bytes: a file without a line end for so long is not text.
 LONGEST_LINE = 2**28
@@ -30,6 +33,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     add_revision(parser)
     add_target_language(parser)
+    add_device(parser)
     add_search(parser)
     parser.add_argument(
         "--int8", action="store_true", help="quantize weights to 8 bits: faster on a CPU, nearly the same translations"
@@ -73,6 +77,25 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 def add_target_language(parser: argparse.ArgumentParser) -> None:
     """Adds the option that chooses the target language."""
     parser.add_argument("--target-language", metavar="CODE", help="target language of a multilingual model, e.g. de")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that chooses the device; see [`choose_device`]."""
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="DEVICE",
+        help="where to compute: cpu, or the accelerator of this machine, as cuda, cuda:1, mps, xpu or npu; default: "
+        "auto, the accelerator if there is one, and the CPU for what computes there alone",
+    )
+
+
+def take_device(arguments: Sequence[str], program: str) -> tuple[str, list[str]]:
+    """Returns the device that a command line of recipe keys names by [`add_device`]'s option, and its other words."""
+    parser = argparse.ArgumentParser(prog=program, usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
+    add_device(parser)
+    options, others = parser.parse_known_args(arguments)
+    return options.device, others
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
@@ -241,7 +264,7 @@ def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator
 
 def load_translators(options: argparse.Namespace) -> Translators:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
-    from ..conversion.engines import EngineOptions, choose_engine, is_on_cpu
+    from ..conversion.engines import EngineOptions, choose_engine
     from ..translation.loading import model_folder
 
     if options.int8 and options.engine != "torch":
@@ -264,8 +287,8 @@ def load_translators(options: argparse.Namespace) -> Translators:
     )
     engine.check()
     names = with_revision(options.model, options.revision)
-    on_cpu = options.int8 or is_on_cpu(options.engine)
-    translators = load_models(names, options.target_language, on_cpu=on_cpu)
+    device = choose_device(options.device, options.engine, options.int8)
+    translators = load_models(names, options.target_language, device)
     if options.shortlist:
         translators = replace(translators, shortlist=_load_shortlist(names[0], translators))
     set_beams(translators.models[0], options.num_beams)
@@ -326,14 +349,54 @@ def _with_dtype(translators: Translators, choice: str | None) -> Translators:
     return replace(translators, models=[model.float() for model in translators.models], dtype=getattr(torch, choice))
 
 
-def load_models(names: Sequence[str], target_language: str | None, *, on_cpu: bool = False) -> Translators:
+def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torch.device":
     """
-    Loads models onto the accelerator, if there is one.
+    Returns the device that computes.
+
+    Args:
+        name (`str`): a device of torch; or `auto`, for the accelerator of this machine if there is one, and for the
+            CPU where the engine or int8 computes there alone.
+        engine (`str`): `torch`, `ctranslate2`, `onnx` or `auto`.
+        int8 (`bool`): whether torch computes with 8-bit weights.
+
+    Raises:
+        ValueError: this machine has no such device, or the engine or int8 does not compute on it.
+    """
+    import torch
+
+    from ..conversion.engines import is_on_cpu
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        device = accelerator or torch.device("cpu")
+    else:
+        known = ["cpu"]
+        if accelerator is not None:
+            kind, count = accelerator.type, torch.accelerator.device_count()
+            known += [kind, *(f"{kind}:{index}" for index in range(count))]
+        if name not in known:
+            raise ValueError(
+                f"--device is {name!r}, but torch finds {', '.join(known)} on this machine: give one of these."
+            )
+        device = torch.device(name)
+    if device.type == "cpu" or not (int8 or is_on_cpu(engine, device)):
+        return device
+    if name == "auto":
+        return torch.device("cpu")
+    what = "--int8" if int8 else f"--engine {engine}"
+    raise ValueError(f"--device is {name}, but {what} computes on the CPU alone here: leave out --device.")
+
+
+def load_models(
+    names: Sequence[str], target_language: str | None, device: "torch.device | None" = None
+) -> Translators:
+    """
+    Loads models for translation.
 
     Args:
         names (`Sequence[str]`): model folders or Hub ids, of which each may end in `@revision`.
         target_language (`str`, *optional*): language code of the translations.
-        on_cpu (`bool`): whether to leave them on the CPU.
+        device (`torch.device`, *optional*): where they compute; by default as [`choose_device`] chooses for `auto`.
 
     Raises:
         ValueError: a model does not exist or is damaged, the vocabularies differ, or the model does not translate into
@@ -357,19 +420,22 @@ def load_models(names: Sequence[str], target_language: str | None, *, on_cpu: bo
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
     tag = _language_tag(models[0], tokenizer, target_language)
-    if torch.accelerator.is_available() and not on_cpu:
-        models = [model.to(torch.accelerator.current_accelerator()) for model in models]
+    device = device or choose_device("auto")
+    models = [model.to(device) for model in models]
     # Without its tag, a multilingual model would translate into any of its languages.
     return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
 
 
-def load_recorded(names: Sequence[str], key: str) -> tuple[Translators, list[str]]:
+def load_recorded(
+    names: Sequence[str], key: str, device: "torch.device | None" = None
+) -> tuple[Translators, list[str]]:
     """
     Loads the models that a recipe names, for work that is recorded.
 
     Args:
         names (`Sequence[str]`): runs, models, checkpoints or Hub ids.
         key (`str`): key of the recipe that names them, for error messages.
+        device (`torch.device`, *optional*): as in [`load_models`].
 
     Returns:
         `tuple[Translators, list[str]]`: the models, and the digest of each.
@@ -383,7 +449,9 @@ def load_recorded(names: Sequence[str], key: str) -> tuple[Translators, list[str
     folders = [Path(name) / MODEL for name in names]
     try:
         loaded = load_models(
-            [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)], None
+            [str(folder) if folder.is_dir() else name for name, folder in zip(names, folders, strict=True)],
+            None,
+            device,
         )
     except ValueError as error:
         raise ValueError(f"{key} {', '.join(names)}: {error}") from error

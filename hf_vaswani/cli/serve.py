@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from .inputs import (
+    add_device,
     add_revision,
     add_search,
     check_counts,
+    choose_device,
     load_models,
     require_file,
     set_beams,
@@ -61,6 +63,7 @@ class ServeOptions:
         api_keys (`tuple[str, ...]`), origins (`tuple[str, ...]`): as in [`build_server`].
         threads (`int`, *optional*): most threads of torch; by default as many as it takes.
         deadline (`float`): as in [`Limits`].
+        device (`str`): as in [`choose_device`].
     """
 
     models: tuple[str, ...]
@@ -75,6 +78,7 @@ class ServeOptions:
     origins: tuple[str, ...]
     threads: int | None
     deadline: float = 30.0
+    device: str = "auto"
 
 
 def add_verbs(verbs: Any) -> None:
@@ -103,6 +107,7 @@ def add_verbs(verbs: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s, this machine")
     serve.add_argument("--port", type=int, default=5000, metavar="N", help="port to listen at; default: %(default)s")
     serve.add_argument("--workers", type=int, default=1, metavar="N", help="processes; default: %(default)s")
+    add_device(serve)
     add_search(serve)
     serve.add_argument(
         "--char-limit", type=int, default=5000, metavar="N", help="most characters of a request; default: %(default)s"
@@ -192,14 +197,14 @@ def make_app(options: ServeOptions) -> Any:
 
 
 def _load(name: str, options: ServeOptions) -> Any:
-    """Loads a model and its tokenizer, onto the accelerator if there is one."""
+    """Loads a model and its tokenizer, onto the device that the options name."""
     from ..conversion.engines import EngineOptions, check_search
     from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 
-    translators = load_models([name], None)
+    chosen = options.settings
+    translators = load_models([name], None, choose_device(options.device, chosen["engine"]))
     model = translators.models[0]
     set_beams(model, options.num_beams)
-    chosen = options.settings
     if chosen["engine"] not in ("torch", "auto"):
         # With an engine that was named, each request would fail.
         engine = EngineOptions(chosen["engine"], chosen["compute_type"], chosen["approximate"])
@@ -357,4 +362,5 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
         origins=tuple(options.allow_origin),
         threads=max(1, processors() // options.workers),
         deadline=options.deadline,
+        device=options.device,
     )

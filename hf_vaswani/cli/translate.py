@@ -17,11 +17,13 @@ from . import inputs
 from .align import pharaoh, rounded
 from .inputs import (
     Translators,
+    add_device,
     add_model,
     add_revision,
     add_target_language,
     check_beam,
     check_counts,
+    choose_device,
     line_pairs,
     load_models,
     load_translators,
@@ -88,6 +90,7 @@ def add_verbs(verbs: Any) -> None:
     score.add_argument("--model", required=True, help="model folder or Hub id, e.g. runs/my/model")
     add_revision(score)
     add_target_language(score)
+    add_device(score)
     score.add_argument("source", type=Path, metavar="SOURCE", help="file of source sentences, one per line")
     score.add_argument("target", type=Path, metavar="TARGET", help="file of their translations, one per line")
     score.set_defaults(run=_score)
@@ -294,7 +297,9 @@ def _score(options: argparse.Namespace) -> None:
 
     require_file(options.source)
     require_file(options.target)
-    translators = load_models(with_revision([options.model], options.revision), options.target_language)
+    translators = load_models(
+        with_revision([options.model], options.revision), options.target_language, choose_device(options.device)
+    )
     pairs = line_pairs(options.source, options.target, translators)
     done = 0
     while chunk := list(islice(pairs, PAIRS_AT_A_TIME)):

@@ -221,12 +221,9 @@ def inexact_rules(settings: GenerationConfig) -> list[str]:
     return [f"{name}={value!r}" for name, value in rules.items()]
 
 
-def is_on_cpu(engine: str) -> bool:
-    """Returns whether an engine that is named computes on the CPU, though this machine may have an accelerator."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return engine == "onnx" or (
-        engine == "ctranslate2" and accelerator is not None and not _has_device(accelerator.type)
-    )
+def is_on_cpu(engine: str, device: torch.device) -> bool:
+    """Returns whether an engine that is named computes on the CPU, though the model may be on a device."""
+    return engine == "onnx" or (engine == "ctranslate2" and not _has_device(device.type, device.index or 0))
 
 
 def _only_on_cpu(model: Any) -> bool:

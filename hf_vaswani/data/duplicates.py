@@ -107,14 +107,18 @@ class HeldOut(Generic[Key]):
     Args:
         sets (`Mapping[Key, Iterable[tuple[str, str]]]`): pairs of source and target by the name of the set. Empty
             sentences are ignored.
+
+    Attributes:
+        sides (`list[set[str]]`): sources and targets that are looked for, [`folded`].
     """
 
     def __init__(self, sets: Mapping[Key, Iterable[tuple[str, str]]]) -> None:
         self._sets = {
             name: [(folded(source), folded(target)) for source, target in pairs] for name, pairs in sets.items()
         }
-        sides: list[set[str]] = [{pair[i] for pairs in self._sets.values() for pair in pairs} - {""} for i in (0, 1)]
-        self._sides = sides
+        self.sides: list[set[str]] = [
+            {pair[i] for pairs in self._sets.values() for pair in pairs} - {""} for i in (0, 1)
+        ]
         self._met: list[set[str]] = [set(), set()]
 
     def find(self, sources: Sequence[str], targets: Sequence[str]) -> list[bool]:
@@ -128,7 +132,7 @@ class HeldOut(Generic[Key]):
             `list[bool]`: for each pair, whether its source is a source of a set, or its target a target.
         """
         found = [False] * len(sources)
-        for known, met, sentences in zip(self._sides, self._met, (sources, targets), strict=True):
+        for known, met, sentences in zip(self.sides, self._met, (sources, targets), strict=True):
             for i, sentence in enumerate(map(folded, sentences)):
                 if sentence in known:
                     met.add(sentence)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ..recipe import Files, shown
+from ..records import public
 from . import pocket_corpus
 from .remote import local_files, text_lines
 from .tables import (
@@ -142,7 +143,7 @@ def load_texts(
         file, as_stream = files[split], streaming and split == "train"
         if isinstance(file, dict):
             raise ValueError(
-                f"data.{split}_files is {shown(file)}, but running text is in one language: name one file."
+                f"data.{split}_files is {shown(public(file))}, but running text is in one language: name one file."
             )
         if file is not None and suffix_of(file) not in KINDS:
             path, stamp = place_of(file)
@@ -208,7 +209,7 @@ def load_labelled(
         if isinstance(file, dict):
             if pair_column is not None:
                 raise ValueError(
-                    f"data.{split}_files is {shown(file)}, but data.pair_column needs a file with columns."
+                    f"data.{split}_files is {shown(public(file))}, but data.pair_column needs a file with columns."
                 )
             found[split] = aligned_files(file, (language, "label"), False, TAGGED if is_tagged else LABELLED)
         elif file is not None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from filelock import FileLock
 
@@ -123,7 +123,7 @@ def text_lines(name: str) -> Iterator[str]:
         yield from read_lines(Path(name))
         return
     with opened(name) as file:
-        yield from lines_of(file, name, file_name(name).endswith(".gz"))
+        yield from lines_of(file, public(name), file_name(name).endswith(".gz"))
 
 
 class _Parts(io.RawIOBase):
@@ -171,11 +171,15 @@ class _Parts(io.RawIOBase):
 def _named_errors(url: str) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"There is no file {public(url)!r}.") from error
     # Each file system has error classes of its own.
     except Exception as error:
-        said = public_text(f"{type(error).__name__}: {error}")
+        cause = error
+        if isinstance(error, FileNotFoundError):
+            # That of HTTP has no other error, whatever the server answers.
+            if getattr(error.__cause__, "status", 404) == 404:
+                raise FileNotFoundError(f"There is no file {public(url)!r}.") from error
+            cause = cast(Exception, error.__cause__)
+        said = public_text(f"{type(cause).__name__}: {cause}")
         raise ValueError(f"{public(url)} cannot be read: {said}") from error
 
 

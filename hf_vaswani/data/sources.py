@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..recipe import Alteration, Recipe, SourceRecipe
+from ..records import public
 from .alterations import altered_set
 from .batching import BatchOrder, EpochUpdates, PairCollator, TokenBudgetBatchSampler, Updates
 from .duplicates import HeldOut
@@ -33,6 +34,7 @@ from .windows import WindowEncoder
 
 try:
     from datasets import Dataset, IterableDataset, concatenate_datasets
+    from datasets.fingerprint import Hasher
 except ImportError as error:
     raise ImportError(f"Reading training text needs {error.name}: pip install 'hf_vaswani[train]'") from error
 
@@ -64,11 +66,14 @@ class Source:
         """Text in front of each source sentence: the language tag, then the prefix."""
         return " ".join(text for text in (self.tag, self.recipe.prefix) if text is not None) or None
 
-    def origin(self, split: str) -> list[str]:
-        """Returns the files of a split, or the dataset, for error messages."""
+    def files(self, split: str) -> list[str]:
+        """Returns the files of a split, if it has some."""
         files = getattr(self.recipe, f"{split}_files")
-        paths = [] if files is None else [files] if isinstance(files, str) else list(files.values())
-        return paths or [str(self.recipe.dataset)]
+        return [] if files is None else [files] if isinstance(files, str) else list(files.values())
+
+    def origin(self, split: str) -> list[str]:
+        """Returns the files of a split, or the dataset, for error messages, without the secrets of URLs."""
+        return public(self.files(split) or [str(self.recipe.dataset)])
 
 
 @dataclass
@@ -258,12 +263,13 @@ def held_out_text(sources: list[Source]) -> HeldOut[tuple[int, str]]:
     )
 
 
-def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
+def count_held_out(sources: list[Source], num_proc: int | None = None) -> list[dict[str, int] | None]:
     """
     Counts the validation and test pairs that have their source or their target in the training text, too.
 
     Args:
         sources (`list[Source]`): results of [`read_sources`] and [`read_validation_sets`].
+        num_proc (`int`, *optional*): processes that share the work, whose result is cached on disk.
 
     Returns:
         `list[dict[str, int] | None]`: for each source, the number by split; `None` for all if a training text is
@@ -274,7 +280,16 @@ def count_held_out(sources: list[Source]) -> list[dict[str, int] | None]:
         return [None] * len(sources)
     held_out = held_out_text(sources)
     for pairs in training:
-        for batch in pairs.iter(1000):
+        found_in = pairs.filter(
+            held_out.find,
+            input_columns=["source", "target"],
+            batched=True,
+            num_proc=num_proc,
+            new_fingerprint=Hasher.hash([pairs._fingerprint, [sorted(side) for side in held_out.sides]]),
+            desc="Looking for held-out text",
+        )
+        # Other processes have noted what they found in copies of their own.
+        for batch in found_in.iter(1000):
             held_out.find(batch["source"], batch["target"])
     found: list[dict[str, int] | None] = [{} for _ in sources]
     for (i, split), (_, count) in held_out.counts().items():
@@ -533,7 +548,7 @@ def _description(source: Source) -> dict[str, Any]:
     """Describes a stream without reading it: names, and the sizes of files."""
     recipe = source.recipe
     if recipe.train_files is not None:
-        return {"files": [[file_name(file), place_of(file)[1][0]] for file in source.origin("train")]}
+        return {"files": [[file_name(file), place_of(file)[1][0]] for file in source.files("train")]}
     return {"dataset": recipe.dataset, "config": recipe.dataset_config, "split": recipe.train_split}
 
 

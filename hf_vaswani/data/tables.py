@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ..files import split_revision
 from ..recipe import shown
+from ..records import public, public_text
 from .remote import file_name, is_url, opened, remote_size, text_lines
 
 try:
@@ -83,9 +84,10 @@ def named_errors(rows: Iterable[T], names: Sequence[str]) -> Iterator[T]:
         yield from rows
     # Compression, the network and file formats have errors of many classes.
     except Exception as error:
-        if isinstance(error, (ValueError, OSError)) and any(Path(name).name in str(error) for name in names):
+        if isinstance(error, (ValueError, OSError)) and any(file_name(name) in str(error) for name in names):
             raise
-        raise ValueError(f"{' and '.join(names)} cannot be read: {type(error).__name__}: {error}") from error
+        said = public_text(f"{type(error).__name__}: {error}")
+        raise ValueError(f"{' and '.join(map(public, names))} cannot be read: {said}") from error
 
 
 def existing(path: Path) -> Path:
@@ -101,19 +103,19 @@ def existing(path: Path) -> Path:
 
 def _aligned_lines(paths: tuple[str, str], stamps: tuple[Stamp, ...], names: tuple[str, str] = SIDES) -> Iterator[Row]:
     """Pairs the lines of two files. `stamps` are their sizes and times, which keep a changed file out of the cache."""
-    sides = [text_lines(path) for path in paths]
+    sides, called = [text_lines(path) for path in paths], public(paths)
     for number, (source, target) in enumerate(zip_longest(*sides), start=1):
         if source is None or target is None:
             counts = [number - 1 + (line is not None) for line in (source, target)]
             totals = [count + sum(1 for _ in side) for count, side in zip(counts, sides, strict=True)]
             raise ValueError(
-                f"The two sides must have the same number of lines, but {paths[0]} has {totals[0]} "
-                f"and {paths[1]} has {totals[1]}."
+                f"The two sides must have the same number of lines, but {called[0]} has {totals[0]} "
+                f"and {called[1]} has {totals[1]}."
             )
-        lines = zip(names, (source, target), paths, strict=True)
+        lines = zip(names, (source, target), called, strict=True)
         yield {
-            name: _field(name, without_mark(line.rstrip("\r\n")), f"{path}, line {number},")
-            for name, line, path in lines
+            name: _field(name, without_mark(line.rstrip("\r\n")), f"{file}, line {number},")
+            for name, line, file in lines
         }
 
 
@@ -212,60 +214,89 @@ def column_file(
         ValueError: the file cannot be read, or lacks a column or value.
         FileNotFoundError: it does not exist.
     """
-    suffix = suffix_of(name)
+    suffix, called = suffix_of(name), public(str(name))
     if suffix not in KINDS:
         raise ValueError(
-            f"{name} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
+            f"{called} has an unknown extension: give one of {', '.join(KINDS)} (all but the last also with .gz), or "
             "two line-aligned files as {en: FILE, de: FILE}."
         )
     path, stamp = place_of(name)
     if stamp[0] == 0:
-        raise ValueError(f"{name} is empty.")
+        raise ValueError(f"{called} is empty.")
     arguments = {"path": path, "columns": columns, "stamp": stamp}
     if suffix in DELIMITERS:
-        _check_different(columns, str(name))
+        _check_different(columns, called)
         return generated(_table_rows, arguments | {"delimiter": DELIMITERS[suffix]}, streaming, columns)
     if suffix in JSON:
         return generated(_json_rows, arguments | {"languages": languages}, streaming, columns)
     if file_name(name).endswith(".gz"):
-        raise ValueError(f"{name} is compressed twice, because Parquet is compressed already: unpack it.")
+        raise ValueError(f"{called} is compressed twice, because Parquet is compressed already: unpack it.")
     try:
         # The error of `datasets` about a file that is not Parquet has several lines.
         with opened(path) if is_url(path) else open(path, "rb") as file:
-            pyarrow.parquet.read_schema(file)
-        rows = datasets.load_dataset("parquet", data_files=str(name), split="train", streaming=streaming)
+            parquet = pyarrow.parquet.ParquetFile(file)
+            known, groups = parquet.schema_arrow.names, list(range(parquet.num_row_groups))
+        # `datasets` would not ask again for a part of what is elsewhere.
+        rows = None
+        if not is_url(path) or not groups:
+            rows = datasets.load_dataset("parquet", data_files=str(name), split="train", streaming=streaming)
     # The readers of `datasets` have many error classes; to the user, this file is wrong.
     except Exception as error:
-        raise ValueError(f"{name} cannot be read as Parquet: {error.__cause__ or error}") from error
-    return text_columns(rows, languages, columns, str(name))
+        raise ValueError(
+            f"{called} cannot be read as Parquet: {public_text(str(error.__cause__ or error))}"
+        ) from error
+    if rows is not None:
+        return text_columns(rows, languages, columns, called)
+    _names(known, languages, columns, called)
+    # A list is one of shards: a stream that goes on begins with the row group that it had reached.
+    return generated(_parquet_rows, arguments | {"languages": languages, "groups": groups}, streaming, columns)
+
+
+def _parquet_rows(
+    path: str, columns: Columns, languages: tuple[str, str] | None, groups: list[int], stamp: Stamp
+) -> Iterator[Row]:
+    """Reads columns of some row groups. `stamp` is as in [`_table_rows`]."""
+    called = public(path)
+    with opened(path) as file:
+        parquet = pyarrow.parquet.ParquetFile(file)
+        names = _names(parquet.schema_arrow.names, languages, columns, called)
+        wanted = ["translation"] if _is_nested(parquet.schema_arrow.names, names) else list(names.values())
+        for group in groups:
+            first = 1 + sum(parquet.metadata.row_group(before).num_rows for before in range(group))
+            batches = parquet.iter_batches(1000, row_groups=[group], columns=wanted)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for number, row in enumerate(rows, start=first):
+                yield _text_fields(row, names, f"{called}: row {number}")
 
 
 def _json_rows(path: str, columns: Columns, languages: tuple[str, str] | None, stamp: Stamp) -> Iterator[Row]:
     """Reads keys of JSON objects. `stamp` is as in [`_table_rows`]."""
     names: dict[str, str] = {}
+    called = public(path)
     for where, row in _json_objects(path):
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, {where}, is not a JSON object like {{...}}.")
-        names = names or _names(list(row), languages, columns, path)
-        pair = _text_fields(row, names, f"{path}, {where}")
+            raise ValueError(f"{called}, {where}, is not a JSON object like {{...}}.")
+        names = names or _names(list(row), languages, columns, called)
+        pair = _text_fields(row, names, f"{called}, {where}")
         try:
             "".join(chain.from_iterable(pair.values())).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{path}, {where}, has an unpaired UTF-16 surrogate.") from error
+            raise ValueError(f"{called}, {where}, has an unpaired UTF-16 surrogate.") from error
         yield pair
 
 
 def _json_objects(path: str) -> Iterator[tuple[str, Any]]:
     """Reads the JSON values of a file, one per line or the items of one list, each with its place."""
+    called = public(path)
     lines = ((number, line) for number, line in enumerate(text_lines(path), start=1) if line.strip())
     first = next(lines, (1, ""))
     if suffix_of(path) == ".json" and first[1].lstrip().startswith("["):
-        rows = _parsed("".join(line for _, line in chain([first], lines)), path)
+        rows = _parsed("".join(line for _, line in chain([first], lines)), called)
         yield from ((f"row {i}", row) for i, row in enumerate(rows, start=1))
         return
     for number, line in chain([first], lines):
         if line:
-            yield f"line {number}", _parsed(line, f"{path}, line {number},")
+            yield f"line {number}", _parsed(line, f"{called}, line {number},")
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -293,7 +324,7 @@ def _table(path: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         while (row := _next_row(rows)) is not None:
             yield rows.line_num, row
     except csv.Error as error:
-        raise ValueError(f"{path}, line {rows.line_num}, cannot be read as a table: {error}.") from error
+        raise ValueError(f"{public(path)}, line {rows.line_num}, cannot be read as a table: {error}.") from error
 
 
 def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
@@ -308,26 +339,26 @@ def _next_row(rows: Iterator[list[str]]) -> list[str] | None:
 def _table_rows(path: str, columns: Columns, delimiter: str, stamp: Stamp) -> Iterator[Row]:
     """Reads columns of a table. `stamp` is its size and time, which keep a changed file out of the cache."""
     places: dict[str, int] = {}
-    width = blank = 0
+    width, blank, called = 0, 0, public(path)
     for number, row in _table(path, delimiter):
         if not row:
             # Empty lines are allowed at the end of the file.
             blank = blank or number
             continue
         if blank:
-            raise ValueError(f"{path}, line {blank}, is empty, but a row of the table is expected.")
+            raise ValueError(f"{called}, line {blank}, is empty, but a row of the table is expected.")
         if not places:
             width, named = len(row), all(isinstance(column, str) for column in columns.values())
             names = row if named else [str(place) for place in range(width)]
-            _check_columns(names, [str(column) for column in columns.values()], path, ADVICE[tuple(columns)])
+            _check_columns(names, [str(column) for column in columns.values()], called, ADVICE[tuple(columns)])
             places = {name: names.index(str(column)) for name, column in columns.items()}
             if named:
                 continue
         if len(row) != width:
             raise ValueError(
-                f"{path}, line {number}, has another number of columns ({len(row)}) than the first line ({width})."
+                f"{called}, line {number}, has another number of columns ({len(row)}) than the first line ({width})."
             )
-        where = f"{path}, line {number},"
+        where = f"{called}, line {number},"
         yield {name: _field(name, without_mark(row[place]), where) for name, place in places.items()}
 
 
@@ -351,7 +382,8 @@ def dataset_split(dataset: str, config: str | None, split: str, streaming: bool)
         splits = "data.train_split, validation_split and test_split must name its splits, or be null."
         # The splits of a dataset that cannot be reached or found are not the problem.
         advice = "" if isinstance(error, OSError) else f" ({splits})"
-        raise kind(f"The dataset {dataset!r}, split {split!r}, cannot be loaded: {reason}{advice}") from error
+        said = public_text(str(reason))
+        raise kind(f"The dataset {public(dataset)!r}, split {split!r}, cannot be loaded: {said}{advice}") from error
 
 
 def _check_columns(names: list[str], wanted: Sequence[str], where: str, advice: str) -> None:

@@ -314,14 +314,22 @@ def _characters(vocab_size: int) -> Untrained:
 
 
 def _bytes(_: int) -> Untrained:
-    entries = [*SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]
-    # Without entries for characters and without merges, every character falls back to its bytes.
-    ids = {entry: i for i, entry in enumerate(entries)}
-    tokenizer = Tokenizer(models.BPE(ids, [], byte_fallback=True, unk_token="<unk>"))
+    letters = {byte: letter for letter, byte in byte_letters().items()}
+    entries = [*SPECIAL_TOKENS, *(letters[byte] for byte in range(256))]
+    # Without merges. Of byte fallback (`<0x41>`), the decoder loses all letters beside one that is broken.
+    tokenizer = Tokenizer(models.BPE({entry: i for i, entry in enumerate(entries)}, [], unk_token="<unk>"))
     tokenizer.add_special_tokens(SPECIAL_TOKENS)
     tokenizer.normalizer = _clean()
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(BROKEN, "")])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(BROKEN, "")])
     return tokenizer, None
+
+
+def byte_letters() -> dict[str, int]:
+    """Returns the letters of byte-level BPE with their bytes: printable ones are themselves, others start at 256."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _cut_into_words(model: models.Model) -> Tokenizer:

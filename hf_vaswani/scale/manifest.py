@@ -3,10 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..records import from_json, to_json
+from ..records import from_json, public, to_json
 from .shards import Shard, Source
 from .storage import Folder
 
@@ -164,8 +164,8 @@ def read_manifest(folder: Folder) -> Manifest | None:
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
-    """Writes the manifest of a folder."""
-    folder.write_json(MANIFEST, to_json(manifest))
+    """Writes the manifest of a folder, without the secrets of URLs: the same command names them again."""
+    folder.write_json(MANIFEST, to_json(replace(manifest, sources=public(manifest.sources))))
 
 
 def check_same(folder: Folder, before: Manifest, sources: list[Source], settings: Settings) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,7 +64,7 @@ class Source:
     @property
     def is_compressed(self) -> bool:
         """True for a .gz file."""
-        return self.url.endswith(".gz")
+        return _name_of(self.url).endswith(".gz")
 
     def open(self) -> Any:
         """Opens the bytes of the file."""
@@ -151,7 +152,12 @@ def _text(cell: Any) -> str | bytes | None:
 
 def suffix_of(url: str) -> str:
     """Returns the end of a file's name that tells its format, before `.gz`."""
-    return Path(url.removesuffix(".gz")).suffix.lower()
+    return Path(_name_of(url).removesuffix(".gz")).suffix.lower()
+
+
+def _name_of(url: str) -> str:
+    """Returns a path or a URL without its query."""
+    return url.partition("?")[0] if "://" in url else url
 
 
 # ---- Files -------------------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ def _checked(files: list[str], table: str) -> list[str]:
     if len(kinds) > 1:
         raise ValueError(f"--table {table} has files of several formats ({', '.join(sorted(kinds))}): name one by *.")
     for file in known:
-        if file.endswith(".parquet.gz"):
+        if _name_of(file).endswith(".parquet.gz"):
             raise ValueError(f"{file} is compressed twice, because Parquet is compressed already: unpack it.")
     return known
 
@@ -288,7 +294,7 @@ def _check_columns(source: Source, column: str, added: Sequence[str]) -> None:
     if column not in names:
         raise ValueError(f"{source.url} has no column {column!r}; it has {', '.join(map(repr, names))}.")
     if source.kind == "parquet":
-        kind = _parquet(source).schema_arrow.field(column).type
+        kind = schema_of([source]).field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise ValueError(f"{source.url}: the column {column!r} must be text, but it is {kind}.")
@@ -300,7 +306,7 @@ def _check_columns(source: Source, column: str, added: Sequence[str]) -> None:
 def _names(source: Source) -> list[str] | None:
     """Returns the names of the columns, by the first row of JSON; `None` for a file without rows."""
     if source.kind == "parquet":
-        return list(_parquet(source).schema_arrow.names)
+        return list(schema_of([source]).names)
     if source.kind == "jsonl":
         for row in next(iter(_blocks(source, Shard(0, 0, 1, None), 1)), Block(1, [])).rows:
             if isinstance(row, tuple):
@@ -311,17 +317,21 @@ def _names(source: Source) -> list[str] | None:
         return next(_cells(source, lines), None)
 
 
-def _parquet(source: Source) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(source.open())
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{source.url} cannot be read as Parquet: {error}") from error
+@contextmanager
+def _parquet(source: Source) -> Iterator[pq.ParquetFile]:
+    with source.open() as opened:
+        try:
+            file = pq.ParquetFile(opened)
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"{source.url} cannot be read as Parquet: {error}") from error
+        yield file
 
 
 def _parts(source: Source, most: int) -> Iterator[tuple[int, int, int]]:
     """Yields start, first row and number of rows of the parts of a file."""
     if source.kind == "parquet":
-        total = _parquet(source).metadata.num_rows
+        with _parquet(source) as file:
+            total = file.metadata.num_rows
         yield from ((start, start + 1, min(most, total - start)) for start in range(0, total, most))
         return
     with _lines(source, 0) as lines:
@@ -429,23 +439,23 @@ def _blocks(source: Source, shard: Shard, size: int) -> Iterator[Block]:
 
 def _batches(source: Source, start: int, stop: int, size: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yields rows of Parquet from `start` to `stop`, counted from 0, from the row groups that have them."""
-    file = _parquet(source)
-    group_start, groups, before = 0, [], 0
-    for number in range(file.num_row_groups):
-        count = file.metadata.row_group(number).num_rows
-        if group_start + count <= start:
-            before = group_start + count
-        elif group_start < stop:
-            groups.append(number)
-        group_start += count
-    place = before
-    for batch in file.iter_batches(batch_size=size, row_groups=groups):
-        low, high = max(start - place, 0), min(stop - place, len(batch))
-        if low < high:
-            yield place + low, batch.slice(low, high - low)
-        place += len(batch)
-        if place >= stop:
-            return
+    with _parquet(source) as file:
+        group_start, groups, before = 0, [], 0
+        for number in range(file.num_row_groups):
+            count = file.metadata.row_group(number).num_rows
+            if group_start + count <= start:
+                before = group_start + count
+            elif group_start < stop:
+                groups.append(number)
+            group_start += count
+        place = before
+        for batch in file.iter_batches(batch_size=size, row_groups=groups):
+            low, high = max(start - place, 0), min(stop - place, len(batch))
+            if low < high:
+                yield place + low, batch.slice(low, high - low)
+            place += len(batch)
+            if place >= stop:
+                return
 
 
 def _rows(source: Source, lines: _Lines, names: list[str] | None) -> Iterator[dict[str, Any] | tuple[str, str]]:
@@ -491,7 +501,8 @@ def schema_of(sources: Sequence[Source]) -> pa.Schema:
     """
     source = sources[0]
     if source.kind == "parquet":
-        return _parquet(source).schema_arrow
+        with _parquet(source) as file:
+            return file.schema_arrow
     if source.kind != "jsonl":
         return pa.schema([(name, pa.string()) for name in _names(source) or []])
     beginning, rows = Shard(0, 0, 1, ROWS_OF_SCHEMA), list[dict[str, Any]]()

@@ -14,7 +14,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..records import to_json
+from ..records import public, to_json
 from .manifest import Manifest, Settings, ShardRecord
 from .shards import UNKNOWN_TO_PYTHON, Block, Source, blocks, schema_of
 from .storage import Folder
@@ -227,7 +227,7 @@ class _Rejected:
         if self.file is None:
             path = self.stack.enter_context(self.folder.writing(self.name))
             self.file = self.stack.enter_context(path.open("w", encoding="utf-8", errors="backslashreplace"))
-        row = {"file": self.url, "row": block.first + place, "reason": why, "content": block.shown(place)}
+        row = {"file": public(self.url), "row": block.first + place, "reason": why, "content": block.shown(place)}
         self.file.write(_json(row) + "\n")
 
 

@@ -49,7 +49,7 @@ from ..data.text_sources import (
 )
 from ..data.tokenizer import load_tokenizer
 from ..files import atomic_folder, atomic_write_text
-from ..processes import on_main_process
+from ..processes import local_main_process_first, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
@@ -133,8 +133,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         OSError: a file cannot be read or written.
     """
     read, read_sets = _readers(recipe)
-    sources = read(recipe)
-    evaluated = [*sources, *read_sets(recipe)]
+    # One process of a machine fills the cache; the others read it.
+    with local_main_process_first(accelerator):
+        sources = read(recipe)
+        evaluated = [*sources, *read_sets(recipe)]
     labels = label_names(sources) if recipe.task in LABEL_TASKS else []
     if recipe.task in LABEL_TASKS and recipe.initialize.from_ is None:
         check_labels(labels, sources)
@@ -153,8 +155,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
         tokenizer = load_tokenizer(str(checkpoint))
         _check_vocabulary(recipe, tokenizer, checkpoint)
-    # One process fills the cache; the others read it.
-    with accelerator.local_main_process_first():
+    with local_main_process_first(accelerator):
         processes = accelerator.num_processes, accelerator.process_index
         if recipe.task in LABEL_TASKS:
             if recipe.initialize.from_ is not None:
@@ -401,7 +402,9 @@ def _commits(recipe: Recipe) -> dict[str, str]:
 
 def _held_out(recipe: Recipe, sources: Sequence[Source]) -> list[dict[str, int] | None]:
     """Counts the held-out pairs that are in the training text; in other text, nobody has."""
-    return [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources))
+    return (
+        [None] * len(sources) if recipe.task in MEASURED_TASKS else count_held_out(list(sources), recipe.data.num_proc)
+    )
 
 
 def _cpu() -> str | None:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ..data.tokenizer import backend
+from ..data.tokenizer import backend, byte_letters
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 
 ROLES = ("pad", "bos", "eos", "unk")
@@ -226,14 +226,7 @@ def speller(tokenizer: Tokenizer) -> Callable[[str], bytes]:
     return spelled
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Returns the letters of byte-level BPE with their bytes: printable ones are themselves, others start at 256."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = byte_letters()
 
 
 def _renumbered(value: int | list, ids: Mapping[int, int]) -> int | list | None:  # type: ignore[type-arg]

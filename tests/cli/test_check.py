@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.cli import main
@@ -270,3 +272,36 @@ def test_running_text_is_not_checked(tmp_path, capsys) -> None:
     recipe.write_text("task: masked_lm\ndata: {train_files: text.txt}\n", encoding="utf-8")
     assert main(["check", str(recipe)]) == 2
     assert "bert.yaml has no sentence pairs (task: masked_lm), and only these are checked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+def test_each_type_of_text_in_arrow_is_checked(tmp_path, capsys, kind) -> None:
+    columns = dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True))
+    pq.write_table(
+        pa.table({side: pa.array(text).cast(kind) for side, text in columns.items()}), tmp_path / "a.parquet"
+    )
+    arguments = ["check", str(tmp_path / "a.parquet"), "--columns", "en", "de", "--no-language"]
+    assert main([*arguments, "--output", str(tmp_path / "kept.tsv")]) == 0
+    assert read(tmp_path / "kept.tsv")[1:4] == [list(pair) for pair in GOOD]
+
+
+def test_text_at_a_url_is_checked_where_it_is(tmp_path, capsys, monkeypatch) -> None:
+    memory = fsspec.filesystem("memory")
+    table = "".join(f"{source}\t{target}\n" for source, target in [("en", "de"), *PAIRS])
+    memory.pipe_file("/corpus/a.tsv?sig=SECRET", table.encode())
+    sides = dict(zip(("en", "de"), zip(*PAIRS, strict=True), strict=True))
+    for side, text in sides.items():
+        memory.pipe_file(f"/corpus/a.{side}?sig=SECRET", "".join(f"{line}\n" for line in text).encode())
+    monkeypatch.setattr(type(memory), "get_file", lambda *_, **__: pytest.fail("It is copied."))
+    one = ["memory://corpus/a.tsv?sig=SECRET", "--columns", "en", "de"]
+    two = [f"memory://corpus/a.{side}?sig=SECRET" for side in sides]
+    try:
+        for name, text in (("one", one), ("two", two)):
+            assert main(["check", *text, "--no-language", "--output", str(tmp_path / f"{name}.tsv")]) == 0
+            assert read(tmp_path / f"{name}.tsv")[:4] == [["en", "de"], *map(list, GOOD)]
+    finally:
+        memory.store.clear()
+    said = capsys.readouterr()
+    assert "SECRET" not in said.out + said.err

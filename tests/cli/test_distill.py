@@ -45,8 +45,8 @@ def test_the_teacher_is_gone_when_the_student_is_trained(command, backward, monk
     teachers: list[Any] = []
     alive: list[bool] = []
 
-    def remember(names, key):
-        translators, digests = load_recorded(names, key)
+    def remember(*given):
+        translators, digests = load_recorded(*given)
         teachers.extend(weakref.ref(model) for model in translators.models)
         return translators, digests
 

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import fsspec
 import pytest
 from datasets import Dataset
 
@@ -163,3 +164,13 @@ def test_compare_shows_one_table(tmp_path, capsys) -> None:
     (tmp_path / "short").write_text("one\n")
     assert main([*arguments[:4], names["references"], str(tmp_path / "short")]) == 2
     assert "short has 1 lines, but" in capsys.readouterr().err
+
+
+def test_a_test_set_may_be_at_a_url(tiny_run, capsys) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/corpus/a.tsv?sig=SECRET", b"en\tde\none two\teins zwei\n")
+    arguments = ["--data", "memory://corpus/a.tsv?sig=SECRET", "--columns", "en", "de", "--format", "json"]
+    assert main(["evaluate", "--model", str(tiny_run / "model"), *arguments]) == 0
+    memory.store.clear()
+    said = capsys.readouterr()
+    assert json.loads(said.out)["lines"] == 1 and "SECRET" not in said.out + said.err

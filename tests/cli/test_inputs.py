@@ -1,14 +1,18 @@
 """Models, target languages and lines of text, as several verbs read them."""
 
 import gzip
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM
 from transformers.utils import logging as transformers_logging
 
-from hf_vaswani.cli import inputs, main
+from hf_vaswani.cli import inputs, main, serve
+from hf_vaswani.cli.main import _parser
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.translation import lines as translation
 from hf_vaswani.translation import quantization
@@ -120,3 +124,126 @@ def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypat
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+# ---- Devices -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerators(monkeypatch):
+    """Makes this machine one with accelerators, as torch sees it."""
+
+    def make(kind: str | None, count: int = 1) -> None:
+        found = None if kind is None else torch.device(kind)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: count if kind == "cuda" else 0)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "engine", "int8", "expected"),
+    [
+        (None, "auto", "torch", False, "cpu"),
+        (None, "cpu", "onnx", False, "cpu"),
+        ("cuda", "auto", "torch", False, "cuda"),
+        ("cuda", "auto", "torch", True, "cpu"),
+        ("cuda", "auto", "onnx", False, "cpu"),
+        ("cuda", "auto", "ctranslate2", False, "cuda"),
+        ("cuda", "cuda:1", "ctranslate2", False, "cuda:1"),
+        ("cuda", "cuda", "auto", False, "cuda"),
+        ("cuda", "cpu", "torch", True, "cpu"),
+        ("mps", "auto", "ctranslate2", False, "cpu"),
+        ("mps", "mps", "torch", False, "mps"),
+        ("xpu", "xpu:1", "auto", False, "xpu:1"),
+    ],
+)
+def test_auto_is_the_accelerator_or_the_cpu_for_what_computes_there_alone(
+    accelerators, kind, asked, engine, int8, expected
+) -> None:
+    pytest.importorskip("ctranslate2", reason="the extra `convert` is not installed")
+    accelerators(kind, 2)
+    assert str(inputs.choose_device(asked, engine, int8)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "more", "words"),
+    [
+        (None, "cuda", {}, "--device is 'cuda', but torch finds cpu on this machine"),
+        (None, "gpu", {}, "--device is 'gpu', but torch finds cpu"),
+        (None, "", {}, "--device is '', but"),
+        (None, "meta", {}, "--device is 'meta', but"),
+        ("cuda", "cuda:2", {}, "--device is 'cuda:2', but torch finds cpu, cuda, cuda:0, cuda:1 on"),
+        ("mps", "cuda", {}, "torch finds cpu, mps, mps:0, mps:1 on"),
+        ("cuda", "cuda:1", {"int8": True}, "--device is cuda:1, but --int8 computes on the CPU alone here"),
+        ("cuda", "cuda", {"engine": "onnx"}, "--device is cuda, but --engine onnx computes on the CPU"),
+        ("mps", "mps", {"engine": "ctranslate2"}, "--device is mps, but --engine ctranslate2 computes on the CPU"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_sentence(accelerators, kind, asked, more, words) -> None:
+    pytest.importorskip("ctranslate2", reason="the extra `convert` is not installed")
+    accelerators(kind, 2)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        inputs.choose_device(asked, **more)
+
+
+def test_models_are_where_the_device_says(tiny_run, accelerators) -> None:
+    # A device without memory stands for an accelerator.
+    accelerators("meta")
+    name = str(tiny_run / "model")
+    for asked, expected in (("auto", "meta"), ("meta", "meta"), ("cpu", "cpu")):
+        (model,) = inputs.load_models([name], None, inputs.choose_device(asked)).models
+        assert model.device.type == expected
+    assert inputs.load_models([name], None).models[0].device.type == "meta"
+
+
+def test_every_verb_that_loads_a_model_to_compute_has_a_device(tiny_run, tmp_path, texts, capsys) -> None:
+    folder, _ = texts
+    text, model = str(folder / "a.txt"), ["--model", str(tiny_run / "model")]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "data: {source_language: de, target_language: en}\n"
+        f"teacher: {{model: {tiny_run}}}\n"
+        f"backtranslation: {{model: {tiny_run}, text: {text}, output: {tmp_path / 'pairs.tsv'}}}\n"
+    )
+    table = ["--table", text, "--output", str(tmp_path / "out"), "--column", "en"]
+    commands = {
+        "translate": [*model, text],
+        "translate --table": [*model, *table],
+        "evaluate": [*model, "--data", text, text],
+        "score": [*model, text, text],
+        "align": [*model, text, text],
+        "explore": [*model, "one"],
+        "backtranslate": [str(recipe)],
+    }
+    verbs = _parser()._subparsers._group_actions[0].choices.items()
+    options = {name: set(verb._option_string_actions) for name, verb in verbs}
+    assert all("--device" in known for known in options.values() if "--model" in known)
+    assert "--device" in options["serve"] & options["demo"] & options["translate"]
+    for name, arguments in commands.items():
+        assert main([name.split()[0], *arguments, "--device", "cuda:99"]) == 2, name
+        assert "--device is 'cuda:99', but torch finds cpu" in capsys.readouterr().err
+
+
+def test_a_server_leaves_the_model_where_its_engine_computes(tiny_run, accelerators, monkeypatch) -> None:
+    pytest.importorskip("ctranslate2", reason="the extra `convert` is not installed")
+    accelerators("mps")
+    asked: list[Any] = []
+    monkeypatch.setattr(serve, "load_models", lambda names, tag, device: asked.append(str(device)) or {}[device])
+    options = serve.ServeOptions((), (), None, False, {}, 1, 1, 1, (), (), None)
+    for engine, device in (("torch", "auto"), ("onnx", "auto"), ("ctranslate2", "auto"), ("torch", "cpu")):
+        with pytest.raises(KeyError):
+            serve._load("model", replace(options, settings={"engine": engine}, device=device))
+    assert asked == ["mps", "cpu", "cpu", "cpu"]
+
+
+def test_the_device_stands_anywhere_among_the_keys_of_a_recipe() -> None:
+    keys = ["a.yaml", "--seed", "2", "--data.train_files={en: a b, de: c}", "--training.trackers+", "x"]
+    for place in range(len(keys) + 1):
+        if place not in (2, 5):
+            found = inputs.take_device([*keys[:place], "--device", "cuda:1", *keys[place:]], "hf-vaswani distill")
+            assert found == ("cuda:1", keys)
+    assert inputs.take_device(keys, "hf-vaswani distill") == ("auto", keys)
+    assert inputs.take_device(["--device=cpu", *keys], "hf-vaswani distill") == ("cpu", keys)

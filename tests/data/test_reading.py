@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from hf_vaswani.data.reading import load_pairs, load_texts
+from hf_vaswani.data.reading import load_labelled, load_pairs, load_texts
 
 # Hard for readers of tables: quotation marks, "null", a bare carriage return, U+2028, a leading comma.
 PAIRS = [
@@ -459,3 +459,22 @@ def test_the_built_in_corpus_has_two_languages_to_read() -> None:
     english, german = (load_texts(language, dataset="pocket") for language in ("en", "de"))
     pairs = load_pairs("en", "de", dataset="pocket")
     assert english["test"]["text"] == pairs["test"]["source"] and german["test"]["text"] == pairs["test"]["target"]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("load", [load_pairs, load_texts, load_labelled])
+def test_a_split_that_does_not_exist_is_named(tmp_path, load, split) -> None:
+    languages = ("en", "de") if load is load_pairs else ("en",)
+    names = {f"{each}_split": None for each in ("train", "validation", "test")} | {f"{split}_split": "foo"}
+    table = datasets.Dataset.from_dict({"en": ["one"], "de": ["eins"], "label": ["a"]})
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "train.jsonl").write_text('{"en": "one", "de": "eins", "label": "a"}\n')
+    datasets.DatasetDict({"train": table, "dev": table}).save_to_disk(tmp_path / "saved")
+    table.save_to_disk(tmp_path / "whole")
+    for folder, known in (("files", "train"), ("saved", "'train', 'dev'"), ("whole", "'train'")):
+        with pytest.raises(ValueError, match=rf"{folder}', split 'foo', cannot be loaded: .*{known}"):
+            load(*languages, dataset=str(tmp_path / folder), **names)
+    if load is not load_labelled:
+        for streaming in (False, True):
+            with pytest.raises(ValueError, match=r"no split 'foo'; it has train, validation, test\."):
+                load(*languages, dataset="pocket", streaming=streaming, **names)

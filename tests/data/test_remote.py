@@ -1,13 +1,18 @@
-"""Text on other file systems: copied once, again when it changes, and trained on like a local file."""
+"""Text on other file systems: copied once, again when it changes, or streamed, and trained on like a local file."""
 
+import gzip
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from datasets import Dataset, config
 
 from hf_vaswani.cli import main
-from hf_vaswani.data.reading import load_pairs
+from hf_vaswani.data import remote
+from hf_vaswani.data.reading import load_pairs, load_texts
 from hf_vaswani.data.remote import local_copy, local_files
 
 from ..conftest import tiny_recipe
@@ -95,3 +100,189 @@ def test_a_training_on_urls_has_the_weights_of_one_on_files(memory, tmp_path, ca
     capsys.readouterr()
     assert main(["train", *remote, "--run_dir", str(tmp_path / "remote")]) == 0
     assert "is complete" in capsys.readouterr().err
+
+
+# ---- Streams -----------------------------------------------------------------------------------------------------
+
+ROWS = [(f"one {i}", f"eins {i}") for i in range(300)]
+
+
+def content_of(kind: str, folder: Path) -> bytes:
+    """Returns a file of the rows, in one of the formats."""
+    table = "en\tde\n" + "".join(f"{en}\t{de}\n" for en, de in ROWS)
+    if kind == "parquet":
+        rows = Dataset.from_list([{"translation": {"en": en, "de": de}, "more": 1} for en, de in ROWS])
+        rows.to_parquet(folder / "a", batch_size=70)
+        return (folder / "a").read_bytes()
+    if kind == "jsonl":
+        table = "".join(json.dumps({"en": en, "de": de}) + "\n" for en, de in ROWS)
+    return gzip.compress(table.encode()) if kind.endswith(".gz") else table.encode()
+
+
+def copies() -> set[Path]:
+    """Returns the files in the cache, without the locks."""
+    return {path for path in Path(config.HF_DATASETS_CACHE).rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def streamed(files: Any, **more: Any) -> list[tuple[str, str]]:
+    return [(row["source"], row["target"]) for row in load_pairs("en", "de", train_files=files, **more)["train"]]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl", "parquet"])
+def test_a_stream_reads_a_file_where_it_is(memory, tmp_path, monkeypatch, kind) -> None:
+    memory.pipe_file(f"/corpus/{kind}/t.{kind}", content_of(kind, tmp_path))
+    monkeypatch.setattr(type(memory), "get_file", lambda *_, **__: pytest.fail("It is copied."))
+    before = copies()
+    assert streamed(f"memory://corpus/{kind}/t.{kind}", streaming=True) == ROWS
+    assert copies() == before
+
+
+def test_a_stream_reads_two_files_where_they_are(memory, monkeypatch) -> None:
+    memory.pipe_file("/corpus/t.en", "".join(f"{en}\n" for en, _ in ROWS).encode())
+    memory.pipe_file("/corpus/t.de.gz", gzip.compress("".join(f"{de}\n" for _, de in ROWS).encode()))
+    monkeypatch.setattr(type(memory), "get_file", lambda *_, **__: pytest.fail("It is copied."))
+    files = {"en": "memory://corpus/t.en", "de": "memory://corpus/t.de.gz"}
+    assert streamed(files, streaming=True) == ROWS
+    lines = load_texts("en", train_files=files["en"], streaming=True)["train"]
+    assert [row["text"] for row in lines] == [en for en, _ in ROWS]
+
+
+def test_only_the_training_text_is_streamed(memory) -> None:
+    memory.pipe_file("/corpus/v.tsv", b"en\tde\none\teins\n")
+    found = load_pairs("en", "de", validation_files="memory://corpus/v.tsv", streaming=True)
+    assert found["validation"][:] == {"source": ["one"], "target": ["eins"]}
+
+
+class Unreliable(io.BytesIO):
+    """A file of which a part fails to come some times in a row."""
+
+    def __init__(self, content: bytes, failures: int, seekable: bool = True) -> None:
+        super().__init__(content)
+        self.middle, self.failures, self.is_seekable = len(content) // 2, failures, seekable
+
+    def seekable(self) -> bool:
+        return self.is_seekable
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() >= self.middle and self.failures:
+            self.failures -= 1
+            # What came of it is lost.
+            super().read(7)
+            raise OSError("memory://me:SECRET@corpus/t.tsv?SECRET was interrupted")
+        return super().read(size)
+
+
+@pytest.mark.parametrize(("failures", "seekable"), [(2, True), (3, True), (1, False)])
+@pytest.mark.parametrize("kind", ["tsv", "tsv.gz", "jsonl", "parquet"])
+def test_a_part_that_fails_to_come_is_asked_for_again(
+    memory, tmp_path, monkeypatch, caplog, kind, failures, seekable
+) -> None:
+    content = content_of(kind, tmp_path)
+    url = f"memory://me:SECRET@corpus/{kind}/t.{kind}"
+    memory.pipe_file(f"/me:SECRET@corpus/{kind}/t.{kind}", content)
+
+    monkeypatch.setattr(type(memory), "open", lambda *_, **__: Unreliable(content, failures, seekable))
+    monkeypatch.setattr(remote, "PART", 100)
+    monkeypatch.setattr(remote, "WAITS", (0, 0))
+    if failures == 2:
+        assert streamed(url, streaming=True) == ROWS
+        assert f"memory://corpus/{kind}/t.{kind} is read again in 0 s" in caplog.text
+    else:
+        with pytest.raises(ValueError, match=rf"memory://corpus/{kind}/t\.{kind} cannot be read"):
+            streamed(url, streaming=True)
+    assert "SECRET" not in caplog.text
+
+
+# What is wrong with the text at a URL, by the end of its name.
+WRONG = {
+    "none.tsv": None,
+    "no.txt": b"",
+    "empty.tsv": b"",
+    "columns.tsv": b"en\tfr\none\tun\n",
+    "ragged.tsv": b"en\tde\none\n",
+    "latin.tsv": b"en\tde\n\xff\teins\n",
+    "quoted.csv": b'en,de\n"one"x,eins\n',
+    "broken.jsonl": b'{"en": "one", "de": \n',
+    "list.jsonl": b"[1]\n",
+    "number.jsonl": b'{"en": 1, "de": "eins"}\n',
+    "half.jsonl": b'{"en": "\\ud83d", "de": "eins"}\n',
+    "broken.json": b"[{]",
+    "cut.tsv.gz": gzip.compress(b"en\tde\none\teins\n")[:-9],
+    "plain.tsv.gz": b"en\tde\n",
+    "a.parquet": b"en\tde\n",
+    "twice.parquet.gz": gzip.compress(b"PAR1"),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", WRONG)
+def test_an_error_has_the_address_and_no_secret_of_a_url(memory, caplog, name, streaming) -> None:
+    content, end = WRONG[name], "" if name.endswith("parquet") else "?sig=SECRET"
+    if content is not None:
+        memory.pipe_file(f"/me:SECRET@corpus/{name}{end}", content)
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        streamed(f"memory://me:SECRET@corpus/{name}{end}", streaming=streaming)
+    # A copy is named by its place.
+    assert name in str(error.value) and "SECRET" not in str(error.value) + caplog.text
+    assert not streaming or f"memory://corpus/{name}" in str(error.value)
+
+
+def test_two_sides_of_different_lengths_have_no_secret(memory) -> None:
+    files = {side: f"memory://me:SECRET@corpus/{side}.txt?sig=SECRET" for side in ("en", "de")}
+    for number, url in enumerate(files.values(), start=1):
+        memory.pipe_file(url.removeprefix("memory:/"), b"one\n" * number)
+    with pytest.raises(ValueError, match=r"but memory://corpus/en\.txt has 1 and memory://corpus/de\.txt has 2\."):
+        streamed(files, streaming=True)
+
+
+class RefusedError(Exception):
+    """The answer of a server, as aiohttp says it."""
+
+    status = 403
+
+    def __str__(self) -> str:
+        return "403, message='Forbidden', url='https://host/a.tsv?sig=SECRET'"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_server_that_refuses_is_not_one_without_the_file(memory, monkeypatch, streaming) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("https://host/a.tsv?sig=SECRET") from RefusedError()
+
+    for name in ("info", "size"):
+        monkeypatch.setattr(type(memory), name, refuse)
+    with pytest.raises(ValueError, match=r"a\.tsv cannot be read: RefusedError: 403, message='Forbidden'") as error:
+        streamed("memory://corpus/a.tsv?sig=SECRET", streaming=streaming)
+    assert "SECRET" not in str(error.value)
+
+
+def test_a_folder_is_no_text(memory) -> None:
+    memory.pipe_file("/corpus/a.tsv/part", b"en\tde\n")
+    with pytest.raises(ValueError, match=r"'memory://corpus/a\.tsv' is a folder, but a text file is expected"):
+        streamed("memory://corpus/a.tsv", streaming=True)
+
+
+@pytest.mark.parametrize("done", [1, 69, 70, 71, 150, 299])
+def test_a_stream_of_parquet_goes_on_at_any_row(memory, tmp_path, done) -> None:
+    memory.pipe_file("/corpus/t.parquet", content_of("parquet", tmp_path))
+    first, again = (load_pairs("en", "de", train_files="memory://corpus/t.parquet", streaming=True) for _ in range(2))
+    begun = iter(first["train"])
+    assert [tuple(next(begun).values()) for _ in range(done)] == ROWS[:done]
+    again["train"].load_state_dict(first["train"].state_dict())
+    assert [tuple(row.values()) for row in again["train"]] == ROWS[done:]
+
+
+@pytest.mark.slow
+def test_a_stream_of_a_url_goes_on_where_it_was(memory, tmp_path) -> None:
+    """The weights of a training in two parts, on text at a URL, are those of one in one part, on the file."""
+    arguments = tiny_recipe(tmp_path, max_steps=4, save_every=2, average_last=1)
+    arguments += ["--data.streaming=true", "--data.stream_window=40"]
+    for side in ("en", "de"):
+        memory.put_file(str(tmp_path / f"text.{side}"), f"/corpus/text.{side}")
+    remotely = [argument.replace(str(tmp_path / "text."), "memory://corpus/text.") for argument in arguments]
+    assert main(["train", *arguments, "--run_dir", str(tmp_path / "local")]) == 0
+    for steps in (2, 4):
+        run = ["--run_dir", str(tmp_path / "remote"), f"--training.max_steps={steps}"]
+        assert main(["train", *remotely, *run]) == 0
+    files = [(tmp_path / name / "checkpoint-4" / "model.safetensors").read_bytes() for name in ("local", "remote")]
+    assert files[0] == files[1]

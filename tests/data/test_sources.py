@@ -2,9 +2,12 @@
 
 import logging
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 from tokenizers import processors
@@ -320,7 +323,8 @@ def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained
     assert len(evaluation.encoded[50]["source_ids"]) == 121
     lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
     assert lengths.max(axis=0).tolist() == [121, 121]
-    assert len(split_lines([line], tokenizer, longest_source([], tokenizer))[0]) > 1
+    # Text without words would be kept.
+    assert len(split_lines([f"de: {line}"], tokenizer, longest_source([], tokenizer))[0]) > 1
     assert "longer than the specified maximum" not in caplog.text
 
 
@@ -488,3 +492,49 @@ def test_a_named_set_has_its_own_prefix_which_the_vocabulary_must_have(tmp_path)
     tokenizer = make_tokenizer(two_directions(tmp_path), read_sources(recipe))
     with pytest.raises(ValueError, match="The vocabulary has no entry for the prefix '<bt>'.*initialize.add_tokens"):
         encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_type_of_text_in_arrow_is_trained_on(tmp_path, kind, streaming) -> None:
+    files = write(tmp_path, "de", 60)
+    sides = {name: Path(file).read_text("utf-8").splitlines() for name, file in files.items()}
+    for name, of in (("plain", pa.string()), ("other", kind)):
+        columns = {side: pa.array(lines).cast(of) for side, lines in sides.items()}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    found = []
+    for file in (files, *(str(tmp_path / f"{name}.parquet") for name in ("plain", "other"))):
+        recipe = Recipe(
+            data=DataRecipe(train_files=file, validation_files=file, streaming=streaming, stream_window=25),
+            tokenizer=TokenizerRecipe(vocab_size=300),
+            training=TrainingRecipe(tokens_per_batch=200),
+        )
+        sources = read_sources(recipe)
+        tokenizer = make_tokenizer(recipe, sources)
+        updates = build_updates(recipe, sources, tokenizer)
+        some = islice(updates.after(updates.start), 4)
+        (validation,) = encode_evaluation_sets(recipe, sources, tokenizer)["validation"]
+        found.append(([batch["labels"].tolist() for batches, _ in some for batch in batches], validation.target))
+    assert found[0] == found[1] == found[2] and len(found[0][0]) >= 4
+
+
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.process)])
+def test_held_out_text_is_counted_in_the_training_text(tmp_path, processes) -> None:
+    recipe = two_directions(tmp_path)
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    # The first source is in the training text, the second target, and the third pair on the other side.
+    lines = {"en": ["7 9 1 9", "none", "de: 2 3 7 5 7"], "de": ["none", "DE:  1 5 8 3 8", "2 3 7 5 7"]}
+    for folder, some in ((ours, 3), (other, 1)):
+        folder.mkdir()
+        for side, text in lines.items():
+            (folder / side).write_text("".join(f"{line}\n" for line in text[:some]), encoding="utf-8")
+    recipe.data.test_files, recipe.data.validation_files = ({s: str(f / s) for s in lines} for f in (ours, other))
+    sources = read_sources(recipe)
+    expected = [{"validation": 1, "test": 2}, {"validation": 5, "test": 5}]
+    assert corpus.count_held_out(sources, processes) == expected
+    # The result is cached, and is that of this text alone.
+    assert corpus.count_held_out(sources) == expected
+    (ours / "en").write_text("none\nnone\nnone\n")
+    assert corpus.count_held_out(read_sources(recipe), processes)[0] == {"validation": 1, "test": 1}

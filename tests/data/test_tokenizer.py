@@ -8,7 +8,8 @@ import unicodedata
 from random import Random
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import (
     add_language_tags,
@@ -139,6 +140,43 @@ def test_every_kind_spells_its_training_text(any_tokenizer) -> None:
     assert len(tokenizer) == 260 if kind == "bytes" else len(tokenizer) <= 400
 
 
+def test_bytes_that_are_no_letter_are_decoded_as_nothing(any_tokenizer, tmp_path) -> None:
+    kind, tokenizer = any_tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    chance = Random(1)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(str(tmp_path))):
+        for _ in range(50):
+            assert "\ufffd" not in each.decode([chance.randrange(len(each)) for _ in range(20)])
+        if kind in ("bpe", "bytes"):
+            # A letter that ends too early, and one that begins too late.
+            ids = each("Hund 猫", add_special_tokens=False)["input_ids"]
+            assert each.decode(ids[:-1]).strip() == "Hund" and each.decode([ids[-1], *ids]).endswith("Hund 猫")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bytes"])
+def test_a_vocabulary_of_others_writes_no_broken_letters_either(kind, tmp_path) -> None:
+    tokenizer = train_tokenizer(TEXT, 400, kind)
+    tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save_pretrained(tmp_path)
+    ids = tokenizer("Hund 猫", add_special_tokens=False)["input_ids"]
+    assert "\ufffd" in tokenizer.decode(ids[:-1])
+    loaded = load_tokenizer(str(tmp_path))
+    assert loaded.decode(ids[:-1]).strip() == "Hund" and loaded.decode(ids).strip() == "Hund 猫"
+
+
+def test_the_bytes_of_a_rare_letter_that_are_no_letter_are_decoded_as_nothing(tmp_path) -> None:
+    """Byte fallback, in which frequent letters have entries of their own."""
+    entries = ["<pad>", "<s>", "</s>", "<unk>", "h", "i", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = models.BPE({entry: i for i, entry in enumerate(entries)}, [], byte_fallback=True, unk_token="<unk>")
+    backend = Tokenizer(model)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    ids = loaded("hi猫hi")["input_ids"]
+    assert loaded.decode(ids) == "hi猫hi" and loaded.decode([*ids[:4], *ids[5:]]) == "hihi"
+
+
 def test_every_kind_is_saved_and_loaded_by_plain_auto_tokenizer(any_tokenizer, tmp_path) -> None:
     _, tokenizer = any_tokenizer
     tokenizer.save_pretrained(tmp_path)
@@ -165,7 +203,7 @@ def test_the_entries_of_each_kind() -> None:
 
     assert pieces("words", "Ein Hund, please!") == [" Ein", " Hund", ",", " please", "!"]
     assert pieces("characters", "ein Hund") == list("ein Hund")
-    assert pieces("bytes", "schö") == ["<0x73>", "<0x63>", "<0x68>", "<0xC3>", "<0xB6>"]
+    assert pieces("bytes", "schö") == ["s", "c", "h", "Ã", "¶"]
     assert train_tokenizer(TEXT, 400, "bytes")("schö")["input_ids"] == [4 + byte for byte in "schö".encode()] + [2]
     # 4 + 3 entries keep the most frequent ones.
     assert pieces("words", "Ein Hund spielt.", vocab_size=7) == ["<unk>", " Hund", "<unk>", "."]
@@ -239,7 +277,7 @@ def test_another_vocabulary_learned_by_transformers_decodes_to_the_same_text(kin
         assert ids[-1] == other.eos_token_id and other.unk_token_id not in ids
         assert other.decode(ids, skip_special_tokens=True) == " ".join(sentence.split())
     # Characters it cannot encode are not lost.
-    assert (other.unk_token_id in other("木")["input_ids"]) == (kind != "bpe")
+    assert (other.unk_token_id in other("木")["input_ids"]) == (kind not in ("bpe", "bytes"))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bytes"])

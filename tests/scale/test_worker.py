@@ -5,13 +5,14 @@ import decimal
 import json
 import math
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hf_vaswani.scale import shards
-from hf_vaswani.scale.manifest import Manifest
-from hf_vaswani.scale.shards import cut, describe
+from hf_vaswani.scale.manifest import Manifest, read_manifest, write_manifest
+from hf_vaswani.scale.shards import Source, cut, describe
 from hf_vaswani.scale.storage import Folder
 from hf_vaswani.scale.worker import ShardTranslator, Translator
 
@@ -269,3 +270,30 @@ def test_json_with_nan_fits_in_parquet(tmp_path) -> None:
     run(manifest(tmp_path / "table.jsonl", format="parquet"), tmp_path / "out")
     first, second = read_output(tmp_path / "out")
     assert first == {"en": "one", "price": 1.5, "de": "ONE"} and second["de"] == "TWO" and math.isnan(second["price"])
+
+
+@pytest.mark.parametrize("name", ["table.jsonl", "table.parquet"])
+def test_what_is_written_has_no_secret_of_a_url(tmp_path, name) -> None:
+    memory = fsspec.filesystem("memory")
+    rows = write_rows(tmp_path / name, [{"en": "one"}, {"en": None}, {"en": "two"}])
+    url = f"memory://me:SECRET@corpus/{name}?sig=SECRET"
+    memory.pipe_file(url.removeprefix("memory:/"), rows.read_bytes())
+    try:
+        assert len(shards.find_files(url)) == 1
+        work = manifest(url)
+        write_manifest(Folder(str(tmp_path / "out")), work)
+        run(work, tmp_path / "out")
+    finally:
+        memory.store.clear()
+    assert [row["de"] for row in read_output(tmp_path / "out")] == ["ONE", "TWO"]
+    (rejected,) = read_rejected(tmp_path / "out")
+    assert rejected["file"] == f"memory://corpus/{name}" == read_manifest(Folder(str(tmp_path / "out"))).sources[0].url
+    written = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(written) > 3 and not any(b"SECRET" in content for content in written)
+
+
+def test_files_of_parquet_are_closed(tmp_path, monkeypatch) -> None:
+    opened, made = [], Source.open
+    monkeypatch.setattr(Source, "open", lambda self: opened.append(made(self)) or opened[-1])
+    run(manifest(write_rows(tmp_path / "table.parquet", [{"en": "one"}] * 9)), tmp_path / "out")
+    assert len(opened) > 3 and all(file.closed for file in opened)

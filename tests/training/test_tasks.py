@@ -282,3 +282,12 @@ def test_a_label_that_the_training_text_lacks_is_found_before_anything_is_writte
     assert main(["train", *arguments, "--run_dir", str(tmp_path / "run")]) == 2
     assert "has the label 'cow', but the model has only 'cat', 'dog', 'tree'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm", "span_corruption", "denoise"])
+def test_a_split_that_does_not_exist_is_one_sentence(tmp_path, capsys, task) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"task: {task}\ndata: {{dataset: pocket, train_split: foo}}\n")
+    assert main(["train", str(path), "--run_dir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("The built-in corpus has no split 'foo'; it has train, validation, test.")

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
+from functools import wraps
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -140,3 +143,55 @@ def test_torchrun_is_what_the_forked_processes_are(tmp_path) -> None:
     assert_same_weights(tmp_path / "forked" / "model", tmp_path / "run" / "model", absolute=0)
     environments = [json.loads((tmp_path / run / "environment.json").read_text()) for run in ("forked", "run")]
     assert [environment["processes"] for environment in environments] == [2, 2]
+
+
+def prepared(arguments: list[str]) -> None:
+    """Prepares a training, and prints how often this process computed a table of text anew."""
+    from datasets import Dataset
+
+    from hf_vaswani.processes import build_accelerator
+    from hf_vaswani.recipe_file import load_recipe
+    from hf_vaswani.training.preparation import prepare
+
+    computed, compute = [], Dataset._map_single
+
+    @wraps(compute)
+    def slowly(*given, **settings):
+        computed.append(1)
+        # The other process would begin meanwhile.
+        time.sleep(0.5)
+        return compute(*given, **settings)
+
+    Dataset._map_single = staticmethod(slowly)
+    recipe = load_recipe(arguments)
+    run = prepare(recipe, build_accelerator(recipe, str), None)
+    print(len(computed), len(run.sets["test"][0].source))
+
+
+@pytest.mark.parametrize("name", ["masked_lm", "classification", "tagging", "pairs"])
+def test_one_process_of_a_machine_writes_the_text_that_both_read(tmp_path, name) -> None:
+    arguments = [*task_recipes.recipe(tmp_path, name), "--run_dir", str(tmp_path / "run")]
+    if name not in task_recipes.LABELLED:
+        for split in ("train", "validation", "test"):
+            path = tmp_path / f"{split}.tsv"
+            lines = (tmp_path / f"{split}.txt").read_text().split("\n\n")
+            path.write_text("en\n" + "".join(f"{each.replace(chr(10), ' ')}\n" for each in lines if each.strip()))
+            arguments.append(f"--data.{split}_files={path}")
+    else:
+        for split in ("train", "validation", "test"):
+            table = pd.read_csv(tmp_path / f"{split}.tsv", sep="\t")
+            table.to_parquet(tmp_path / f"{split}.parquet")
+            arguments.append(f"--data.{split}_files={tmp_path / f'{split}.parquet'}")
+    first, second = run_launched(tmp_path / "outputs", prepared, arguments)
+    assert [first.code, second.code] == [0, 0], (first.err[-2000:], second.err[-2000:])
+    (wrote, rows), (again, same) = (map(int, end.out.split()[-2:]) for end in (first, second))
+    assert wrote >= 6 and again == 0 and rows == same > 0
+
+
+@pytest.mark.parametrize(("name", "words"), [("masked_lm", "is empty"), ("pairs", "has no column 'other'")])
+def test_an_error_in_the_text_is_said_by_both(tmp_path, name, words) -> None:
+    arguments = [*task_recipes.recipe(tmp_path, name), "--run_dir", str(tmp_path / "run")]
+    path = next(tmp_path.glob("validation.*"))
+    path.write_text("en\tlabel\n" if name == "pairs" else "")
+    ends = run_launched(tmp_path / "outputs", verb, ["train", *arguments])
+    assert [end.code for end in ends] == [2, 2] and all(words in end.sentence for end in ends), ends
