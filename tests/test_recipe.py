@@ -50,8 +50,8 @@ def test_the_model_section_is_the_configuration() -> None:
     decided = {"vocab_size", "use_cache", "is_encoder_decoder", "is_decoder", "position_offset", "language_pairs"}
     # `type_vocab_size` follows from the task, and the dropout of a classifier is that of its model.
     decided |= {"type_vocab_size", "classifier_dropout"}
-    # Training chooses the layer at its end.
-    decided |= {"alignment_layer", "alignment_shift"}
+    # Training chooses the layer at its end, and records the longest sentence that it has read.
+    decided |= {"alignment_layer", "alignment_shift", "longest_sentence"}
     config = VaswaniConfig()
     own = {name for name in VaswaniConfig.__annotations__ if name not in decided and not name.endswith("token_id")}
     section = {field.name: field.default for field in fields(ModelRecipe)}

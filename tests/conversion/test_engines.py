@@ -575,7 +575,8 @@ def test_a_source_beyond_the_positions_is_an_error_or_torch(tmp_path) -> None:
     tokenizer.model_max_length = 4096
     text = " ".join(random_sentences(1)[0].split()[:1] * 2100)
     named, left_open, torch_alone = (
-        VaswaniTranslationPipeline(model, tokenizer, engine=name) for name in ("ctranslate2", "auto", "torch")
+        VaswaniTranslationPipeline(model, tokenizer, engine=name, longest_sentence=4096)
+        for name in ("ctranslate2", "auto", "torch")
     )
     with pytest.raises(ValueError, match="CTranslate2 has 2,048 positions, too few for a source of 2,10"):
         named(text)
@@ -731,7 +732,7 @@ def test_what_computes_on_the_cpu_alone_leaves_the_model_there(tmp_path, monkeyp
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-@pytest.mark.parametrize("engine", ["ctranslate2", "onnx"])
+@pytest.mark.parametrize("engine", ["ctranslate2", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_text_without_words_is_kept(tmp_path, engine) -> None:
     folder = saved(tmp_path / "model")
     sentences = ["42", *random_sentences(2), "", "★", "\u200b", " "]

@@ -84,6 +84,8 @@ def on_loopback(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_CACHE": str(tmp_path / "cache")}
     for name, value in (constants | {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}).items():
         monkeypatch.setattr(huggingface_hub.constants, name, value)
+    # transformers keeps its client, which has the address of the first Hub.
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
 
 
 @pytest.fixture
