@@ -151,7 +151,7 @@ class _Loader(yaml.SafeLoader):
 
 # YAML 1.1 takes a number without a point, or without a sign in its exponent, for a string: 1e-4 and 1.0e5.
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+"), "-+0123456789"
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), "-+0123456789"
 )
 
 

@@ -92,6 +92,12 @@ def test_a_number_may_have_any_exponent(tmp_path, text) -> None:
     assert recipe.training.learning_rate_factor == float(text)
 
 
+@pytest.mark.parametrize("text", ["3e5af5a715980209a8ccefc8fbabff332217a91f", "1e3", "2024", "0x1f", "1e-4b"])
+def test_a_revision_may_look_like_a_number(tmp_path, text) -> None:
+    path = write_recipe(tmp_path, "initialize: {from: user/name}\n")
+    assert load_recipe([path, f"--initialize.revision={text}"]).initialize.revision == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

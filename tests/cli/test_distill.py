@@ -56,7 +56,7 @@ def test_the_teacher_is_gone_when_the_student_is_trained(command, backward, monk
     assert alive == [False, False]
 
 
-@pytest.mark.parametrize("with_checkpoints", [True, False])
+@pytest.mark.parametrize("with_checkpoints", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_distilled_run_may_be_moved_with_the_folder_of_its_teacher(command, tmp_path, with_checkpoints) -> None:
     command = [word for word in command if not word.startswith("--teacher.folder")]
     assert main(command) == 0

@@ -53,7 +53,8 @@ def test_it_is_the_translation_with_its_markup_restored(translator) -> None:
     assert text_of(translator(text, markup="html")) == f"<p>{expected[0]}</p><p>{expected[1]}</p>"
 
 
-@pytest.mark.parametrize("settings", [{}, {"split_sentences": True}, {"num_return_sequences": 2, "num_beams": 2}])
+@pytest.mark.variants(3)
+@pytest.mark.parametrize("settings", [{"num_return_sequences": 2, "num_beams": 2}, {}, {"split_sentences": True}])
 def test_what_is_not_copied_costs_no_word(translator, settings) -> None:
     """The model never copies: it has not learned to."""
     for text in ("{} Du fo ku bi.", "Du fo {} ku bi.", "Du fo ku bi {}.", "Du fo ku bi. {}", "Du, {}, ku {} bi."):

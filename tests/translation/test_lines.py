@@ -121,7 +121,7 @@ def test_two_processes_write_the_output_of_one(tiny_run, tmp_path) -> None:
     assert [alone.code, *(end.code for end in together)] == [0, 0, 0], [alone.err, *(end.err for end in together)]
     found = [alone.out, "".join(end.out for end in together)]
     for said in (alone.err, "".join(end.err for end in together)):
-        assert said.count("Split: 1 line is longer than the model's limit of 1,024 tokens") == 1
+        assert said.count("Split: 1 line is longer than the model's limit of 128 tokens") == 1
     assert found[0] == found[1] and found[0].count("\n") == 2502
     (tmp_path / "long.txt").write_bytes(b"one\ntwo\xff\n")
     failed = run_launched(tmp_path / "failed", verb, arguments)
