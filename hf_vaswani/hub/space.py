@@ -16,8 +16,10 @@ from .publishing import PublishingError, publishing_errors
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # The demo page and what it imports; the package is not on the index that Spaces install from.
-PARTS = ("__init__.py", "version.py", "files.py", "memory.py", "removed_tasks.py")
-PARTS += ("model/*.py", "serving/*.py", "visualization/*")
+PARTS = (
+    *("__init__.py", "version.py", "files.py", "memory.py", "removed_tasks.py"),
+    *("model/*.py", "serving/*.py", "visualization/*"),
+)
 APP = '''"""The demo of {model}, written by hf-vaswani push --space."""
 
 import hf_vaswani  # registers the model
