@@ -83,6 +83,14 @@ def verbosity() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Lets files be written without waiting for the disk: no power fails here that a test would notice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_picture() -> Iterator[None]:
     """Draws one curve for the cards of all trainings, each of which takes longer than its updates."""
     if importlib.util.find_spec("matplotlib") is None:
