@@ -99,7 +99,7 @@ END_EARLY = {
 }
 # The models here are trained for fewer updates.
 SMALLER = {
-    "checkpoint-800": "checkpoint-12",
+    "checkpoint-700": "checkpoint-12",
     "checkpoint-19000": "checkpoint-15",
     "checkpoint-20000": "checkpoint-20",
     "--checkpoint 20000": "--checkpoint 20",
