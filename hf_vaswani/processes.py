@@ -319,7 +319,7 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
 # Accelerate's names of what a training can be launched on.
 LAUNCH_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "FSDP")
-# What `accelerate launch` sets for those that need packages of their own, before anything is imported.
+# Variables that `accelerate launch` sets for launchers with packages of their own; they are read before any import.
 OTHER_LAUNCHES = {
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",

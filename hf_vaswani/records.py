@@ -296,7 +296,7 @@ def public_text(text: str) -> str:
     """Reduces the URLs within a text to scheme, host and path, as [`public`] does; each ends at white space."""
 
     def reduced(match: re.Match[str]) -> str:
-        # What follows a URL is punctuation of the text.
+        # Punctuation behind a URL belongs to the text.
         url = match[0].rstrip(".,;:!)]}'")
         return _address(url) + match[0][len(url) :]
 

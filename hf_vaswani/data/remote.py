@@ -175,7 +175,7 @@ def _named_errors(url: str) -> Iterator[None]:
     except Exception as error:
         cause = error
         if isinstance(error, FileNotFoundError):
-            # That of HTTP has no other error, whatever the server answers.
+            # fsspec's HTTP client raises this error whatever the server answers.
             if getattr(error.__cause__, "status", 404) == 404:
                 raise FileNotFoundError(f"There is no file {public(url)!r}.") from error
             cause = cast(Exception, error.__cause__)

@@ -255,7 +255,7 @@ def _decoder(tokenizer: Tokenizer, keeps_space: bool) -> decoders.Decoder | None
     strip, front = decoders.Strip(" ", 1, 0), {"type": "Prepend", "prepend": " "}
     parts = (state["decoder"] or {}).get("decoders", [])
     if parts and parts[0]["type"] == "Sequence":
-        # Of a tokenizer that was loaded with [`drop_broken_letters`].
+        # [`drop_broken_letters`] has wrapped the decoder of a loaded tokenizer.
         parts = parts[0]["decoders"]
     kinds: dict[str, list[decoders.Decoder]] = {
         "ByteLevel": [decoders.ByteLevel(), decoders.Replace(BROKEN, "")],

@@ -102,7 +102,7 @@ def render_card(
     Raises:
         ValueError: a record of the run is missing or damaged.
     """
-    # What a card shows comes from these four, whose URLs may have secrets.
+    # A card shows only these four, whose URLs may have secrets.
     recipe = public(recipe or load_recipe([str(run_dir / RECIPE)]))
     environment, scored = public(read_environment(run_dir)), public(scored)
     config = public(read_json(folder / "config.json"))

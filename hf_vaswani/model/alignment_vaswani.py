@@ -21,7 +21,7 @@ UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
 # Numbers in the attention of one head that are computed at once: 16 MB.
 MOST_SCORES = 2**22
-# Of a text that is aligned with itself.
+# Most parts into which a text that is its own translation is divided.
 MOST_PARTS = 256
 
 

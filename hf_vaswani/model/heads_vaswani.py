@@ -349,7 +349,9 @@ class VaswaniClassifier(VaswaniPreTrainedModel):
     """Base class of the classifiers: one stack, dropout, and a linear layer with a row for each label."""
 
     _keys_to_ignore_on_load_unexpected = [
-        *(r"(^|\.)encoder\.", r"(^|\.)decoder\.", r"\.cross_attn(_norm)?\."),
+        r"(^|\.)encoder\.",
+        r"(^|\.)decoder\.",
+        r"\.cross_attn(_norm)?\.",
         *HEADS,
     ]
 

@@ -1345,10 +1345,10 @@ def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str, wait: boo
     device = ids.device.type
     if ids.numel() == 0 or device == "meta" or torch.compiler.is_compiling() or not (wait or device == "cpu"):
         return
-    # What is captured as a graph runs later.
+    # A graph is only recorded here: its ids are not known yet.
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    # Both in one read.
+    # One read of the device for both.
     for id_ in torch.stack((ids.min(), ids.max())).tolist():
         check_range(name, id_, size, size_name)
 

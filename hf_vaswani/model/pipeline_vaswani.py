@@ -26,7 +26,9 @@ from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import (
     LEAST,
+    MOST_PADDED,
     MOST_POSITIONS,
+    TIMES_ON_ACCELERATORS,
     fitting_spans,
     has_words,
     join_sentences,
@@ -92,7 +94,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     # Prefix of the keys of an answer, as in `generated_text`.
     return_name: ClassVar[str] = "generated"
-    # Whether answers are translations, so that those of its pieces make that of a text, and numbers stay as they are.
+    # True for a translator: the translations of its pieces make that of a text, and numbers stay as they are.
     translates: ClassVar[bool] = False
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
@@ -427,7 +429,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         ]
         sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
         read = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
-        # What the model has not read was kept, whatever its length.
+        # A text without words is its own translation; the model has not read it.
         of_pairs = (
             next(read) if is_read else identity(target, len(source) - len(target)) for source, target, is_read in pairs
         )
@@ -495,7 +497,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             if kept and not self.translates:
                 kept = None
             front = "" if kept is not None else self._language_tag(tags, target_language, tag)
-            # What has no words is not read.
+            # The model does not read a text without words.
             sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
                 encoding = self.tokenizer._build_translation_inputs(
@@ -642,15 +644,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
         Returns the ids of the candidates of each sentence, of shape `(batch, candidates, target)`. Sentences of very
-        different length are translated one group after the other, because memory follows the padded length. With more
-        beams than by default, groups are as much smaller.
+        different length are translated one group after the other, because memory follows the padded length.
         """
         rows = len(tensors["input_ids"])
         mask = tensors.get("attention_mask")
-        least = self._default_generation_config.num_beams
         config = settings.get("generation_config") or self.model.generation_config
-        most = MOST_POSITIONS * least // max(least, settings.get("num_beams") or config.num_beams or 1)
-        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), most)
+        limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
+        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), *limits)
         found = []
         for group in map(sorted, groups):
             part = tensors
@@ -673,6 +673,16 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         for group, generated in zip(map(sorted, groups), found, strict=True):
             output_ids[group, :, : generated.shape[-1]] = generated.to(output_ids.device)
         return output_ids
+
+    def _most_positions(self, num_beams: int) -> tuple[int, int]:
+        """
+        Returns the limits of a group, as [`length_groups`] takes them: smaller by as much as there are more beams than
+        by default, and larger on an accelerator, which small groups leave idle.
+        """
+        least = self._default_generation_config.num_beams
+        times = 1 if self.model.device.type == "cpu" else TIMES_ON_ACCELERATORS
+        most, padded = (limit * times * least // max(least, num_beams) for limit in (MOST_POSITIONS, MOST_PADDED))
+        return most, padded
 
     def _padding(self) -> int:
         ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)

@@ -325,7 +325,7 @@ def _remains(
         return None
     around = [i for i in range(*inside) if i not in source.texts and _is_word(source.text[slice(*source.spans[i])])]
     if around:
-        # What each word of the source was most probably translated to.
+        # For each word of the source, the word that most probably translates it.
         columns = attention[words][:, around]
         best, places = columns.max(dim=0)
         if any(start <= words[place] < end for place, score in zip(places, best, strict=True) if score > CLOSE):
@@ -499,15 +499,9 @@ class _Writer:
     """
 
     def __init__(self, atoms: list[Atom], source: _Source) -> None:
-        self.atoms, self.source, self.sources, self.ends = (
-            atoms,
-            source,
-            source.spans,
-            [end for _, end in source.spans],
-        )
-        self.attention = (
-            torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(source.spans))
-        )
+        self.atoms, self.source, self.sources = atoms, source, source.spans
+        self.ends = [end for _, end in self.sources]
+        self.attention = torch.stack([atom.attention for atom in atoms]) if atoms else torch.zeros(0, len(self.ends))
         self.words = torch.tensor([_is_word(atom.markup) for atom in atoms], dtype=torch.bool)
 
     def write(self, nodes: Sequence[Node], target: Span, source: Span) -> list[str]:
@@ -621,7 +615,7 @@ class _Shortened(NamedTuple):
 def _shortened(segment: Segment, places: _Places) -> _Shortened:
     """Leaves out the protected texts that were added to a translation, because the model did not copy them."""
     text = segment.text
-    # What is left in front of each of them, by its place; a space is put between words.
+    # The places of the characters that stay; two words that would touch get a space between them.
     left: list[int] = []
     letters = list(text)
     place = 0

@@ -250,6 +250,8 @@ def _is_between_characters(text: str, place: int) -> bool:
 
 # Positions of a batch, rows times longest; of a batch with more padding than text.
 MOST_POSITIONS, MOST_PADDED = 4096, 1024
+# How many times as many an accelerator translates at once.
+TIMES_ON_ACCELERATORS = 4
 
 
 def length_groups(

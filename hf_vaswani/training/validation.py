@@ -135,7 +135,7 @@ def _scores(run: Run, split: str, translations: dict[str, list[str]]) -> dict[st
     sets, scored = {}, {}
     for pairs in run.sets[split]:
         ours = translations[pairs.name]
-        # Of the translations of a young model, which are long, TER takes longer than the validation.
+        # A young model's translations are long, and their TER takes longer than the rest of the validation.
         scored = score(ours, pairs.target, evaluation.tokenize, evaluation.lowercase, split == "test")
         sets[pairs.name] = {metric: scored[metric] for metric in METRICS if metric in scored}
         if run.recipe.task == "text_to_text":

@@ -61,11 +61,12 @@ def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longes
         `list[list[str]]`: the pieces of each line.
     """
     tags = tuple(language_tags(tokenizer).values())
-    doubtful = [line for line in lines if may_be_longer(line, longest)]
-    counts = iter(map(len, tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []))
+    doubtful = [line for line in lines if may_be_longer(line, longest) and has_words(line)]
+    ids = tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
+    too_long = {line for line, each in zip(doubtful, ids, strict=True) if len(each) > longest}
     found = []
     for line in lines:
-        if not may_be_longer(line, longest) or next(counts) <= longest or not has_words(line):
+        if line not in too_long:
             found.append([line])
             continue
         tag = next((tag for tag in tags if line.startswith(tag)), "")
