@@ -18,11 +18,14 @@ test: .venv/installed  ## run the tests of every module
 test-process: .venv/installed  ## run the tests that start other processes: launchers, servers, packaging, the manual's lines
 	$(PYTEST) -m "process and not slow"
 
-# One of each kind: torchrun, accelerate launch, a program that is stopped, and README's lines.
+# One of each kind: torchrun, accelerate launch, a program that is stopped, README's lines, pages in a browser if there
+# is one, and most ways to translate with the quickstart's model. In one run, because to start costs ten seconds.
+PAGES = tests/visualization/test_browser.py tests/serving/test_browser.py
 SMOKE = tests/training/test_launch.py tests/training/test_two_processes.py::test_torchrun_is_what_the_forked_processes_are \
-	tests/test_interruption.py::test_asked_to_stop_it_saves_and_says_how_to_resume
-test-smoke: .venv/installed  ## run a few of these, and README's lines
-	$(PYTEST) -m process $(SMOKE) "tests/test_documentation.py::test_every_block_and_every_shell_line_runs[README.md]"
+	tests/test_interruption.py::test_asked_to_stop_it_saves_and_says_how_to_resume \
+	"tests/test_documentation.py::test_every_block_and_every_shell_line_runs[README.md]" $(PAGES) tests/test_quickstart.py
+test-smoke: quickstart  ## run a few of these, README's lines, pages, and the quickstart's model
+	HF_VASWANI_QUICKSTART=runs/quickstart $(PYTEST) -m "(process or browser or quickstart) and not slow" $(SMOKE)
 
 EVERYTHING = -m "not extras and not browser and not quickstart"
 test-all: .venv/installed  ## run both, and the tests that are slow
@@ -35,11 +38,10 @@ gpu-report: .venv/installed  ## test and measure on the GPU of this machine, for
 	$(BIN)/python benchmarks/gpu_report.py
 
 test-browser: .venv/installed  ## run the tests of pages in Chromium or Chrome, if there is one
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/visualization/test_browser.py tests/serving/test_browser.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser $(PAGES)
 
 pictures: quickstart  ## make the manual's pictures of pages, of the quickstart's model
-	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser -k manual tests/visualization/test_browser.py \
-		tests/serving/test_browser.py
+	HF_VASWANI_PICTURES=docs/pictures $(BIN)/pytest -m browser -k manual $(PAGES)
 
 # What a training has learned, judged anew where it ends elsewhere: by other instructions, threads and seeds. What runs
 # on all cores otherwise has one thread here, so that parts differ in one thing.

@@ -12,6 +12,7 @@ import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def one_picture() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curve, "curve_picture", once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_identifier() -> Iterator[None]:
+    """Reads the model of py3langid once, which takes half a second, for all servers and checks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("py3langid") is not None:
+            from py3langid.langid import LanguageIdentifier
+
+            patch.setattr(LanguageIdentifier, "from_model_file", cache(LanguageIdentifier.from_model_file))
         yield
 
 

@@ -1,8 +1,8 @@
 """The quickstart's model as users have it, with the libraries that are installed: every way to translate with it.
 
-`make test-quickstart`, `make test-oldest` and `make test-newest` run it. HF_VASWANI_QUICKSTART names the folder of a
-run that is there already; without it the quickstart is trained first, for minutes. Programs run outside of the
-repository, so that they import the package that is installed.
+`make test-quickstart`, `make test-oldest` and `make test-newest` run it, and `make test-smoke` most of it.
+HF_VASWANI_QUICKSTART names the folder of a run that is there already; without it the quickstart is trained first, for
+minutes. Programs run outside of the repository, so that they import the package that is installed.
 """
 
 import json
@@ -18,7 +18,7 @@ import pytest
 from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.metrics import score
 
-from .conftest import ROOT
+from .conftest import ROOT, dear
 
 pytestmark = pytest.mark.quickstart
 
@@ -147,7 +147,7 @@ def translate(model: Path, sentences: list[str], *options: str, cwd: Path) -> li
     return program("hf-vaswani", "translate", "--model", str(model), *options, cwd=cwd, text=text).splitlines()
 
 
-@pytest.mark.parametrize("engine", ["torch", "ctranslate2", "onnx"])
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2", dear("onnx")])
 def test_the_command_line_and_its_engines_are_right(model, pairs, tmp_path, engine) -> None:
     options = ["--engine", engine] if engine != "torch" else []
     if engine == "ctranslate2":

@@ -49,6 +49,8 @@ from .pocket_lexicon import (
 
 T = TypeVar("T")
 
+SPLITS = ("train", "validation", "test")
+
 
 class Word(NamedTuple):
     """A word, and the parts of the sentence that it expresses; words of both languages that share one are linked."""
@@ -59,7 +61,13 @@ class Word(NamedTuple):
 
 def words_of(text: str, *parts: str) -> list[Word]:
     """Splits a text at spaces; each word expresses all of the parts. A comma counts as a word, and expresses none."""
-    return [Word(word, () if word == "," else parts) for word in text.replace(",", " ,").split()]
+    return list(_words_of(text, parts))
+
+
+# A lexicon of a few hundred words is inflected for twenty thousand sentences.
+@cache
+def _words_of(text: str, parts: tuple[str, ...]) -> tuple[Word, ...]:
+    return tuple(Word(word, () if word == "," else parts) for word in text.replace(",", " ,").split())
 
 
 @dataclass(frozen=True)
@@ -81,12 +89,17 @@ def phrase_words(phrase: Phrase, part: str = "") -> tuple[list[Word], list[Word]
     """
     if isinstance(phrase, LinkedPhrase):
         return list(phrase.english_words), list(phrase.german_words)
-    part = part or phrase.english
-    sides = words_of(phrase.english, part), words_of(phrase.german, part)
+    english, german = _sides_of(phrase.english, phrase.german, part or phrase.english)
+    return list(english), list(german)
+
+
+@cache
+def _sides_of(english: str, german: str, part: str) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+    sides = _words_of(english, (part,)), _words_of(german, (part,))
     if len(sides[0]) != len(sides[1]):
         return sides
-    english, german = ([Word(word.text, (f"{part}, {i}",)) for i, word in enumerate(side)] for side in sides)
-    return english, german
+    first, second = (tuple(Word(word.text, (f"{part}, {i}",)) for i, word in enumerate(side)) for side in sides)
+    return first, second
 
 
 # the endings of "dieser"; an adjective takes them too, when no article before it shows them
@@ -656,10 +669,10 @@ def draw_splits(
     Raises:
         ValueError: one of the sizes is negative.
     """
-    for name, size in (("train", train), ("validation", validation), ("test", test)):
+    for name, size in zip(SPLITS, (train, validation, test), strict=True):
         if size < 0:
             raise ValueError(f"{name} must be 0 or more, but it is {size}.")
     # the held-out sets are drawn first, so that results with more training pairs stay comparable
     pairs = draw_pairs(test + validation + train, seed)
     held_out = test + validation
-    return {"train": pairs[held_out:], "validation": pairs[test:held_out], "test": pairs[:test]}
+    return dict(zip(SPLITS, (pairs[held_out:], pairs[test:held_out], pairs[:test]), strict=True))

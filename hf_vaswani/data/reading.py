@@ -256,14 +256,11 @@ def _pocket_split(languages: tuple[str, str], name: str, seed: int) -> Dataset:
         raise ValueError(
             f"The built-in corpus has the languages en and de, but the recipe asks for {' and '.join(languages)}."
         )
-    english, splits = languages.index("en"), _pocket_pairs(seed)
-    if name not in splits:
-        raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(splits)}.")
+    if name not in pocket_corpus.SPLITS:
+        raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(pocket_corpus.SPLITS)}.")
+    english, pairs = languages.index("en"), _pocket_pairs(seed)[name]
     return Dataset.from_dict(
-        {
-            "source": [pair[english] for pair in splits[name]],
-            "target": [pair[1 - english] for pair in splits[name]],
-        }
+        {"source": [pair[english] for pair in pairs], "target": [pair[1 - english] for pair in pairs]}
     )
 
 

@@ -542,6 +542,13 @@ def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
     assert sum(one == two for one, two in zip(expected, found, strict=True)) >= len(sentences) - 3
 
 
+@pytest.fixture(scope="module")
+def translators(tmp_path_factory) -> list[VaswaniTranslationPipeline]:
+    settings = {"length_penalty_type": "power", "finish_candidates": "top", "num_beams": 1}
+    folder = saved(tmp_path_factory.mktemp("translators") / "model", settings)
+    return [translator(folder, engine=name) for name in ("ctranslate2", "auto", "torch")]
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -554,9 +561,8 @@ def test_the_beams_and_lists_of_a_call(tmp_path) -> None:
         (SAME_RULES | {"num_beams": 2, "repetition_penalty": 1.5}, "repetition_penalty=1.5"),
     ],
 )
-def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(tmp_path, caplog, settings, words) -> None:
-    folder = saved(tmp_path / "model", {"length_penalty_type": "power", "finish_candidates": "top", "num_beams": 1})
-    named, left_open, torch_alone = (translator(folder, engine=name) for name in ("ctranslate2", "auto", "torch"))
+def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(translators, caplog, settings, words) -> None:
+    named, left_open, torch_alone = translators
     settings = settings | ({"streamer": Ends()} if "streamer" in settings else {})
     with pytest.raises(ValueError, match=f"CTranslate2 cannot translate with .*{re.escape(words)}") as error:
         named("one two three", **settings)
@@ -695,7 +701,7 @@ def test_translate_and_evaluate_take_the_engine(tmp_path, capsys) -> None:
     assert sum(one == two for one, two in zip(*outputs, strict=True)) >= 19
 
 
-@pytest.mark.parametrize(("shared", "batches", "threads_of_a_batch"), [(0.6, 1, 4), (0.9, 4, 1), (20.0, 4, 1)])
+@pytest.mark.parametrize(("shared", "batches", "threads_of_a_batch"), [(0.6, 1, 4), (0.9, 4, 1), dear(20.0, 4, 1)])
 def test_threads_share_a_batch_where_a_sentence_is_faster(
     tmp_path, monkeypatch, caplog, shared, batches, threads_of_a_batch
 ) -> None:

@@ -638,7 +638,7 @@ def test_a_failure_is_one_line_and_the_same_command_succeeds_later(hub, run, pus
         (UPLOAD, {"cut": 5_000_000}),
         (("POST", "/preupload/"), {"status": 503}),
         (("POST", "/objects/batch"), {"cut": 0}),
-        (COMMIT, {"delay": 2}),
+        (COMMIT, {"delay": 0.5}),
     ],
     ids=["upload fails", "upload breaks off", "no answer", "connection drops", "slow"],
 )

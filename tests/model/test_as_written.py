@@ -140,14 +140,14 @@ def each_change(places: list[str]) -> list[Any]:
     return [pytest.param(*pair, marks=[] if pair in turns else pytest.mark.slow) for pair in pairs]
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("beams", [dear(1), 4])
 @pytest.mark.parametrize(("place", "change"), each_change(PLACES), ids=lambda each: getattr(each, "__name__", each))
 def test_a_changed_module_is_what_translates(monkeypatch, place, change, beams) -> None:
     assert_what_generates(random_model(norm_position="pre"), sentences(5), monkeypatch, place, change, beams)
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("place", "change"),
     each_change([place for place in PLACES if "encoder" not in place and "cross" not in place]),

@@ -81,7 +81,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("batch", "settings"),
     [(7, settings) for settings in SETTINGS] + [dear(*each) for each in itertools.product([1, 64], SETTINGS[:2])],

@@ -123,7 +123,7 @@ def deep(tiny_run, tmp_path):
     [
         ({"decoder": 1}, {"encoder": [0, 1, 2, 3], "decoder": [0]}),
         ({"encoder": 2, "decoder": 2}, {"encoder": [0, 3], "decoder": [0, 2]}),
-        ({"encoder": 3}, {"encoder": [0, 2, 3], "decoder": [0, 1, 2]}),
+        dear({"encoder": 3}, {"encoder": [0, 2, 3], "decoder": [0, 1, 2]}),
     ],
 )
 def test_layers_are_dropped_for_a_shallower_model(layers, kept, deep, tmp_path, capsys) -> None:
