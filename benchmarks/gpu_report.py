@@ -333,7 +333,9 @@ def read_outcome(line: str) -> tuple[str, str, str] | None:
 def run_tests(device: str, quick: bool) -> None:
     """Runs `tests/test_gpu.py`; prints the number of tests by outcome, and what failed, even if time runs out."""
     need("pytest")
-    workers = min(4, (os.cpu_count() or 1) // 2)
+    from hf_vaswani.processes import processors
+
+    workers = min(4, processors() // 2)
     several = ["-n", str(workers)] if workers > 1 and importlib.util.find_spec("xdist") else []
     options = ["-vv", "-rfE", "--tb=short", "--color=no", "-p", "no:cacheprovider", *several]
     outcomes, reasons = {}, {}

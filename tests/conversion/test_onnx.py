@@ -155,6 +155,13 @@ def test_dynamic_axes_have_names(converted) -> None:
     assert set(keys.shape[3].split(" + ")) == {"past", "target"}
 
 
+def test_threads_are_those_of_this_process(converted, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    translator = OnnxTranslator(converted[1])
+    for session in (translator.encoder, translator.decoder):
+        assert session.get_session_options().intra_op_num_threads == 3
+
+
 def test_without_onnxruntime_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "hf_vaswani.conversion.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
