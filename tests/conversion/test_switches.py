@@ -124,7 +124,7 @@ def test_every_switch_is_among_them() -> None:
         assert all(getattr(default, name) != value for name, value in switch.items()), switch
 
 
-@pytest.mark.variants(12)
+@pytest.mark.variants(20)
 def test_a_folder_has_the_whole_model(case, tmp_path) -> None:
     case.model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
@@ -137,7 +137,7 @@ def logits_of(model, ids, mask, targets) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
 
 
-@pytest.mark.variants(12)
+@pytest.mark.variants(20)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_the_searches_of_both_and_of_an_ensemble(case, monkeypatch, num_beams) -> None:
     settings = TRANSFORMERS | {"num_beams": num_beams, "max_new_tokens": 12}
@@ -154,7 +154,7 @@ def test_the_searches_of_both_and_of_an_ensemble(case, monkeypatch, num_beams) -
     assert equal(without_padding(of_two, case), expected) >= len(expected) - 1
 
 
-@pytest.mark.variants(12)
+@pytest.mark.variants(20)
 def test_alignment_reads_the_attention_of_the_model(case) -> None:
     eager = AutoModelForSeq2SeqLM.from_pretrained(case.folder, attn_implementation="eager").eval()
     batch, labels = case.ids(), torch.randint(3, 40, (12, 6), generator=torch.Generator().manual_seed(2))
@@ -195,7 +195,7 @@ def in_an_engine(case: Case, engine: str) -> None:
     assert equal(rows.tolist(), expected.tolist()) >= len(expected) - 1
 
 
-@pytest.mark.variants(12)
+@pytest.mark.variants(20)
 def test_ctranslate2(case) -> None:
     pytest.importorskip("ctranslate2")
     in_an_engine(case, "ctranslate2")
@@ -207,7 +207,7 @@ def test_onnx_runtime(case) -> None:
     in_an_engine(case, "onnx")
 
 
-@pytest.mark.variants(12)
+@pytest.mark.variants(20)
 @pytest.mark.parametrize("name", CASES)
 def test_marian(name, tmp_path) -> None:
     case = made(tmp_path / "ours", **(MARIAN | CASES[name]))

@@ -60,7 +60,7 @@ def test_what_is_not_copied_costs_no_word(translator, settings) -> None:
     for text in ("{} Du fo ku bi.", "Du fo {} ku bi.", "Du fo ku bi {}.", "Du fo ku bi. {}", "Du, {}, ku {} bi."):
         bare = text.replace(", {}", "").replace(" {}", "").replace("{} ", "")
         expected = [each["translation_text"] for each in translator(bare, **settings)]
-        for kept in ("{name}", "%s", "https://a.org/b?c=1", "`f(x)`"):
+        for kept in ("{name}", "https://a.org/b?c=1"):
             found = translator(text.replace("{}", kept), markup="placeholders", **settings)
             for each, words in zip(found, expected, strict=True):
                 assert each["translation_text"].count(kept) == text.count("{}")
