@@ -29,6 +29,7 @@ from hf_vaswani.serving import server as serving
 from hf_vaswani.serving.batcher import OverdueError
 from hf_vaswani.serving.server import Limits, build_server
 
+from ..conftest import dear
 from ..networks import tiny_model
 
 
@@ -407,7 +408,13 @@ def test_long_requests_return_the_memory_that_they_needed(pipeline, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("state", "why", "number"), [("is_overdue", "deadline", 0), ("is_broken", "Nothing is translated", 1)]
+    ("state", "why", "number"),
+    [
+        ("is_overdue", "deadline", 0),
+        ("is_broken", "Nothing is translated", 1),
+        dear("is_overdue", "deadline", 1),
+        dear("is_broken", "Nothing is translated", 0),
+    ],
 )
 def test_a_server_that_cannot_translate_is_not_healthy(pipeline, state, why, number) -> None:
     with TestClient(build_server({"one": pipeline})) as client:
