@@ -59,7 +59,6 @@ from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cac
 from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
 from .products_vaswani import fast_products
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
-from .search_vaswani import beam_search, fast_search_inputs, single_search
 from .shortlist_vaswani import Shortlist
 
 logger = logging.get_logger(__name__)
@@ -86,6 +85,25 @@ LARGEST_ALPHA = 10
 RUNNING_RULES: ContextVar[BeamSearchRules] = ContextVar("running_rules")
 
 
+def fast_search(model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+    """
+    Returns the inputs of the searches of `search_vaswani.py`, or `None` if transformers' own search is to run. Only
+    here is that file imported, so that a transformers without a name that it needs still loads and trains the model.
+
+    Raises:
+        ValueError: as [`fast_search_inputs`], or the file cannot be imported and the call has an ensemble or a
+            shortlist.
+    """
+    try:
+        from .search_vaswani import fast_search_inputs
+    except (ImportError, AttributeError) as error:
+        logger.warning_once(f"Falling back to transformers' own search, because {error}.")
+        if generation_config._ensemble or generation_config._shortlist:
+            raise ValueError(f"Ensembles and shortlists need the search of this model, but {error}.") from error
+        return None
+    return fast_search_inputs(model, input_ids, generation_config, **kwargs)
+
+
 class FastSearchMixin(GenerationMixin):
     """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
 
@@ -101,8 +119,10 @@ class FastSearchMixin(GenerationMixin):
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`single_search`], or transformers' own search if it cannot take the call."""
         streamer = kwargs.pop("streamer", None)
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is not None:
+            from .search_vaswani import single_search
+
             return single_search(input_ids, generation_config, inputs, streamer)
         return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
 
@@ -139,9 +159,11 @@ class CausalGenerationMixin(FastSearchMixin):
 
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`beam_search`], or transformers' own if it cannot take the call."""
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is None:
             return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        from .search_vaswani import beam_search
+
         rules = BeamSearchRules.from_config(generation_config, input_ids)
         return beam_search(input_ids, generation_config, inputs, rules)
 
@@ -283,7 +305,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
     def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Calls the encoder, with fast products. A transformers without this method calls it by another one."""
         inputs = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
-        with fast_products(self.config, inputs):
+        with fast_products(self.get_encoder(), inputs):
             return super()._maybe_prepare_encoder_kwargs_for_generation(*args, **kwargs)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -301,8 +323,10 @@ class VaswaniGenerationMixin(FastSearchMixin):
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`beam_search`], or transformers' own if it cannot take the call, both by [`BeamSearchRules`]."""
         rules = BeamSearchRules.from_config(generation_config, input_ids)
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is not None:
+            from .search_vaswani import beam_search
+
             return beam_search(input_ids, generation_config, inputs, rules)
         # transformers returns scores of hypotheses only together with the scores of every step.
         only_scores = generation_config.return_dict_in_generate and not generation_config.output_scores

@@ -29,10 +29,10 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
 from .contract_vaswani import (
     CACHE,
+    FORWARD,
     NAMES_OF_THE_CACHE,
     OF_PACKED_TEXTS,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -56,6 +56,7 @@ from .loading_vaswani import check_names
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
+from .products_vaswani import attention_of, linear
 
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
@@ -114,6 +115,9 @@ class VaswaniAttention(nn.Module):
         layer_idx (`int`, *optional*): index of the layer in its stack, which selects its entry in the cache.
     """
 
+    # Each head has keys and values of its own; the attention functions of transformers ask.
+    num_key_value_groups = 1
+
     def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int | None = None) -> None:
         super().__init__()
         self.config = config
@@ -156,9 +160,9 @@ class VaswaniAttention(nn.Module):
             The output of shape `(batch, target, d_model)`, and the attention weights of shape
             `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
         """
-        query = self.split_heads(self.q_proj(hidden_states))
+        query = self.split_heads(linear(self.q_proj, hidden_states))
         key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache, kwargs)
-        attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+        attention = attention_of(self) or ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
         attended, weights = attention(
@@ -172,7 +176,7 @@ class VaswaniAttention(nn.Module):
             **kwargs,
         )
         concatenated = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
-        return self.out_proj(concatenated), weights
+        return linear(self.out_proj, concatenated), weights
 
     def keys_and_values(
         self,
@@ -190,7 +194,7 @@ class VaswaniAttention(nn.Module):
             if own_cache is not None and cache.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
                 return own_cache.layers[self.layer_idx].keys, own_cache.layers[self.layer_idx].values
         states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
+        key, value = (self.split_heads(linear(layer, states)) for layer in (self.k_proj, self.v_proj))
         if own_cache is not None:
             key, value = update_cache(own_cache, key, value, self.layer_idx, keywords)
             if encoder_hidden_states is not None:
@@ -213,7 +217,7 @@ class VaswaniFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`(batch, length, d_model)` -> the same shape."""
-        return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
+        return linear(self.fc2, self.dropout(self.activation(linear(self.fc1, hidden_states))))
 
 
 # ---- 3.4 Embeddings and Softmax ----------------------------------------------------------------------------------
@@ -764,7 +768,7 @@ class VaswaniDecoder(VaswaniStack):
             if self.has_source:
                 cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
         if cache is not None:
-            check_layer_indices(self.layers)
+            self.check_layer_indices()
         past_length = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
         batch, target = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
@@ -788,17 +792,58 @@ class VaswaniDecoder(VaswaniStack):
                 encoder_hidden_states=encoder_hidden_states,
             )
         hidden_states = self.positions(inputs_embeds, attention_mask, past_length, position_ids)
+        hidden_states = self.run_layers(
+            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, cache, **kwargs
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, cache=cache)
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        encoder_attention_mask: torch.Tensor | None,
+        cache: Any = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """
+        Computes the N layers on top of embeddings and positions.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of [`VaswaniPositions`].
+            attention_mask (`torch.Tensor` of shape `(batch, 1, target, past + target)`, *optional*): which positions
+                of the target each position sees, in the form that the attention takes.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): the encoder's
+                output.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, 1, 1 or target, source)`, *optional*): the same
+                for the source.
+            cache ([`Cache`], *optional*): keys and values so far, updated in place.
+
+        Returns:
+            `torch.Tensor` of the shape of `hidden_states`.
+        """
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                causal_mask,
+                attention_mask,
                 encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
                 # By the name under which gradient checkpointing leaves it out.
                 **{CACHE: cache},
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
+        return self.norm(hidden_states)
+
+    def check_layer_indices(self) -> None:
+        """Checks that no two layers write to one entry of the cache, as a layer used twice would."""
+        for position, layer in enumerate(self.layers):
+            for attention in (getattr(layer, "self_attn", None), getattr(layer, "cross_attn", None)):
+                layer_idx = getattr(attention, "layer_idx", position)
+                if layer_idx != position:
+                    raise ValueError(
+                        f"An attention of decoder layer {position} has layer_idx {layer_idx}: two layers would share "
+                        "an entry of the cache. Give each its own layer_idx, or set use_cache=False."
+                    )
 
 
 # ---- 5.4 Regularization ------------------------------------------------------------------------------------------
@@ -809,7 +854,9 @@ class VaswaniDropout(nn.Dropout):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Any shape -> the same shape. Draws from torch's global generator, as `nn.Dropout` does."""
-        if self.training and input.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not self.training:
+            return input
+        if input.device.type == "cpu" and not torch.compiler.is_compiling():
             return cpu_dropout(input, self.p)
         return super().forward(input)
 
@@ -1056,7 +1103,6 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
 class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageModel, GenerationMixin):
     """The translation model: all of Figure 1, a [`VaswaniModel`] and the linear transformation on top."""
 
-    as_written: AsWritten
     stacks = ("encoder", "decoder")
 
     def __init__(self, config: VaswaniConfig) -> None:
@@ -1378,19 +1424,8 @@ def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int |
         raise ValueError(f"{name} is {given.shape[1]} tokens wide, but there are {length} tokens.")
 
 
-def check_layer_indices(layers: nn.ModuleList) -> None:
-    """Checks that no two decoder layers write to one entry of the cache, as a layer used twice would."""
-    for position, layer in enumerate(layers):
-        for attention in (getattr(layer, "self_attn", None), getattr(layer, "cross_attn", None)):
-            layer_idx = getattr(attention, "layer_idx", position)
-            if layer_idx != position:
-                raise ValueError(
-                    f"An attention of decoder layer {position} has layer_idx {layer_idx}: two layers would share an "
-                    "entry of the cache. Give each its own layer_idx, or set use_cache=False."
-                )
-
-
-# The fast search of `generate()` has its own computation of the decoder above: change both together. Models that were
-# changed, subclassed or patched are recognised by this snapshot, and left to transformers' search.
-KERNELS = smoothed_linear_cross_entropy.__globals__
-VaswaniForConditionalGeneration.as_written = AsWritten("VaswaniForConditionalGeneration", globals(), KERNELS)
+FORWARD.update(
+    (kind, kind.forward)
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == __name__
+)

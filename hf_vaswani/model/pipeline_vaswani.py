@@ -165,7 +165,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Arguments of `generate()` that an engine does without.
         self.torch_settings: dict[str, Any] = {}
         if shortlist:
-            if not hasattr(self.model, "as_written"):
+            if self.model.config.model_type != "vaswani":
                 raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
             config = self.model.config
             self.torch_settings["shortlist"] = Shortlist.load(

@@ -24,9 +24,8 @@ from transformers.generation import (
     GenerateEncoderDecoderOutput,
 )
 
-from .as_written_vaswani import is_unmodified
+from .cache_vaswani import EnsembleDecoder, Prompt, find_change
 from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
-from .decoding_vaswani import EnsembleDecoder, Prompt
 from .products_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, special_ids
 
@@ -172,7 +171,7 @@ def fast_search_inputs(
         return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt, clocks=clocks)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
-        with fast_products(other.config, generation_config._inputs):
+        with fast_products(other.get_encoder(), generation_config._inputs):
             encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries, clocks=clocks)
 
@@ -234,9 +233,9 @@ def find_obstacle(
     if positions is not None and not is_left_padded(model_kwargs.get("attention_mask")):
         return "a text is padded on the right"
     for number, model in enumerate(models):
-        if not is_unmodified(model):
-            which = f"item {number} of it" if number else "this model"
-            return f"{which} is in training mode, or has hooks or modified modules"
+        change = find_change(model)
+        if change is not None:
+            return f"{f'item {number} of it' if number else 'this model'} {change}"
     device = input_ids.device.type
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != torch.bfloat16:
         return f"autocast to {torch.get_autocast_dtype(device)} is enabled"
@@ -294,7 +293,7 @@ def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates
     beams, length = prompt.shape[1:]
     decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams, inputs.entries)
     if inputs.prompt is not None:
-        decoder.recall(inputs.prompt)
+        decoder.start(inputs.prompt)
     else:
         for column in range(length):
             decoder.read(prompt[:, :1, column])

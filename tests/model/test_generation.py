@@ -651,7 +651,9 @@ def test_an_older_checkpoint_gets_the_papers_settings(tmp_path, content) -> None
         (tmp_path / "generation_config.json").write_text(content)
     loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.generation_config.length_penalty_type == "gnmt"
-    assert search(loaded, a_batch(4), num_beams=4) == search(tiny_model(2), a_batch(4), num_beams=4)
+    ((score, tokens),) = search(loaded, a_batch(4), num_beams=4)
+    # Products round by where their matrices lie in memory.
+    assert [(pytest.approx(score, abs=1e-5), tokens)] == search(tiny_model(2), a_batch(4), num_beams=4)
 
 
 def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:

@@ -20,7 +20,7 @@ from hf_vaswani import (
 )
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.model.alignment_vaswani import attention_to_source
-from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.model.cache_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,
