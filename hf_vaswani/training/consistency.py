@@ -1,18 +1,54 @@
-"""Two passes over each training pair, whose predictions are to agree: SimCut and R-Drop."""
+"""Two passes over each training pair, whose predictions are to agree: the batches and losses of SimCut and R-Drop."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import nn
 
 from ..data.batching import Batch
-from ..model.kernels_vaswani import Consistency
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.kernels_vaswani import is_plain_linear, positions_at_once, share_of_others, type_of_products
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, smoothed_cross_entropy
 from ..recipe import Recipe
+
+
+class Consistency(NamedTuple):
+    """
+    Weights of a loss over two passes of the same pairs, which predict the distributions P1 and P2:
+
+        (1 - second) * CE(P1) + second * CE(P2) + forward * KL(P1 || P2) + backward * KL(P2 || P1)
+
+    A batch has the first passes of its pairs in its first half, the second passes in its second half, in the same
+    order.
+
+    Attributes:
+        second (`float`): weight of the second pass's cross-entropy.
+        forward (`float`), backward (`float`): weights of the divergences.
+    """
+
+    second: float
+    forward: float
+    backward: float
+
+    @classmethod
+    def simcut(cls, alpha: float) -> "Consistency":
+        """SimCut (Gao et al., 2022, equation 6): the second pass is that of the pairs with embeddings cut off."""
+        return cls(0.0, alpha, 0.0)
+
+    @classmethod
+    def r_drop(cls, alpha: float) -> "Consistency":
+        """
+        R-Drop (Wu et al., 2021, equation 4), divided by 2, which makes it a loss per target token as well: the two
+        passes differ by their dropout.
+        """
+        return cls(0.5, alpha / 4, alpha / 4)
 
 
 class TwoPasses:
     """
-    Makes batches that have every pair twice, for the loss of `training.simcut` or `training.r_drop`.
+    Makes batches that have every pair twice, and computes the loss of `training.simcut` or `training.r_drop`.
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -49,8 +85,25 @@ class TwoPasses:
             "attention_mask": mask.repeat(2, 1),
             "decoder_input_ids": torch.cat([target, self._cut(target, numbers, step, 1)]),
             "labels": labels,
-            "consistency": self.consistency,
         }
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """
+        Gives the model the loss of doubled batches for the length of a block, if the recipe asks for two passes.
+
+        The model is called as ever, through whatever wraps it: gradients are reduced, shards gathered and products
+        rounded as for one pass.
+        """
+        if self.consistency is None:
+            yield
+            return
+        loss = partial(_logits_and_loss, self.model, self.consistency)
+        self.model.logits_and_loss = loss  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self.model.logits_and_loss
 
     def _cut(self, ids: torch.Tensor, numbers: torch.Tensor, step: int, side: int) -> torch.Tensor:
         """
@@ -110,3 +163,188 @@ def _mixed(state: torch.Tensor) -> torch.Tensor:
 def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifts an int64 to the right as if it had no sign."""
     return (state >> bits) & (2 ** (64 - bits) - 1)
+
+
+# ---- Losses ------------------------------------------------------------------------------------------------------
+
+
+def _logits_and_loss(
+    model: VaswaniForConditionalGeneration,
+    consistency: Consistency,
+    hidden_states: torch.Tensor,
+    labels: torch.LongTensor,
+    epsilon_ls: float,
+    num_items_in_batch: torch.Tensor | int | None,
+    loss_only: bool,
+) -> tuple[None, torch.Tensor]:
+    """
+    Computes the loss in place of [`VaswaniForConditionalGeneration.logits_and_loss`], from states of shape
+    `(batch, target, d_model)` and labels of shape `(batch / 2, target)`; there are no logits to return.
+    """
+    settings = (consistency, epsilon_ls, num_items_in_batch)
+    if is_plain_linear(model.lm_head, hidden_states):
+        weight = model.lm_head.weight
+        return None, consistent_linear_cross_entropy(hidden_states, weight, labels, *settings, model.frozen_row)
+    logits, _ = VaswaniForConditionalGeneration.logits_and_loss(model, hidden_states, None, 0.0, None, False)
+    return None, consistent_cross_entropy(cast(torch.Tensor, logits), labels, *settings)
+
+
+def consistent_cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.LongTensor,
+    consistency: Consistency,
+    epsilon_ls: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """
+    Cross-entropy with label smoothing of two passes of the same pairs, and the divergences between their predictions,
+    weighted and summed as [`Consistency`] defines.
+
+    Args:
+        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax, of the first passes
+            of the pairs, followed by those of the second passes.
+        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
+            label.
+        consistency ([`Consistency`]): weights of the terms.
+        epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
+
+    Returns:
+        `torch.Tensor`, a scalar in float32.
+    """
+    is_label = labels.to(logits.device) != -100
+    items = is_label.sum() if num_items_in_batch is None else num_items_in_batch
+    first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
+    loss = (1 - consistency.second) * first + consistency.second * second
+    p, q = (part.float().log_softmax(dim=-1) for part in logits.chunk(2))  # [batch / 2, target, vocab_size]
+    for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
+        if factor:
+            divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
+            loss = loss + factor * (divergence * is_label).sum() / items
+    return loss
+
+
+def consistent_linear_cross_entropy(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.LongTensor,
+    consistency: Consistency,
+    epsilon_ls: float = 0.0,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    frozen_row: int | None = None,
+) -> torch.Tensor:
+    """
+    [`consistent_cross_entropy`] of the logits `hidden_states @ weight.T`, computed like
+    [`smoothed_linear_cross_entropy`], a few positions at a time. Other arguments and the result are those of that
+    function.
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output for the first passes
+            of the pairs, followed by that for the second passes.
+        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
+            label.
+        consistency ([`Consistency`]): weights of the terms.
+    """
+    true = labels.to(hidden_states.device) != -100
+    targets = labels.to(hidden_states.device)[true]
+    states = torch.stack([half[true] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
+    total = _ConsistentLinearCrossEntropy.apply(
+        states, weight, targets, consistency, epsilon_ls, frozen_row, torch.is_grad_enabled()
+    )
+    return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
+
+
+class _ConsistentLinearCrossEntropy(torch.autograd.Function):
+    """
+    The sum over positions, and its gradients in the same pass. With the logits z and y of the two passes, which become
+    the distributions p and q, and with d = log(p) - log(q):
+
+        KL(p || q) = sum(p * d)    d / dz = p * (d - KL(p || q))    d / dy = q - p.
+
+    KL(q || p) is the same with the passes exchanged. The cross-entropies are those of
+    [`_SmoothedLinearCrossEntropy`], in terms of log(p) and of log(sum(exp(z))).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        consistency: Consistency,
+        epsilon_ls: float,
+        frozen_row: int | None,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        vocab_size, dtype = weight.shape[0], type_of_products(weight)
+        share = share_of_others(epsilon_ls, vocab_size)
+        rest = 1 - share * vocab_size
+        matrix, inputs = weight.to(dtype), states.to(dtype)
+        # The weights of the two cross-entropies.
+        factors = torch.tensor([1 - consistency.second, consistency.second], device=states.device)[:, None, None]
+        sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
+        sum_of_states = (factors * states).sum(dim=(0, 1), dtype=torch.float32)  # [d_model]
+        total = -share * sum_of_states.dot(sum_of_rows)
+        needs_state_grad, needs_weight_grad = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
+        state_grad = torch.empty_like(inputs) if needs_state_grad else None
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
+        size = positions_at_once(weight)
+        # On a CPU, all work of the size of the vocabulary is done while a few positions are in its cache.
+        rows = max(1, 2**18 // vocab_size) if states.device.type == "cpu" else size
+        for start in range(0, len(labels), size):
+            part, true = inputs[:, start : start + size], labels[start : start + size, None].expand(2, -1, -1)
+            logits = part @ matrix.T  # [2, positions, vocab_size]
+            for block, true_block in zip(logits.split(rows, dim=1), true.split(rows, dim=1), strict=True):
+                true_logits, largest = block.gather(2, true_block).float(), block.amax(dim=2, keepdim=True).float()
+                probabilities = torch.softmax(block, dim=2, dtype=torch.float32)
+                # log(sum(exp(z))): the largest probability is exp(largest z) over that sum.
+                normalizers = largest - probabilities.amax(dim=2, keepdim=True).log()
+                total += (factors * (normalizers - rest * true_logits)).sum()
+                difference = torch.sub(*block.float()).sub_(normalizers[0] - normalizers[1])
+                total += _divergence(probabilities, difference, consistency)
+                block.copy_(probabilities.scatter_add_(2, true_block, (-rest * factors).expand(true_block.shape)))
+            if state_grad is not None:
+                state_grad[:, start : start + size] = logits @ matrix
+            if weight_grad is not None:
+                weight_grad += logits.flatten(0, 1).T @ part.flatten(0, 1)
+        if state_grad is not None:
+            state_grad = state_grad.to(states.dtype).sub_(factors * share * sum_of_rows)
+        if weight_grad is not None:
+            weight_grad = weight_grad.sub_(share * sum_of_states).to(weight.dtype)
+            if frozen_row is not None:
+                weight_grad[frozen_row] = 0
+        ctx.save_for_backward(state_grad, weight_grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: another tensor of the size of the matrix would be the largest of all.
+        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
+        return *scaled, None, None, None, None, None
+
+
+def _divergence(probabilities: torch.Tensor, difference: torch.Tensor, consistency: Consistency) -> torch.Tensor:
+    """
+    Computes the divergences between two passes.
+
+    Args:
+        probabilities (`torch.Tensor` of shape `(2, positions, vocab_size)`): distributions p and q. They become the
+            gradients of the divergences and of the cross-entropies' normalizers by the logits.
+        difference (`torch.Tensor` of shape `(positions, vocab_size)`): log(p) - log(q), which is overwritten.
+        consistency ([`Consistency`]): weights.
+
+    Returns:
+        `torch.Tensor`, the weighted sum of the divergences.
+    """
+    second, forward, backward = consistency
+    p, q = probabilities
+    p_to_q = torch.linalg.vecdot(p, difference)[:, None]
+    total = forward * p_to_q.sum()
+    if not backward:
+        q.mul_(second + forward).sub_(p, alpha=forward)
+        p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second))
+        return total
+    q_to_p = -torch.linalg.vecdot(q, difference)[:, None]
+    by_second = q * (second + forward - backward * (difference + q_to_p)) - forward * p
+    p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second + backward)).sub_(q, alpha=backward)
+    q.copy_(by_second)
+    return total + backward * q_to_p.sum()
