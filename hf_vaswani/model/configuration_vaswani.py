@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
     "AutoModelForTextEncoding": "modeling_vaswani.VaswaniEncoderModel",
+}
+# Named for models of one stack alone, and saved with them.
+HEADS = "heads_vaswani."
+AUTO_MAP_OF_HEADS = {
     "AutoModelForCausalLM": "heads_vaswani.VaswaniForCausalLM",
     "AutoModelForMaskedLM": "heads_vaswani.VaswaniForMaskedLM",
     "AutoModelForPreTraining": "heads_vaswani.VaswaniForPreTraining",
@@ -42,6 +47,22 @@ CUSTOM_PIPELINES = {
         "type": "text",
     }
 }
+
+
+def travelling_files(auto_map: Mapping[str, Any]) -> list[Path]:
+    """
+    Finds the code that is saved beside the weights of a model: all files of this folder, but the heads only where they
+    are named.
+
+    Args:
+        auto_map (`Mapping[str, Any]`): classes by the name of the Auto class, as config.json has them.
+
+    Returns:
+        `list[Path]`: the files that exist here, by name. Code that came with a model may lack the heads.
+    """
+    has_heads = any(HEADS in str(name) for name in auto_map.values())
+    files = sorted(Path(__file__).parent.glob("*_vaswani.py"))
+    return [path for path in files if has_heads or path.name != f"{HEADS}py"]
 
 
 class PipelineTasks(dict[str, Any]):
@@ -332,11 +353,11 @@ class VaswaniConfig(PreTrainedConfig):
         name only the class that is saved, and copy no code for a subclass.
         """
         os.makedirs(save_directory, exist_ok=True)
-        for path in Path(__file__).parent.glob("*_vaswani.py"):
+        # Loaded with trust_remote_code=True, the encoder of a model of both stacks came without the heads.
+        has_heads = not self.is_encoder_decoder and (Path(__file__).parent / f"{HEADS}py").is_file()
+        named = AUTO_MAP | AUTO_MAP_OF_HEADS | (getattr(self, "auto_map", None) or {})
+        self.auto_map = {auto: name for auto, name in named.items() if has_heads or HEADS not in str(name)}
+        for path in travelling_files(self.auto_map):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
-        # Loaded with trust_remote_code=True, a model of both stacks came without the file of the heads.
-        missing = "" if (Path(__file__).parent / "heads_vaswani.py").is_file() else "heads_vaswani."
-        named = AUTO_MAP | (getattr(self, "auto_map", None) or {})
-        self.auto_map = {auto: name for auto, name in named.items() if not (missing and missing in name)}
         super().save_pretrained(save_directory, push_to_hub, **kwargs)

@@ -29,6 +29,7 @@ from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
+from hf_vaswani.model.configuration_vaswani import AUTO_MAP, travelling_files
 from hf_vaswani.model.shortlist_vaswani import FILE
 from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
@@ -41,7 +42,7 @@ from ..conftest import ROOT, dear, tiny_recipe
 from ..hub_server import Access, HubServer
 
 WRITE, READ, WRONG = "hf_the_writing_token", "hf_the_reading_token", "hf_a_token_of_nobody"
-CODE = {path.name for path in (ROOT / "hf_vaswani" / "model").glob("*_vaswani.py")}
+CODE = {path.name for path in travelling_files(AUTO_MAP)}
 MODEL_FILES = CODE | {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     "README.md", "curve.png",
@@ -385,11 +386,12 @@ INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name 
 
 
 @pytest.mark.parametrize("branch", ["main", "v2"])
-def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, branch) -> None:
+def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, monkeypatch, branch) -> None:
+    monkeypatch.setattr("hf_vaswani.hub.code.SAVED", "older")
     assert push("--revision", branch)[0] == 0
     before = hub.files("alice/m", branch)
     theirs = {"notes.py": b"mine", "my_vaswani.py": b"mine"}
-    hub.commit("alice/m", theirs | {"modeling_vaswani.py": b"old"}, revision=branch)
+    hub.commit("alice/m", theirs | dict.fromkeys(("modeling_vaswani.py", "older_vaswani.py"), b"old"), revision=branch)
     count = len(hub.commits("alice/m", branch))
     assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m has new code\n")
     assert hub.files("alice/m", branch) == before | theirs
