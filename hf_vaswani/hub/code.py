@@ -1,10 +1,10 @@
 """The code that lies beside the weights of a model, and its renewal by that of this version."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import CODE, atomic_write_bytes, is_renewed, read_json
+from ..files import CODE, atomic_write_bytes, read_json
 from ..model.configuration_vaswani import travelling_files
 
 # Names of the files that some version has saved, without their common end. Renewal deletes those that this version no
@@ -28,10 +28,30 @@ def installed_code(config: Mapping[str, Any]) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in travelling_files(config.get("auto_map") or {})}
 
 
-def former_code(names: Collection[str], code: Collection[str]) -> list[str]:
-    """Returns the names among those of a model's files that are code of an earlier version, and not in its `code`."""
-    saved = {f"{name}{CODE}" for name in SAVED.split()}
-    return sorted(name for name in names if name in saved and name not in code)
+def renewed_files(name: Path | str, names: Iterable[str], find: Callable[[str], Path]) -> dict[str, bytes | None]:
+    """
+    Compares the code that a model was saved with to that of this version.
+
+    Args:
+        name (`Path` or `str`): the model's name in error messages.
+        names (`Iterable[str]`): names of its files.
+        find (`Callable[[str], Path]`): finds or downloads one of them.
+
+    Returns:
+        `dict[str, bytes | None]`: the files to write by name, then those to delete, which have `None`.
+
+    Raises:
+        ValueError: it is no Vaswani model.
+    """
+    config, present = read_json(find("config.json")), set(names)
+    if config.get("model_type") != "vaswani":
+        raise ValueError(f"{name} has no Vaswani model, but one of the type {config.get('model_type')!r}.")
+    if "auto_map" not in config:
+        raise ValueError(f"config.json of {name} names no code (auto_map): load the model, and save it again.")
+    code = installed_code(config)
+    new = {each: text for each, text in code.items() if each not in present or find(each).read_bytes() != text}
+    former = {f"{each}{CODE}" for each in SAVED.split()} - code.keys()
+    return {**new, **dict.fromkeys(sorted(former & present))}
 
 
 def renew_code(folder: Path) -> list[str]:
@@ -48,22 +68,10 @@ def renew_code(folder: Path) -> list[str]:
         ValueError: the folder has no Vaswani model.
         OSError: a file cannot be written.
     """
-    config = read_json(folder / "config.json")
-    check_has_code(folder, config)
-    code = installed_code(config)
-    new = [name for name in code if not is_renewed(folder / name)]
-    for name in new:
-        atomic_write_bytes(folder / name, code[name])
-    # Nothing imports them any more.
-    old = former_code([path.name for path in folder.iterdir()], code)
-    for name in old:
-        (folder / name).unlink()
-    return new + old
-
-
-def check_has_code(name: Path | str, config: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` if a config.json is of another type of model, or does not name the model's code."""
-    if config.get("model_type") != "vaswani":
-        raise ValueError(f"{name} has no Vaswani model, but one of the type {config.get('model_type')!r}.")
-    if "auto_map" not in config:
-        raise ValueError(f"config.json of {name} names no code (auto_map): load the model, and save it again.")
+    files = renewed_files(folder, (path.name for path in folder.iterdir()), folder.joinpath)
+    for name, content in files.items():
+        if content is None:
+            (folder / name).unlink()
+        else:
+            atomic_write_bytes(folder / name, content)
+    return list(files)

@@ -49,7 +49,7 @@ from ..run_folder import (
     read_result,
 )
 from .card import card_files
-from .code import check_has_code, former_code, installed_code
+from .code import installed_code, renewed_files
 from .evaluation import main_score, measures_of
 from .gate import check_not_worse
 
@@ -237,20 +237,19 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
             return Path(api.hf_hub_download(repo_id, name, revision=head.sha))
 
         try:
-            config = read_json(download("config.json"))
-            check_has_code(f"{repo_id} ({revision})", config)
+            files = renewed_files(f"{repo_id} ({revision})", names, download)
         except ValueError as error:
+            # The client's error for a lost connection is a ValueError, too.
+            if type(error) is not ValueError:
+                raise
             raise PublishingError(str(error)) from error
-        code = installed_code(config)
-        new = [name for name, content in code.items() if name not in names or download(name).read_bytes() != content]
-        old = former_code(names, code)
-        if not new and not old:
+        if not files:
             return None
         commit = api.create_commit(
             repo_id,
             [
-                *(CommitOperationAdd(name, code[name]) for name in new),
-                *(CommitOperationDelete(name) for name in old),
+                CommitOperationDelete(name) if content is None else CommitOperationAdd(name, content)
+                for name, content in files.items()
             ],
             commit_message="Renew the model's code",
             revision=revision,

@@ -233,16 +233,8 @@ def consistent_linear_cross_entropy(
     frozen_row: int | None = None,
 ) -> torch.Tensor:
     """
-    [`consistent_cross_entropy`] of the logits `hidden_states @ weight.T`, computed like
-    [`smoothed_linear_cross_entropy`], a few positions at a time. Other arguments and the result are those of that
-    function.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output for the first passes
-            of the pairs, followed by that for the second passes.
-        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
-            label.
-        consistency ([`Consistency`]): weights of the terms.
+    [`consistent_cross_entropy`] of the logits `hidden_states @ weight.T`, a few positions at a time, as
+    [`smoothed_linear_cross_entropy`] computes its loss; arguments and result are those of these functions.
     """
     true = labels.to(hidden_states.device) != -100
     targets = labels.to(hidden_states.device)[true]

@@ -18,6 +18,7 @@ import huggingface_hub.constants
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import _http
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
@@ -435,6 +436,17 @@ def test_what_cannot_be_renewed_is_named(hub, command, files, arguments, setting
     code, said = command("renew", *arguments, **settings)
     assert code == 2 and words in said and said.count("\n") == 1, said
     assert not files or hub.files("alice/m").keys() == files.keys() | {".gitattributes"}
+
+
+def test_a_connection_that_is_lost_before_the_renewal_is_named(hub, push, command, monkeypatch) -> None:
+    assert push()[0] == 0
+
+    def lost(*arguments: object, **options: object) -> str:
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(publishing.HfApi, "hf_hub_download", lost)
+    code, said = command("renew", "alice/m")
+    assert code == 2 and "failed, or could not be reached (LocalEntryNotFoundError: no connection)" in said
 
 
 def test_a_model_with_earlier_code_is_published_with_that_of_this_version(hub, run, push, command) -> None:
