@@ -32,19 +32,6 @@ class Consistency(NamedTuple):
     forward: float
     backward: float
 
-    @classmethod
-    def simcut(cls, alpha: float) -> "Consistency":
-        """SimCut (Gao et al., 2022, equation 6): the second pass is that of the pairs with embeddings cut off."""
-        return cls(0.0, alpha, 0.0)
-
-    @classmethod
-    def r_drop(cls, alpha: float) -> "Consistency":
-        """
-        R-Drop (Wu et al., 2021, equation 4), divided by 2, which makes it a loss per target token as well: the two
-        passes differ by their dropout.
-        """
-        return cls(0.5, alpha / 4, alpha / 4)
-
 
 class TwoPasses:
     """
@@ -60,9 +47,12 @@ class TwoPasses:
         self.seed, self.simcut, self.model = recipe.seed, training.simcut, model
         self.consistency: Consistency | None = None
         if training.simcut is not None:
-            self.consistency = Consistency.simcut(training.simcut.alpha)
+            # Gao et al. (2022), equation 6: the second pass is that of the pairs with embeddings cut off.
+            self.consistency = Consistency(0.0, training.simcut.alpha, 0.0)
         elif training.r_drop is not None:
-            self.consistency = Consistency.r_drop(training.r_drop.alpha)
+            # Wu et al. (2021), equation 4, divided by 2, which makes it a loss per target token as well: the passes
+            # differ by their dropout.
+            self.consistency = Consistency(0.5, training.r_drop.alpha / 4, training.r_drop.alpha / 4)
 
     def __call__(self, batch: Batch, numbers: torch.Tensor, step: int) -> dict[str, Any]:
         """
@@ -98,7 +88,7 @@ class TwoPasses:
         if self.consistency is None:
             yield
             return
-        loss = partial(_logits_and_loss, self.model, self.consistency)
+        loss = partial(loss_of_two_passes, self.model, self.consistency)
         self.model.logits_and_loss = loss  # type: ignore[method-assign]
         try:
             yield
@@ -165,84 +155,44 @@ def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
     return (state >> bits) & (2 ** (64 - bits) - 1)
 
 
-# ---- Losses ------------------------------------------------------------------------------------------------------
-
-
-def _logits_and_loss(
+def loss_of_two_passes(
     model: VaswaniForConditionalGeneration,
     consistency: Consistency,
     hidden_states: torch.Tensor,
     labels: torch.LongTensor,
     epsilon_ls: float,
-    num_items_in_batch: torch.Tensor | int | None,
-    loss_only: bool,
+    num_items_in_batch: torch.Tensor | int,
+    loss_only: bool = True,
 ) -> tuple[None, torch.Tensor]:
     """
-    Computes the loss in place of [`VaswaniForConditionalGeneration.logits_and_loss`], from states of shape
-    `(batch, target, d_model)` and labels of shape `(batch / 2, target)`; there are no logits to return.
-    """
-    settings = (consistency, epsilon_ls, num_items_in_batch)
-    if is_plain_linear(model.lm_head, hidden_states):
-        weight = model.lm_head.weight
-        return None, consistent_linear_cross_entropy(hidden_states, weight, labels, *settings, model.frozen_row)
-    logits, _ = VaswaniForConditionalGeneration.logits_and_loss(model, hidden_states, None, 0.0, None, False)
-    return None, consistent_cross_entropy(cast(torch.Tensor, logits), labels, *settings)
-
-
-def consistent_cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.LongTensor,
-    consistency: Consistency,
-    epsilon_ls: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """
-    Cross-entropy with label smoothing of two passes of the same pairs, and the divergences between their predictions,
-    weighted and summed as [`Consistency`] defines.
+    Computes the loss that [`Consistency`] defines, in place of [`VaswaniForConditionalGeneration.logits_and_loss`].
 
     Args:
-        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax, of the first passes
-            of the pairs, followed by those of the second passes.
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output for the first passes
+            of the pairs, followed by that for the second passes.
         labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
             label.
-        consistency ([`Consistency`]): weights of the terms.
-        epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
+        epsilon_ls (`float`), num_items_in_batch (`int`): as in [`VaswaniForConditionalGeneration.forward`].
 
     Returns:
-        `torch.Tensor`, a scalar in float32.
+        `None` in place of logits, and the loss, a `torch.Tensor` in float32. Its `backward` can run once only.
     """
-    is_label = labels.to(logits.device) != -100
-    items = is_label.sum() if num_items_in_batch is None else num_items_in_batch
-    first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
+    is_label = labels != -100
+    if is_plain_linear(model.lm_head, hidden_states):
+        states = torch.stack([half[is_label] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
+        settings = (consistency, epsilon_ls, model.frozen_row, torch.is_grad_enabled())
+        total = _ConsistentLinearCrossEntropy.apply(states, model.lm_head.weight, labels[is_label], *settings)
+        return None, total / num_items_in_batch
+    logits, _ = VaswaniForConditionalGeneration.logits_and_loss(model, hidden_states, None, 0.0, None, False)
+    halves = cast(torch.Tensor, logits).chunk(2)
+    first, second = (smoothed_cross_entropy(half, labels, epsilon_ls, num_items_in_batch) for half in halves)
     loss = (1 - consistency.second) * first + consistency.second * second
-    p, q = (part.float().log_softmax(dim=-1) for part in logits.chunk(2))  # [batch / 2, target, vocab_size]
+    p, q = (half.float().log_softmax(dim=-1) for half in halves)  # [batch / 2, target, vocab_size]
     for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
         if factor:
             divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
-            loss = loss + factor * (divergence * is_label).sum() / items
-    return loss
-
-
-def consistent_linear_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.LongTensor,
-    consistency: Consistency,
-    epsilon_ls: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    frozen_row: int | None = None,
-) -> torch.Tensor:
-    """
-    [`consistent_cross_entropy`] of the logits `hidden_states @ weight.T`, a few positions at a time, as
-    [`smoothed_linear_cross_entropy`] computes its loss; arguments and result are those of these functions.
-    """
-    true = labels.to(hidden_states.device) != -100
-    targets = labels.to(hidden_states.device)[true]
-    states = torch.stack([half[true] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
-    total = _ConsistentLinearCrossEntropy.apply(
-        states, weight, targets, consistency, epsilon_ls, frozen_row, torch.is_grad_enabled()
-    )
-    return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
+            loss = loss + factor * (divergence * is_label).sum() / num_items_in_batch
+    return None, loss
 
 
 class _ConsistentLinearCrossEntropy(torch.autograd.Function):

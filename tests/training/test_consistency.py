@@ -11,14 +11,7 @@ from hf_vaswani.cli.main import main
 from hf_vaswani.data.batching import PairCollator
 from hf_vaswani.recipe import RDropRecipe, Recipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import consistency
-from hf_vaswani.training.consistency import (
-    Consistency,
-    TwoPasses,
-    check_padding,
-    consistent_cross_entropy,
-    consistent_linear_cross_entropy,
-    uniform,
-)
+from hf_vaswani.training.consistency import TwoPasses, check_padding, loss_of_two_passes, uniform
 
 from ..conftest import tiny_recipe
 from ..networks import Sizes, batch, gradients, tiny_model, with_labels
@@ -129,37 +122,37 @@ def r_drop_by_formula(first, second, labels, alpha, epsilon_ls, items):
     return total / 2 / items
 
 
-FORMULAS = [(Consistency.simcut, simcut_by_formula), (Consistency.r_drop, r_drop_by_formula)]
+MODES = [{"simcut": SimCutRecipe(alpha=3.0)}, {"r_drop": RDropRecipe(alpha=5.0)}]
 
 
+def see_the_logits(model: nn.Module) -> None:
+    """Makes the output layer more than a matrix, so that it has to be called."""
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output)
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, see_the_logits])
 @pytest.mark.parametrize("at_once", [1, 4, 1000])
 @pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, 12), (0.1, 31)])
-@pytest.mark.parametrize(("weights", "formula"), FORMULAS)
+@pytest.mark.parametrize(("mode", "formula"), [(MODES[0], simcut_by_formula), (MODES[1], r_drop_by_formula)])
 def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
-    monkeypatch, at_once, epsilon_ls, items, weights, formula
+    monkeypatch, at_once, epsilon_ls, items, mode, formula, prepare
 ) -> None:
     monkeypatch.setattr(consistency, "positions_at_once", lambda weight: at_once)
-    torch.manual_seed(0)
-    states, weight = torch.randn(6, 5, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
+    model = tiny_model(vocab_size=20, d_model=8)
+    prepare(model)
+    states, weight = torch.randn(6, 5, 8, requires_grad=True), nn.init.normal_(model.lm_head.weight)
     labels = torch.randint(0, 20, (3, 5))
     labels[0, 3:] = labels[2, 1] = -100
     inputs = [tensor.detach().double().requires_grad_() for tensor in (states, weight)]
-    expected = formula(*(inputs[0] @ inputs[1].T).chunk(2), labels, 3.0, epsilon_ls, items)
+    (alpha,) = (each.alpha for each in mode.values())
+    expected = formula(*(inputs[0] @ inputs[1].T).chunk(2), labels, alpha, epsilon_ls, items)
     expected.backward()
-    fused = consistent_linear_cross_entropy(states, weight, labels, weights(3.0), epsilon_ls, items)
-    fused.backward()
-    found = [[fused, states.grad, weight.grad]]
-    states.grad = weight.grad = None
-    whole = consistent_cross_entropy(states @ weight.T, labels, weights(3.0), epsilon_ls, items)
-    whole.backward()
-    found.append([whole, states.grad, weight.grad])
-    for ours in found:
-        assert ours[0].dtype == torch.float32
-        for tensor, true in zip(ours, (expected, inputs[0].grad, inputs[1].grad), strict=True):
-            torch.testing.assert_close(tensor.double(), true, rtol=1e-5, atol=1e-5)
-
-
-MODES = [{"simcut": SimCutRecipe(alpha=3.0)}, {"r_drop": RDropRecipe(alpha=5.0)}]
+    weights = TwoPasses(recipe(**mode), model).consistency
+    _, loss = loss_of_two_passes(model, weights, states, labels, epsilon_ls, items)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    for ours, true in zip((loss, states.grad, weight.grad), (expected, inputs[0].grad, inputs[1].grad), strict=True):
+        torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
 
 
 def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -169,21 +162,16 @@ def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return doubled | {"decoder_input_ids": target, "labels": data["labels"]}
 
 
-def loss_of(model: nn.Module, mode: dict[str, Any], doubled: dict[str, torch.Tensor], **settings) -> torch.Tensor:
+def loss_of(model: nn.Module, mode: dict[str, Any], doubled: dict[str, torch.Tensor]) -> torch.Tensor:
     with TwoPasses(recipe(**mode), model).loss():
-        return model(**doubled, epsilon_ls=0.1, loss_only=True, **settings).loss
-
-
-def see_the_logits(model: nn.Module) -> None:
-    """Makes the output layer more than a matrix, so that it has to be called."""
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output)
+        return model(**doubled, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_equal_passes_have_the_loss_of_one(mode) -> None:
     """Without dropout and cuts nothing diverges, and both cross-entropies are the same."""
     model, data = tiny_model(dropout=0.0).train(), with_labels()
-    expected = model(**data, epsilon_ls=0.1).loss
+    expected = model(**data, epsilon_ls=0.1, num_items_in_batch=9).loss
     expected.backward()
     of_one = gradients(model)
     for prepare in (lambda model: None, see_the_logits):
@@ -222,7 +210,7 @@ def test_two_passes_in_half_precision_and_without_labels() -> None:
     found = gradients(model)["model.encoder.embed_tokens.weight"]
     assert (found - gradient).norm() < 0.25 * gradient.norm() and not found[0].any()
     data["labels"][:] = -100
-    loss = loss_of(model, mode, data, num_items_in_batch=9)
+    loss = loss_of(model, mode, data)
     loss.backward()
     assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
 
@@ -233,7 +221,7 @@ def test_the_model_has_this_loss_only_while_it_is_trained(mode) -> None:
     model, data = tiny_model(), with_labels()
     before = {**vars(model)}
     with pytest.raises(ZeroDivisionError), TwoPasses(recipe(**mode), model).loss():
-        model(**twice(data), loss_only=True)
+        assert vars(model) != before
         raise ZeroDivisionError
     assert vars(model) == before
     with pytest.raises(ValueError, match="labels has 3 sentences, but the tokens have 6"):
