@@ -272,10 +272,11 @@ class VaswaniConfig(PreTrainedConfig):
             "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings "
             "longest_sentence"
         )
-        for name in sizes.split():
+        least = dict.fromkeys(sizes.split(), 1) | {"type_vocab_size": 0, "position_offset": 0}
+        for name, minimum in least.items():
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {size}.")
+            if size is not None and size < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, but it is {size}.")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 expected = " or ".join(f'"{choice}"' for choice in choices)
@@ -284,10 +285,6 @@ class VaswaniConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
             )
-        if self.type_vocab_size < 0:
-            raise ValueError(f"type_vocab_size must be at least 0, but it is {self.type_vocab_size}.")
-        if self.position_offset < 0:
-            raise ValueError(f"position_offset must be at least 0, but it is {self.position_offset}.")
         if self.position_encoding == "learned" and self.position_offset:
             raise ValueError(
                 "position_offset must be 0, because the rows of a learned table are counted from 0, "
@@ -311,10 +308,10 @@ class VaswaniConfig(PreTrainedConfig):
         for pair in self.language_pairs or ():
             if len(pair) != 2:
                 raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
-        if self.initializer_range is not None and not 0 < self.initializer_range < math.inf:
-            raise ValueError(f"initializer_range must be above 0 and finite, but it is {self.initializer_range}.")
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            number = getattr(self, name)
+            if number is not None and not 0 < number < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, but it is {number}.")
         for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
