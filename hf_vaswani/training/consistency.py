@@ -54,7 +54,7 @@ class TwoPasses:
             # differ by their dropout.
             self.consistency = Consistency(0.5, training.r_drop.alpha / 4, training.r_drop.alpha / 4)
 
-    def __call__(self, batch: Batch, numbers: torch.Tensor, step: int) -> dict[str, Any]:
+    def __call__(self, batch: Batch, numbers: torch.Tensor, step: int) -> Batch:
         """
         Doubles a batch.
 
@@ -64,10 +64,10 @@ class TwoPasses:
             step (`int`): updates so far.
 
         Returns:
-            `dict[str, Any]`: arguments of the model; the batch itself, if the recipe asks for one pass.
+            `dict[str, torch.Tensor]`: arguments of the model; the batch itself, if the recipe asks for one pass.
         """
         if self.consistency is None:
-            return dict(batch)
+            return batch
         source, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
         target = self.model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
         return {
