@@ -28,9 +28,9 @@ from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
+from hf_vaswani.hub.code import installed_code
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
-from hf_vaswani.model.configuration_vaswani import AUTO_MAP, travelling_files
 from hf_vaswani.model.shortlist_vaswani import FILE
 from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
@@ -39,12 +39,12 @@ from hf_vaswani.training import comparison
 
 from ..campaign.verbs import on_the_hub
 from ..children import End, run_launched, run_python
-from ..conftest import ROOT, dear, tiny_recipe
+from ..conftest import dear, tiny_recipe
 from ..hub_server import Access, HubServer
 
 WRITE, READ, WRONG = "hf_the_writing_token", "hf_the_reading_token", "hf_a_token_of_nobody"
-CODE = {path.name for path in travelling_files(AUTO_MAP)}
-MODEL_FILES = CODE | {
+INSTALLED = installed_code({})
+MODEL_FILES = INSTALLED.keys() | {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     "README.md", "curve.png",
 }  # fmt: skip
@@ -383,7 +383,6 @@ def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(h
 # ---- Code --------------------------------------------------------------------------------------------------------
 
 CONFIG = b'{"model_type": "vaswani", "auto_map": {}}'
-INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name in CODE}
 
 
 @pytest.mark.parametrize("branch", ["main", "v2"])
