@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "averaging": {"files", "run_folder", "adapters"},
     "data": {"recipe", "records", "files", "interruption", "model"},
     "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
-    "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics"},
+    "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics", "model"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
     "visualization": {"files", "model"},
     "serving": {"memory", "model", "visualization"},

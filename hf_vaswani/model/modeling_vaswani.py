@@ -45,8 +45,6 @@ from .contract_vaswani import (
 )
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
-    Consistency,
-    consistent_linear_cross_entropy,
     cpu_dropout,
     is_plain_linear,
     share_of_others,
@@ -892,40 +890,6 @@ def smoothed_cross_entropy(
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
-def consistent_cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.LongTensor,
-    consistency: Consistency,
-    epsilon_ls: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """
-    Cross-entropy with label smoothing of two passes of the same pairs, and the divergences between their predictions,
-    weighted and summed as [`Consistency`] defines.
-
-    Args:
-        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax, of the first passes
-            of the pairs, followed by those of the second passes.
-        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
-            label.
-        consistency ([`Consistency`]): weights of the terms.
-        epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
-
-    Returns:
-        `torch.Tensor`, a scalar in float32.
-    """
-    is_label = labels.to(logits.device) != -100
-    items = is_label.sum() if num_items_in_batch is None else num_items_in_batch
-    first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
-    loss = (1 - consistency.second) * first + consistency.second * second
-    p, q = (part.float().log_softmax(dim=-1) for part in logits.chunk(2))  # [batch / 2, target, vocab_size]
-    for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
-        if factor:
-            divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
-            loss = loss + factor * (divergence * is_label).sum() / items
-    return loss
-
-
 # ---- The models --------------------------------------------------------------------------------------------------
 
 
@@ -1055,6 +1019,11 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
 
     lm_head: nn.Linear
 
+    @property
+    def frozen_row(self) -> int | None:
+        """Row of the output matrix that gets no gradient: tied to the embedding of `<pad>`, it is to stay zero."""
+        return self.config.zero_row if self.training and self.config.tie_word_embeddings else None
+
     def logits_and_loss(
         self,
         hidden_states: torch.Tensor,
@@ -1062,7 +1031,6 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         epsilon_ls: float,
         num_items_in_batch: torch.Tensor | int | None,
         loss_only: bool,
-        consistency: Consistency | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
         Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in
@@ -1075,28 +1043,18 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
             Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
             labels.
         """
-        # The padding row of the embedding is zero and stays zero: as a row of the tied output matrix it gets no
-        # gradient either.
-        frozen = self.config.zero_row if self.training and self.config.tie_word_embeddings else None
+        frozen = self.frozen_row
         if labels is not None:
-            batch, target = hidden_states.shape[:2]
-            check_shape("labels", labels, batch if consistency is None else batch // 2, target)
+            check_shape("labels", labels, *hidden_states.shape[:2])
             check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
             if loss_only and is_plain_linear(self.lm_head, hidden_states):
-                weight, settings = self.lm_head.weight, (epsilon_ls, num_items_in_batch, frozen)
-                if consistency is None:
-                    return None, smoothed_linear_cross_entropy(hidden_states, weight, labels, *settings)
-                return None, consistent_linear_cross_entropy(hidden_states, weight, labels, consistency, *settings)
+                settings = (epsilon_ls, num_items_in_batch, frozen)
+                return None, smoothed_linear_cross_entropy(hidden_states, self.lm_head.weight, labels, *settings)
         logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
         if frozen is not None:
             # In place: autograd then cuts this column's gradient, and the logits are not copied.
             logits[..., frozen] = logits[..., frozen].detach()
-        if labels is None:
-            loss = None
-        elif consistency is None:
-            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
-        else:
-            loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
+        loss = None if labels is None else smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return None if loss_only else logits, loss
 
 
@@ -1150,7 +1108,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
-        consistency: Consistency | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
@@ -1166,9 +1123,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
                 the number of labels of a whole update, the losses of its micro-batches add up exactly.
             loss_only (`bool`): whether to return `loss` without `logits`. It is then computed a few positions at a
                 time, which takes less time and a fraction of the memory. Its `backward` can run once only.
-            consistency ([`Consistency`], *optional*): weights of a loss over two passes, for a batch that has every
-                pair twice: the first passes, then the second passes. `labels` then has every pair once, in the shape
-                `(batch / 2, target)`.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
@@ -1184,8 +1138,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-                if consistency is not None:
-                    decoder_input_ids = decoder_input_ids.repeat(2, 1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -1199,7 +1151,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             **kwargs,
         )
         logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only, consistency
+            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only
         )
         return Seq2SeqLMOutput(
             loss=loss,

@@ -298,7 +298,8 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             rate = float(state.schedule.get_last_lr()[0])
             # The clock of the main process decides for all.
             due = accelerator.is_main_process and time.monotonic() - saved >= seconds
-            update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
+            with passes.loss():
+                update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
             _advance(state, update, position)
             step = state.step
             if not update.finite:

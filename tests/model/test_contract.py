@@ -420,7 +420,8 @@ FILES = sorted((ROOT / "hf_vaswani" / "model").glob("*_vaswani.py"))
 # What the network, its settings and its pipeline are made of, and what types name: without it there is no model.
 NEEDED = {
     "transformers": {
-        *("BatchEncoding", "GenerationConfig", "LogitsProcessorList", "MaxLengthCriteria", "Pipeline"),
+        *("BatchEncoding", "Cache", "GenerationConfig", "GenerationMixin", "LogitsProcessorList"),
+        *("MaxLengthCriteria", "Pipeline"),
         *("PreTrainedConfig", "PreTrainedModel", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"),
         *("StoppingCriteria", "StoppingCriteriaList", "cache_utils", "initialization", "masking_utils"),
         "modeling_outputs",
