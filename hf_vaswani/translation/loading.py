@@ -1,19 +1,20 @@
 """Strict loading of models and tokenizers: complete, or one error that names the damaged file."""
 
+import json
 import logging
 import math
+import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import constants, hf_hub_download, is_offline_mode, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import (
@@ -27,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
-from ..files import read_json, split_revision
+from ..files import check_weights, read_json, split_revision
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
 from ..model.heads_vaswani import (
@@ -37,8 +38,8 @@ from ..model.heads_vaswani import (
     VaswaniForSequenceClassification,
     VaswaniForTokenClassification,
 )
-from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite, load_stored
-from ..model.modeling_vaswani import VaswaniEncoderModel
+from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
+from ..model.pipeline_vaswani import find_non_finite
 
 logger = logging.getLogger(__name__)
 
@@ -55,27 +56,34 @@ SETTINGS = ("config.json", "generation_config.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Token ids in the configs and generation configs of transformers.
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
-# Counts, each with its minimum.
-COUNTS = dict.fromkeys(SEARCH_COUNTS, 1) | {
-    "max_length_offset": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
+LIST = r"\[(\d+(, \d+)*)?\]"
+FORMS_OF_IDS = {
+    "|".join((*IDS, "forced_bos_token_id", "forced_eos_token_id")): (
+        rf"\d+|{LIST}",
+        "an id, a whole number of at least 0",
+    ),
+    "(begin_)?suppress_tokens": (LIST, "a list of ids"),
+    "bad_words_ids": (rf"\[({LIST}(, {LIST})*)?\]", "a list of lists of ids"),
 }
-NUMBERS = ("length_penalty", "repetition_penalty", "temperature", "top_p")
-FLAGS = ("do_sample", "use_cache", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# A larger count would make a search practically endless.
-HIGHEST_COUNT = 1_000_000
-# Nesting of lists of ids.
-DEPTHS = {"suppress_tokens": 1, "begin_suppress_tokens": 1, "bad_words_ids": 2}
-# A model has at least as many weights as each of these sizes, and at least one tensor per layer.
-SIZES = (
-    *("vocab_size", "decoder_vocab_size", "d_model", "d_ff", "d_k", "d_v", "num_heads"),
-    *("encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"),
-)
-LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
+# Names of settings, the form of their values in JSON, and this form in words. Without the highest count, a search
+# could be practically endless.
+FORMS = FORMS_OF_IDS | {
+    "|".join(SEARCH_COUNTS): (r"[1-9]\d{0,6}", "a whole number from 1 to 9,999,999"),
+    "max_length_offset|min_length|min_new_tokens|(encoder_)?no_repeat_ngram_size": (
+        r"\d{1,7}",
+        "a whole number from 0 to 9,999,999",
+    ),
+    "length_penalty": (
+        rf"-?({LARGEST_ALPHA}(\.0)?|\d(\.\d+)?(e-\d+)?)",
+        f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}",
+    ),
+    "repetition_penalty|temperature|top_p": (r"-?\d.*", "a number"),
+    "do_sample|use_cache|output_(scores|logits|attentions|hidden_states)": ("true|false", "true or false"),
+    "early_stopping": ('true|false|"never"', "true, false or 'never'"),
+    **{name: ("|".join(f'"{each}"' for each in each), " or ".join(map(repr, each))) for name, each in CHOICES.items()},
+}
+# Sizes in the config of any model of transformers: it has at least as many weights, or as many tensors as layers.
+SIZES, LAYERS = r"d_\w+|num_heads|\w+_(size|dim|heads)", r"\w+_layers"
 # Data types of weights, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 # Weights of other libraries, and what lies in folders of a repository, such as an ONNX export.
@@ -100,9 +108,7 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
             model cannot translate.
     """
     name = pinned(name)
-    _check_config(name)
-    tokenizer = load_whole_tokenizer(name)
-    model = load_model(name, dtype)
+    model, tokenizer = load_model(name, dtype), load_whole_tokenizer(name)
     check_vocabulary(model, tokenizer, name)
     # No list of settings is complete, neither of generation configs nor of tokenizers.
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot translate", name), torch.inference_mode():
@@ -126,23 +132,16 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
         ValueError: a file is missing or damaged, or the model is of another kind.
     """
     name = pinned(name)
-    folder = _check_config(name)
+    folder, config = _check_config(name)
     classes = {each.__name__: each for each in SINGLE_STACKS}
-    (kind,) = _read(folder / SETTINGS[0]).get("architectures") or [None]
+    (kind,) = config.get("architectures") or [None]
     if kind not in classes:
         raise ValueError(
             f"{folder / SETTINGS[0]} has the architecture {_shown(kind)}, but it must be one of {', '.join(classes)}."
         )
-    tokenizer = load_whole_tokenizer(name)
-    _check_sizes(folder)
-    with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
-        model, report = classes[kind].from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
-        check_shapes(model, report)
-    problem = find_loading_error(model, report)
-    if problem is not None:
-        raise ValueError(problem)
+    model, tokenizer = _load(classes[kind], name, folder, config), load_whole_tokenizer(name)
     check_vocabulary(model, tokenizer, name)
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def load_model(name: str | Path, dtype: Any = "auto") -> Any:
@@ -157,17 +156,23 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         [`PreTrainedModel`] on the CPU, in evaluation mode.
 
     Raises:
-        ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite or do not match
-            the config; the message names the file.
+        ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite, do not match the
+            config or are not those that the training wrote; the message names the file.
     """
     name = pinned(name)
-    folder = _check_config(name)
+    folder, config = _check_config(name)
     if has_adapter(folder):
         return _load_merged(folder, dtype)
-    _check_sizes(folder)
+    return _load(AutoModelForSeq2SeqLM, name, folder, config, dtype)
+
+
+def _load(kind: Any, name: str | Path, folder: Path, config: dict[str, Any], dtype: Any = "auto") -> Any:
+    """Loads a model by a class of transformers, and checks its weights in one pass."""
+    is_recorded = check_weights(folder)
+    _check_sizes(folder, config)
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
-            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 name,
                 dtype=dtype,
                 output_loading_info=True,
@@ -183,24 +188,25 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         except Exception:
             _read_tensors(folder)
             raise
-        check_shapes(model, report)
-    # A model of this package has looked at its weights itself.
-    problem = model.loading_error if hasattr(model, "loading_error") else find_loading_error(model, report)
-    if problem is None and report["error_msgs"]:
-        problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
-    if problem is not None:
-        raise ValueError(problem)
+    check_report(report, name)
+    if not is_recorded:
+        check_finite(model, name)
     return model.eval()
 
 
 def _load_merged(checkpoint: Path, dtype: Any) -> Any:
     """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
     with quiet(), _as_value_error(f"The model {str(checkpoint)!r} cannot be loaded", checkpoint):
-        weights = merged_weights(checkpoint)
-        config = AutoConfig.from_pretrained(checkpoint)
-        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32 if dtype == "auto" else dtype)
-        load_stored(model, weights)
+        model, report = VaswaniForConditionalGeneration.from_pretrained(
+            None,
+            config=AutoConfig.from_pretrained(checkpoint),
+            state_dict=merged_weights(checkpoint),
+            dtype=torch.float32 if dtype == "auto" else dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
         model.generation_config = GenerationConfig.from_pretrained(checkpoint)
+    check_report(report, checkpoint)
     return model.eval()
 
 
@@ -218,9 +224,7 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         ValueError: the tokenizer is missing or lacks what translation needs, or one of its files is damaged.
     """
     name = pinned(name)
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
+    folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
     for file in TOKENIZER_SETTINGS:
         if (folder / file).exists():
             _read(folder / file)
@@ -264,12 +268,6 @@ def _check_template(path: Path) -> None:
                 raise ValueError(f"{path} has {_shown(token)} in a template, but not among its special_tokens.")
 
 
-def check_finite(model: Any, name: str | Path) -> None:
-    """Raises a `ValueError` if a weight of a model is NaN or infinite."""
-    if tensor := find_non_finite(model):
-        raise ValueError(f"The weights in {name} have non-finite values in {tensor}.")
-
-
 def check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
     """Raises a `ValueError` if a tokenizer has ids beyond the embedding of its model."""
     rows = model.get_input_embeddings().weight.shape[0]
@@ -311,83 +309,63 @@ def quiet() -> Iterator[None]:
                 RESTORE.close()
 
 
-def _check_config(name: str | Path) -> Path:
-    """Checks the config files of a model, and returns their folder."""
-    folder = model_folder(name)
-    check_settings(folder)
-    model_type = _read(folder / SETTINGS[0])["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{folder / SETTINGS[0]} has the model_type {_shown(model_type)}, which the installed version of "
-            "transformers does not have."
-        )
-    with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-    return folder
-
-
 # ---- Settings ----------------------------------------------------------------------------------------------------
 
 
-def check_settings(folder: Path) -> None:
+def _check_config(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Checks the config files of a model, and returns their folder and the content of its config.json."""
+    folder = model_folder(name)
+    config = check_settings(folder)
+    if config["model_type"] not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{folder / SETTINGS[0]} has the model_type {_shown(config['model_type'])}, which the installed version "
+            "of transformers does not have."
+        )
+    with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return folder, config
+
+
+def check_settings(folder: Path) -> dict[str, Any]:
     """
     Checks the values in `config.json` and `generation_config.json`, many of which transformers accepts unchecked.
 
     Args:
         folder (`Path`): folder with `config.json` and, optionally, `generation_config.json`.
 
+    Returns:
+        `dict[str, Any]`: content of `config.json`.
+
     Raises:
         ValueError: a setting is invalid; the message has file, name, value and expectation.
     """
-    size: Any = None
-    for path in (folder / file for file in SETTINGS):
-        settings = _read(path) if path.name == SETTINGS[0] or path.exists() else {}
-        if path.name == SETTINGS[0] and not isinstance(settings.get("model_type"), str):
-            raise ValueError(f"{path} has no model_type, so it is not the config of a model.")
-        size = size or settings.get("decoder_vocab_size") or settings.get("vocab_size")
+    paths = [folder / file for file in SETTINGS]
+    config, generation = _read(paths[0]), _read(paths[1]) if paths[1].exists() else {}
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{paths[0]} has no model_type, so it is not the config of a model.")
+    size = config.get("decoder_vocab_size") or config.get("vocab_size")
+    for path, settings in zip(paths, (config, generation), strict=True):
         for name, value in settings.items():
-            if value is None:
-                continue
-            expected = _expected(name, value)
+            expected = None if value is None else _expected(name, value)
             if expected:
                 raise ValueError(f"{path} has {name} {_shown(value)}, but it must be {expected}.")
-            for id_ in _flat(value) if name in (*IDS, *FORCED_IDS, *DEPTHS) else ():
-                if isinstance(size, int) and id_ >= size:
+            for id_ in _flat(value) if any(re.fullmatch(names, name) for names in FORMS_OF_IDS) else ():
+                if isinstance(size, int) and id_ is not None and id_ >= size:
                     raise ValueError(f"{path} has the id {id_} as {name}, but the vocabulary has {size} entries.")
+    return config
 
 
 def _expected(name: str, value: Any) -> str | None:
-    """Returns the expected kind of value, for an error message, or `None` if the value is valid."""
-    if any(_is_extreme(number) for number in _flat(value)):
+    """Returns what a setting must be, in words, or `None` if it is that."""
+    if any(map(_is_extreme, _flat(value))):
         return "finite"
-    if name in COUNTS and not (_is_count(value, COUNTS[name]) and value <= HIGHEST_COUNT):
-        return f"a whole number from {COUNTS[name]} to {HIGHEST_COUNT}"
-    if name in NUMBERS and type(value) not in (int, float):
-        return "a number"
-    if name == "length_penalty" and abs(value) > LARGEST_ALPHA:
-        return f"from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
-    if name in FLAGS and type(value) is not bool:
-        return "true or false"
-    if name == "early_stopping" and not (type(value) is bool or value == "never"):
-        return "true, false or 'never'"
-    if name in CHOICES and value not in CHOICES[name]:
-        return " or ".join(map(repr, CHOICES[name]))
-    if name in (*IDS, *FORCED_IDS) and not all(map(_is_count, value if isinstance(value, list) else [value])):
-        return "an id, a whole number of at least 0"
-    if name in DEPTHS:
-        lists = value if DEPTHS[name] == 2 else [value]
-        if not isinstance(lists, list) or not all(isinstance(ids, list) and all(map(_is_count, ids)) for ids in lists):
-            return f"a list of {'lists of ' if DEPTHS[name] == 2 else ''}ids"
-    return None
+    forms = (form for names, form in FORMS.items() if re.fullmatch(names, name))
+    return next((words for form, words in forms if not re.fullmatch(form, json.dumps(value))), None)
 
 
 def _is_extreme(value: Any) -> bool:
     """Returns whether a value is a number outside the range of torch."""
     return (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -440,12 +418,11 @@ def commit_of(name: str, repo_type: str = "model", revision: str | None = None) 
     if Path(name).exists():
         return None
     name, named = split_revision(name)
-    revision = revision or named or constants.DEFAULT_REVISION
-    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=repo_type)
-    if (folder / "snapshots" / revision).is_dir():
-        return revision
-    reference = folder / "refs" / revision
-    return reference.read_text("utf-8").strip() if reference.is_file() else None
+    try:
+        folder = snapshot_download(name, repo_type=repo_type, revision=revision or named, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    return Path(folder).name
 
 
 # ---- Files and weights -------------------------------------------------------------------------------------------
@@ -458,18 +435,7 @@ def model_folder(name: str | Path, *files: str) -> Path:
         return Path(name)
     what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"
     with _as_value_error(what, name):
-        folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
-        for file in files or SETTINGS[1:]:
-            try:
-                hf_hub_download(str(name), file)
-            except LocalEntryNotFoundError:
-                # Offline, the cache decides. Online, the Hub has failed to answer.
-                if not is_offline_mode():
-                    raise
-            except EntryNotFoundError:
-                # These files are optional.
-                continue
-    return folder
+        return Path(snapshot_download(str(name), allow_patterns=[SETTINGS[0], *(files or SETTINGS[1:])]))
 
 
 @contextmanager
@@ -499,16 +465,11 @@ def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
         ValueError: a file is damaged; the message names it.
     """
     index = folder / "model.safetensors.index.json"
-    paths = [folder / "model.safetensors"]
-    if index.exists() and not paths[0].exists():
-        files = _read(index).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-            raise ValueError(f"{index} has no weight_map from tensor names to files.")
-        paths = [folder / file for file in sorted(set(files.values()))]
+    is_sharded = index.exists() and not (folder / "model.safetensors").exists()
+    if is_sharded and not isinstance(_read(index).get("weight_map"), dict):
+        raise ValueError(f"{index} has no weight_map from tensor names to files.")
     found: dict[str, tuple[str, list[int]]] = {}
-    for path in paths:
-        if not path.exists():
-            continue
+    for path in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118
@@ -519,9 +480,9 @@ def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
     return found
 
 
-def _check_sizes(folder: Path) -> None:
+def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
     """Checks that weights are floating-point numbers, and that no size in the config exceeds them."""
-    tensors, config = _read_tensors(folder), _read(folder / SETTINGS[0])
+    tensors = _read_tensors(folder)
     for name, (dtype, _) in tensors.items():
         if dtype not in FLOATS and "quantization_config" not in config:
             raise ValueError(
@@ -529,9 +490,36 @@ def _check_sizes(folder: Path) -> None:
             )
     # Checked before a model of such a size is allocated.
     weights = sum(math.prod(shape) for _, shape in tensors.values())
-    for names, most, what in ((SIZES, weights, "values"), (LAYERS, len(tensors), "tensors")):
+    for pattern, most, what in ((SIZES, weights, "values"), (LAYERS, len(tensors), "tensors")):
         for name, value in config.items() if tensors else ():
-            if name in names and type(value) is int and value > most:
+            if type(value) is int and value > most and re.fullmatch(pattern, name):
                 raise ValueError(
                     f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but its weights have only {most} {what}."
                 )
+
+
+def check_report(report: Mapping[str, Any], name: str | Path) -> None:
+    """
+    Checks that a file has every weight of the model, in its shape, and no other.
+
+    Args:
+        report (`Mapping[str, Any]`): what `from_pretrained(..., output_loading_info=True)` returns beside the model.
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+
+    Raises:
+        ValueError: naming the first weight of each kind.
+    """
+    shapes = [
+        f"{name}, {(*there,)} in the file and {(*here,)} in the model"
+        for name, there, here in report["mismatched_keys"]
+    ]
+    kinds = {"missing": report["missing_keys"], "unexpected": report["unexpected_keys"], "of another shape": shapes}
+    found = ", ".join(f"{len(names)} {kind} (first: {min(names)})" for kind, names in kinds.items() if names)
+    if found:
+        raise ValueError(f"The weights of {name} do not match its config.json: {found}.")
+
+
+def check_finite(model: Any, name: str | Path) -> None:
+    """Raises a `ValueError` if a weight of a model is NaN or infinite."""
+    if tensor := find_non_finite(model):
+        raise ValueError(f"The weights of {name} have non-finite values in {tensor}.")

@@ -208,7 +208,7 @@ def with_nan_in_pickle(path: Path) -> None:
         ),
         ("ours", "tokenizer.json", lambda path: damaged_text(path, "{"), "tokenizer.json is not JSON"),
         ("ours", "tokenizer.json", Path.unlink, "tokenizer.json is missing"),
-        ("ours", "model.safetensors", with_nan, "layers.0.feed_forward.fc1.weight has non-finite values"),
+        ("ours", "model.safetensors", with_nan, "non-finite values in model.encoder.layers.0.feed_forward.fc1.weight"),
         ("marian", "config.json", lambda path: damaged_text(path, '{"model_type"'), "is not JSON"),
         ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),

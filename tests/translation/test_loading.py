@@ -140,7 +140,7 @@ DAMAGES = [
         (
             "model.safetensors",
             with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)),
-            f"{FC1} has non-finite values",
+            f"have non-finite values in {FC1}",
         )
         for value in (torch.nan, torch.inf)
     ),
