@@ -13,8 +13,9 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import constants, hf_hub_download, is_offline_mode, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import (
@@ -29,15 +30,9 @@ from transformers.utils import logging as transformers_logging
 from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
 from ..files import check_weights, read_json, split_revision
+from ..model import heads_vaswani as heads
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
-from ..model.heads_vaswani import (
-    VaswaniForCausalLM,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-    VaswaniForSequenceClassification,
-    VaswaniForTokenClassification,
-)
 from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
 from ..model.pipeline_vaswani import find_non_finite
 
@@ -45,13 +40,12 @@ logger = logging.getLogger(__name__)
 
 SINGLE_STACKS = (
     VaswaniEncoderModel,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-    VaswaniForCausalLM,
-    VaswaniForSequenceClassification,
-    VaswaniForTokenClassification,
+    heads.VaswaniForMaskedLM,
+    heads.VaswaniForPreTraining,
+    heads.VaswaniForCausalLM,
+    heads.VaswaniForSequenceClassification,
+    heads.VaswaniForTokenClassification,
 )
-
 SETTINGS = ("config.json", "generation_config.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Token ids in the configs and generation configs of transformers.
@@ -139,7 +133,8 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
         raise ValueError(
             f"{folder / SETTINGS[0]} has the architecture {_shown(kind)}, but it must be one of {', '.join(classes)}."
         )
-    model, tokenizer = _load(classes[kind], name, folder, config), load_whole_tokenizer(name)
+    model = _load(classes[kind], name, folder, config)
+    tokenizer = load_whole_tokenizer(name)
     check_vocabulary(model, tokenizer, name)
     return model, tokenizer
 
@@ -169,7 +164,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
 def _load(kind: Any, name: str | Path, folder: Path, config: dict[str, Any], dtype: Any = "auto") -> Any:
     """Loads a model by a class of transformers, and checks its weights in one pass."""
     is_recorded = check_weights(folder)
-    _check_sizes(folder, config)
+    _check_headers(folder, config)
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
             model, report = kind.from_pretrained(
@@ -186,7 +181,7 @@ def _load(kind: Any, name: str | Path, folder: Path, config: dict[str, Any], dty
                 "model.safetensors."
             ) from error
         except Exception:
-            _read_tensors(folder)
+            _check_headers(folder, config)
             raise
     check_report(report, name)
     if not is_recorded:
@@ -225,17 +220,18 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """
     name = pinned(name)
     folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
-    for file in TOKENIZER_SETTINGS:
-        if (folder / file).exists():
-            _read(folder / file)
+    path = folder / "tokenizer.json"
+    content, *_ = [
+        _read(folder / each) if (folder / each).exists() else {} for each in (path.name, *TOKENIZER_SETTINGS)
+    ]
     with quiet(), _as_value_error(f"The tokenizer in {name} cannot be loaded", folder):
         try:
             tokenizer = load_tokenizer(str(name))
         except Exception as error:
             if not (isinstance(error, ValueError) and str(name) in str(error)):
-                _check_tokenizer_file(folder / "tokenizer.json")
+                _check_tokenizer_file(path)
             raise
-        _check_template(folder / "tokenizer.json")
+        _check_template(path, content.get("post_processor") or {})
         tokenizer("a")
     longest = tokenizer.model_max_length
     if type(longest) not in (int, float) or not longest >= 2:
@@ -249,7 +245,6 @@ def _check_tokenizer_file(path: Path) -> None:
     """Raises a `ValueError` with the path of a damaged tokenizer.json, which the errors of the libraries lack."""
     if not path.exists():
         raise ValueError(f"{path} is missing, and so are the files that it could be converted from.")
-    _read(path)
     try:
         Tokenizer.from_file(str(path))
     # tokenizers raises plain exceptions.
@@ -257,10 +252,9 @@ def _check_tokenizer_file(path: Path) -> None:
         raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
 
 
-def _check_template(path: Path) -> None:
+def _check_template(path: Path, processor: dict[str, Any]) -> None:
     """Raises a `ValueError` for a template with an undefined token, on which tokenizers would panic."""
-    processor = _read(path).get("post_processor") if path.exists() else None
-    for each in (processor or {}).get("processors", [processor or {}]):
+    for each in processor.get("processors", [processor]):
         pieces = [*each.get("single", []), *each.get("pair", [])] if each.get("type") == "TemplateProcessing" else []
         for piece in pieces:
             token = piece.get("SpecialToken", {}).get("id")
@@ -316,11 +310,6 @@ def _check_config(name: str | Path) -> tuple[Path, dict[str, Any]]:
     """Checks the config files of a model, and returns their folder and the content of its config.json."""
     folder = model_folder(name)
     config = check_settings(folder)
-    if config["model_type"] not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{folder / SETTINGS[0]} has the model_type {_shown(config['model_type'])}, which the installed version "
-            "of transformers does not have."
-        )
     with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     return folder, config
@@ -341,31 +330,31 @@ def check_settings(folder: Path) -> dict[str, Any]:
     """
     paths = [folder / file for file in SETTINGS]
     config, generation = _read(paths[0]), _read(paths[1]) if paths[1].exists() else {}
-    if not isinstance(config.get("model_type"), str):
-        raise ValueError(f"{paths[0]} has no model_type, so it is not the config of a model.")
+    kind = config.get("model_type")
+    if str(kind) not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{paths[0]} has the model_type {_shown(kind)}, which the installed transformers does not have."
+        )
     size = config.get("decoder_vocab_size") or config.get("vocab_size")
     for path, settings in zip(paths, (config, generation), strict=True):
         for name, value in settings.items():
-            expected = None if value is None else _expected(name, value)
+            text = json.dumps(value)
+            expected = None if value is None else _expected(name, text)
             if expected:
                 raise ValueError(f"{path} has {name} {_shown(value)}, but it must be {expected}.")
-            for id_ in _flat(value) if any(re.fullmatch(names, name) for names in FORMS_OF_IDS) else ():
-                if isinstance(size, int) and id_ is not None and id_ >= size:
+            for id_ in re.findall(r"\d+", text) if any(re.fullmatch(names, name) for names in FORMS_OF_IDS) else ():
+                if isinstance(size, int) and int(id_) >= size:
                     raise ValueError(f"{path} has the id {id_} as {name}, but the vocabulary has {size} entries.")
     return config
 
 
-def _expected(name: str, value: Any) -> str | None:
-    """Returns what a setting must be, in words, or `None` if it is that."""
-    if any(map(_is_extreme, _flat(value))):
+def _expected(name: str, text: str) -> str | None:
+    """Returns what a setting must be, in words, or `None` if it is that; `text` is its value in JSON."""
+    # Whole numbers that torch cannot represent are no better.
+    if '"' not in text and re.search(r"NaN|Infinity|\d{19}", text):
         return "finite"
     forms = (form for names, form in FORMS.items() if re.fullmatch(names, name))
-    return next((words for form, words in forms if not re.fullmatch(form, json.dumps(value))), None)
-
-
-def _is_extreme(value: Any) -> bool:
-    """Returns whether a value is a number outside the range of torch."""
-    return (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
+    return next((words for form, words in forms if not re.fullmatch(form, text)), None)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -373,11 +362,6 @@ def _read(path: Path) -> dict[str, Any]:
         return read_json(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _flat(value: Any) -> list[Any]:
-    """Flattens nested lists."""
-    return [id_ for each in value for id_ in _flat(each)] if isinstance(value, list) else [value]
 
 
 def _shown(value: Any) -> str:
@@ -418,11 +402,12 @@ def commit_of(name: str, repo_type: str = "model", revision: str | None = None) 
     if Path(name).exists():
         return None
     name, named = split_revision(name)
-    try:
-        folder = snapshot_download(name, repo_type=repo_type, revision=revision or named, local_files_only=True)
-    except LocalEntryNotFoundError:
-        return None
-    return Path(folder).name
+    revision = revision or named or constants.DEFAULT_REVISION
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=repo_type)
+    if (folder / "snapshots" / revision).is_dir():
+        return revision
+    reference = folder / "refs" / revision
+    return reference.read_text("utf-8").strip() if reference.is_file() else None
 
 
 # ---- Files and weights -------------------------------------------------------------------------------------------
@@ -435,7 +420,18 @@ def model_folder(name: str | Path, *files: str) -> Path:
         return Path(name)
     what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"
     with _as_value_error(what, name):
-        return Path(snapshot_download(str(name), allow_patterns=[SETTINGS[0], *(files or SETTINGS[1:])]))
+        folder = Path(hf_hub_download(str(name), SETTINGS[0])).parent
+        for file in files or SETTINGS[1:]:
+            try:
+                hf_hub_download(str(name), file)
+            except LocalEntryNotFoundError:
+                # Offline, the cache decides. Online, the Hub has failed to answer.
+                if not is_offline_mode():
+                    raise
+            except EntryNotFoundError:
+                # These files are optional.
+                continue
+    return folder
 
 
 @contextmanager
@@ -457,41 +453,33 @@ def _as_value_error(what: str, name: str | Path) -> Iterator[None]:
         raise ValueError(f"{what}: {kind}{text[:SAID] if text else type(error).__name__}") from error
 
 
-def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
+def _check_headers(folder: Path, config: dict[str, Any]) -> None:
     """
-    Reads data types and shapes of the tensors in a folder from the headers of its safetensors files, if it has any.
-
-    Raises:
-        ValueError: a file is damaged; the message names it.
+    Checks the headers of the safetensors files in a folder, if it has any: files are whole, weights are floating-point
+    numbers, and no size in the config exceeds them.
     """
     index = folder / "model.safetensors.index.json"
     is_sharded = index.exists() and not (folder / "model.safetensors").exists()
     if is_sharded and not isinstance(_read(index).get("weight_map"), dict):
         raise ValueError(f"{index} has no weight_map from tensor names to files.")
-    found: dict[str, tuple[str, list[int]]] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
+    shapes: dict[str, list[int]] = {}
+    for path in folder.glob("model*.safetensors"):
         try:
             with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_slice(name)
-                    found[name] = (tensor.get_dtype(), tensor.get_shape())
+                tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                shapes |= {name: tensor.get_shape() for name, tensor in tensors.items()}
+                dtypes = {name: tensor.get_dtype() for name, tensor in tensors.items()}
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    return found
-
-
-def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
-    """Checks that weights are floating-point numbers, and that no size in the config exceeds them."""
-    tensors = _read_tensors(folder)
-    for name, (dtype, _) in tensors.items():
-        if dtype not in FLOATS and "quantization_config" not in config:
-            raise ValueError(
-                f"The weights in {folder} have {name} as {dtype}, but weights must be floating-point numbers."
-            )
+        for name, dtype in dtypes.items():
+            if dtype not in FLOATS and "quantization_config" not in config:
+                raise ValueError(
+                    f"The weights in {folder} have {name} as {dtype}, but weights must be floating-point numbers."
+                )
     # Checked before a model of such a size is allocated.
-    weights = sum(math.prod(shape) for _, shape in tensors.values())
-    for pattern, most, what in ((SIZES, weights, "values"), (LAYERS, len(tensors), "tensors")):
-        for name, value in config.items() if tensors else ():
+    weights = sum(map(math.prod, shapes.values()))
+    for pattern, most, what in ((SIZES, weights, "values"), (LAYERS, len(shapes), "tensors")):
+        for name, value in config.items() if shapes else ():
             if type(value) is int and value > most and re.fullmatch(pattern, name):
                 raise ValueError(
                     f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but its weights have only {most} {what}."

@@ -76,7 +76,7 @@ DAMAGES = [
     *((file, with_bytes(b"[]"), file) for file in FILES),
     *((file, with_bytes(b"[" * 100_000), file) for file in FILES),
     *((file, Path.unlink, file) for file in ("config.json", "tokenizer.json", "model.safetensors")),
-    ("config.json", with_bytes(b"{}"), "config.json has no model_type"),
+    ("config.json", with_bytes(b"{}"), "config.json has the model_type None, which"),
     ("config.json", with_values(model_type="abc"), "config.json has the model_type 'abc', which"),
     ("config.json", with_values(d_model="abc"), "config.json cannot be used: .*d_model.*'abc'"),
     ("config.json", with_values(num_heads=0), "config.json cannot be used: num_heads must be at least 1"),
