@@ -18,13 +18,7 @@ from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
 from ..recipe import EvaluationRecipe, Recipe
 from ..run_folder import EMA_WEIGHTS
-from ..translation.loading import (
-    check_finite,
-    check_report,
-    check_vocabulary,
-    load_whole_tokenizer,
-    quiet,
-)
+from ..translation.loading import check_finite, check_report, check_vocabulary, load_whole_tokenizer, quiet
 from .tasks import config_of_labels, model_class
 
 logger = logging.getLogger(__name__)
