@@ -126,7 +126,7 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
         ValueError: a file is missing or damaged, or the model is of another kind.
     """
     name = pinned(name)
-    folder, config = _check_config(name)
+    folder, config = _check_settings(name)
     classes = {each.__name__: each for each in SINGLE_STACKS}
     (kind,) = config.get("architectures") or [None]
     if kind not in classes:
@@ -155,7 +155,7 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
             config or are not those that the training wrote; the message names the file.
     """
     name = pinned(name)
-    folder, config = _check_config(name)
+    folder, config = _check_settings(name)
     if has_adapter(folder):
         return _load_merged(folder, dtype)
     return _load(AutoModelForSeq2SeqLM, name, folder, config, dtype)
@@ -306,28 +306,12 @@ def quiet() -> Iterator[None]:
 # ---- Settings ----------------------------------------------------------------------------------------------------
 
 
-def _check_config(name: str | Path) -> tuple[Path, dict[str, Any]]:
-    """Checks the config files of a model, and returns their folder and the content of its config.json."""
-    folder = model_folder(name)
-    config = check_settings(folder)
-    with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-    return folder, config
-
-
-def check_settings(folder: Path) -> dict[str, Any]:
+def _check_settings(name: str | Path) -> tuple[Path, dict[str, Any]]:
     """
     Checks the values in `config.json` and `generation_config.json`, many of which transformers accepts unchecked.
-
-    Args:
-        folder (`Path`): folder with `config.json` and, optionally, `generation_config.json`.
-
-    Returns:
-        `dict[str, Any]`: content of `config.json`.
-
-    Raises:
-        ValueError: a setting is invalid; the message has file, name, value and expectation.
+    Returns the folder of the model, and the content of its `config.json`.
     """
+    folder = model_folder(name)
     paths = [folder / file for file in SETTINGS]
     config, generation = _read(paths[0]), _read(paths[1]) if paths[1].exists() else {}
     kind = config.get("model_type")
@@ -337,15 +321,17 @@ def check_settings(folder: Path) -> dict[str, Any]:
         )
     size = config.get("decoder_vocab_size") or config.get("vocab_size")
     for path, settings in zip(paths, (config, generation), strict=True):
-        for name, value in settings.items():
+        for key, value in settings.items():
             text = json.dumps(value)
-            expected = None if value is None else _expected(name, text)
+            expected = None if value is None else _expected(key, text)
             if expected:
-                raise ValueError(f"{path} has {name} {_shown(value)}, but it must be {expected}.")
-            for id_ in re.findall(r"\d+", text) if any(re.fullmatch(names, name) for names in FORMS_OF_IDS) else ():
+                raise ValueError(f"{path} has {key} {_shown(value)}, but it must be {expected}.")
+            for id_ in re.findall(r"\d+", text) if any(re.fullmatch(keys, key) for keys in FORMS_OF_IDS) else ():
                 if isinstance(size, int) and int(id_) >= size:
-                    raise ValueError(f"{path} has the id {id_} as {name}, but the vocabulary has {size} entries.")
-    return config
+                    raise ValueError(f"{path} has the id {id_} as {key}, but the vocabulary has {size} entries.")
+    with quiet(), _as_value_error(f"{paths[0]} cannot be used", folder):
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return folder, config
 
 
 def _expected(name: str, text: str) -> str | None:
