@@ -231,13 +231,16 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
     return None
 
 
-def check_weights(folder: Path) -> None:
+def check_weights(folder: Path) -> bool:
     """
     Compares `model.safetensors` with the digest that its training recorded: in the `progress.json` of a checkpoint, or
-    in the `test.json` beside the `model` folder of a run. Models without such a record are not checked.
+    in the `test.json` beside the `model` folder of a run.
 
     Args:
         folder (`Path`): the folder that `from_pretrained` is about to load.
+
+    Returns:
+        `bool`: whether there is such a record, and the weights are those that the training wrote.
 
     Raises:
         ValueError: the weights differ from those that were written, or the record of the checkpoint is damaged.
@@ -254,6 +257,7 @@ def check_weights(folder: Path) -> None:
     damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
     if damage is not None:
         raise ValueError(f"{damage}.")
+    return weights in digests
 
 
 SEAL = "digest"

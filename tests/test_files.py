@@ -206,12 +206,12 @@ def test_weights_are_compared_with_the_record_of_their_training(tmp_path, record
     weights = folder / "model.safetensors"
     weights.write_bytes(b"weights")
     (folder / record).write_text(json.dumps(sealed({"files": {weights.name: digest(weights), "other": "0"}})))
-    check_weights(folder)
+    assert check_weights(folder)
     weights.write_bytes(b"Weights")
     with pytest.raises(ValueError, match=r"model\.safetensors was changed or damaged"):
         check_weights(folder)
     (folder / record).unlink()
-    check_weights(folder)
+    assert not check_weights(folder)
 
 
 def test_a_log_is_read_up_to_its_damage_and_beyond(tmp_path) -> None:

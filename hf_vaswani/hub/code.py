@@ -10,8 +10,8 @@ from ..model.configuration_vaswani import travelling_files
 # Names of the files that some version has saved, without their common end. Renewal deletes those that this version no
 # longer saves; any other file is somebody's own.
 SAVED = """
-    alignment as_written cache configuration contract decoding generation heads kernels loading markup modeling pipeline
-    placement precision products rules search sentences sharing shortlist
+    alignment as_written cache configuration contract decoding generation heads kernels loading markup modeling
+    pipeline placement precision products rules search sentences sharing shortlist
 """
 
 

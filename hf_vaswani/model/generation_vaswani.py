@@ -44,19 +44,21 @@ does so unless it is 0, this model's default, or missing: then the first `eos_to
 
 import inspect
 import itertools
+import json
 import math
+import os
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import is_offline_mode, try_to_load_from_cache
 from transformers import GenerationConfig, MaxLengthCriteria
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
 from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
-from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
 from .products_vaswani import fast_products
 from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
 from .shortlist_vaswani import Shortlist
@@ -171,27 +173,12 @@ class CausalGenerationMixin(FastSearchMixin):
 class VaswaniGenerationMixin(FastSearchMixin):
     """Overrides hooks of `generate()` with the rules of this module; a base class in front of [`PreTrainedModel`]."""
 
-    # See [`find_loading_error`]. A pipeline rejects a model that has one.
+    # Weights that the files of the model lack, or have beyond it. A pipeline rejects a model that has one.
     loading_error: str | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         _fill_in(self.generation_config)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """
-        Loads a model as [`PreTrainedModel`] does, and sets `loading_error` if its weights are incomplete or damaged.
-
-        Raises:
-            RuntimeError: a weight has another shape in the file than in the model, without `ignore_mismatched_sizes`.
-        """
-        ours = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = super().from_pretrained(*args, **kwargs | ours)
-        if not kwargs.get("ignore_mismatched_sizes"):
-            check_shapes(model, report)
-        model.loading_error = find_loading_error(model, report)
-        return (model, report) if kwargs.get("output_loading_info") else model
 
     def train(self, mode: bool = True) -> Any:
         """Sets the mode as [`nn.Module`] does. Training a model accepts the weights that it was loaded with."""
@@ -206,14 +193,13 @@ class VaswaniGenerationMixin(FastSearchMixin):
         Loads the generation config for `from_pretrained`, and adds the settings that an older file lacks.
 
         Raises:
-            ValueError: generation_config.json is damaged, or has a number that no search can use.
+            ValueError: generation_config.json cannot be read.
         """
         try:
             super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
             is_made_up = getattr(self.generation_config, "_from_model_config", True)
             if generation_config is None and name is not None and is_made_up:
-                check_settings_file(name, **kwargs)
-            check_settings(self.generation_config)
+                check_readable(name, **kwargs)
         # transformers uses values of any type before it checks them.
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"generation_config.json of {name} cannot be used: {error}") from error
@@ -442,6 +428,22 @@ def _fill_in(generation_config: GenerationConfig) -> None:
     for name, default in DEFAULTS.items():
         if not hasattr(generation_config, name):
             setattr(generation_config, name, default)
+
+
+def check_readable(name: str, **kwargs: Any) -> None:
+    """
+    Checks a generation_config.json that transformers has not read: it treats a file that is damaged, or that the Hub
+    did not send, like a missing one. Raises a `ValueError`; `kwargs` are those of `from_pretrained`.
+    """
+    file = os.path.join(kwargs.get("subfolder") or "", "generation_config.json")
+    path: Any = os.path.join(name, file)
+    if not os.path.isdir(name):
+        path = try_to_load_from_cache(name, file, kwargs.get("cache_dir"), kwargs.get("revision"))
+        if path is None and not (kwargs.get("local_files_only") or is_offline_mode()):
+            raise ValueError("the Hub did not send it.")
+    if isinstance(path, str) and os.path.isfile(path):
+        with open(path, encoding="utf-8") as opened:
+            json.load(opened)
 
 
 def check_settings(generation_config: GenerationConfig) -> None:

@@ -50,7 +50,6 @@ from .kernels_vaswani import (
     share_of_others,
     smoothed_linear_cross_entropy,
 )
-from .loading_vaswani import check_names
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
@@ -504,8 +503,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         package the stacks and heads that both have; transformers reports the weights that are new.
 
         Raises:
-            ValueError: if the folder's model has none of the stacks of this class, or weights have other names in the
-                file than in the model.
+            ValueError: if the folder's model has none of the stacks of this class, or is of this class and has weights
+                under other names.
         """
         with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
@@ -514,7 +513,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         model, report = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
         )
-        check_names(model, report)
+        kinds = {kind: each for kind in ("missing", "unexpected") if (each := report[f"{kind}_keys"])}
+        if kinds:
+            found = ", ".join(f"{len(each)} {kind} (first: {min(each)})" for kind, each in kinds.items())
+            model.loading_error = f"The weights of {model.name_or_path} do not match its config.json: {found}."
+            # Under another name, a weight of the same class would stay random.
+            if len(kinds) == 2 and model.config.architectures == [cls.__name__]:
+                raise ValueError(model.loading_error)
         if names:
             # transformers would save the matrix under the name that it was loaded from.
             model.__dict__.pop("_weight_conversions", None)
