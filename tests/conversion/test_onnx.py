@@ -28,7 +28,8 @@ from hf_vaswani.conversion.onnx import OnnxTranslator, save
 PAD, EOS = 0, 2
 WORDS = [f"{first}{second}" for first in "bdfgklm" for second in ("a", "e", "i", "o", "u", "ai")]
 MODELS = {
-    "post": {"layer_norm_eps": 0.05},
+    "post": {"layer_norm_eps": 0.05, "sinusoid_layout": "tensor2tensor", "position_offset": 2, "type_vocab_size": 3}
+    | {"embedding_norm": True, "scale_embedding": False},
     "pre": {"norm_position": "pre", "position_encoding": "learned", "max_position_embeddings": 30}
     | {"activation_function": "gelu", "attention_bias": True, "lm_head_bias": True, "d_k": 5, "d_v": 7}
     | {"tie_word_embeddings": False, "share_embeddings": False, "encoder_layers": 1, "decoder_layers": 3},
