@@ -1,6 +1,5 @@
 """
-Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate`, `evaluate`, tables,
-the server and the pipeline.
+CTranslate2 in place of `generate()`, behind `translate`, `evaluate`, tables, the server and the pipeline.
 
 A model is converted once, and compared once with what was written. The result lies in the cache of Hugging Face, and
 is found again by the path of the model's folder and the digests of its files.
@@ -8,7 +7,6 @@ is found again by the path of the model's folder and the digests of its files.
 
 import copy
 import hashlib
-import importlib
 import json
 import logging
 import os
@@ -28,17 +26,16 @@ from transformers import GenerationConfig
 from ..files import atomic_folder, digest, find_damage, read_sealed, sealed
 from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..translation.batches import to_translate
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
-from .protocol import Loaded, Translate
+from .protocol import Loaded
 from .settings import active_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
-LIBRARIES = {"ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
-# Names of the engines in `SETTINGS`.
-IN_SETTINGS = {"ctranslate2": "CTranslate2", "onnx": "OnnxTranslator"}
+ENGINES = ("auto", "torch", "ctranslate2")
+# Name of the library, in messages and in `SETTINGS`.
+NAME = "CTranslate2"
 RECORD = "engine.json"
 
 
@@ -48,8 +45,8 @@ class EngineOptions:
     Choice of an engine.
 
     Attributes:
-        name (`str`): `"torch"`, `"ctranslate2"`, `"onnx"`, or `"auto"`: CTranslate2 where it searches by exactly the
-            model's settings.
+        name (`str`): `"torch"`, `"ctranslate2"`, or `"auto"`: CTranslate2 where it searches by exactly the model's
+            settings.
         compute_type (`str`, *optional*): number format in which CTranslate2 computes: `"float32"` (default), `"int8"`,
             `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`): whether an engine may use the closest settings that it has.
@@ -67,18 +64,17 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
-        known = ("auto", "torch", *LIBRARIES)
-        if self.name not in known:
-            raise ValueError(f"{self.option('engine')} must be one of {', '.join(known)}, but it is {self.name!r}.")
+        if self.name == "onnx":
+            raise ValueError(
+                f"{self.option('engine', 'onnx')} is no longer there: use {self.option('engine', 'ctranslate2')}, "
+                "which is faster and has beams; hf-vaswani convert --to onnx still writes the graphs."
+            )
+        if self.name not in ENGINES:
+            raise ValueError(f"{self.option('engine')} must be one of {', '.join(ENGINES)}, but it is {self.name!r}.")
         for given, name in ((self.compute_type, "compute_type"), (self.approximate, "approximate")):
-            if given and self.name in ("torch", "onnx"):
+            if given and self.name == "torch":
                 needed = f"{self.option('engine', 'ctranslate2')} or {self.option('engine', 'auto')}"
                 raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
-
-    @property
-    def kind(self) -> str:
-        """The engine that is tried: `"auto"` tries CTranslate2."""
-        return "ctranslate2" if self.name == "auto" else self.name
 
     def option(self, name: str, value: str = "") -> str:
         """Returns an option, with or without a value, as the user writes it."""
@@ -126,13 +122,11 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
     if options.name == "torch":
         return None
     try:
-        check_search(options, models, models[0].generation_config, options.n_best)
+        check_search(options, models, models[0].generation_config)
         found = _prepared(options, Loaded(models[0], tokenizer, folder), on_cpu=_only_on_cpu(models[0]))
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
-    if options.kind == "onnx":
-        return lambda sentences: _with_words(found.translate, tokenizer, sentences)
     return lambda sentences: found.candidates(sentences, options.n_best)
 
 
@@ -143,9 +137,7 @@ def _take_torch(options: EngineOptions, error: Exception) -> None:
     logger.info(f"Engine: torch. {getattr(error, 'why', str(error)).rstrip('.')}.")
 
 
-def check_search(
-    options: EngineOptions, models: Sequence[Any], settings: GenerationConfig, n_best: int | None
-) -> None:
+def check_search(options: EngineOptions, models: Sequence[Any], settings: GenerationConfig) -> None:
     """
     Checks that an engine can translate with a model by exactly its settings, or, if the options allow it, by settings
     that are close to them.
@@ -154,7 +146,6 @@ def check_search(
         options ([`EngineOptions`]): the engine.
         models (`Sequence` of [`PreTrainedModel`]): one model, or an ensemble.
         settings ([`GenerationConfig`]): settings of the search.
-        n_best (`int`, *optional*): size of n-best lists.
 
     Raises:
         UnsupportedError: it cannot.
@@ -162,14 +153,14 @@ def check_search(
     """
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
-    reasons = obstacles(options, models) or _unsupported(options, models[0], settings, n_best)
+    reasons = obstacles(options, models) or _unsupported(models[0], settings)
     advice = f"Use {options.option('engine', 'torch')}"
-    if not reasons and options.kind == "ctranslate2" and not options.approximate:
+    if not reasons and not options.approximate:
         reasons = inexact_rules(settings)
         closest = options.switch("approximate")
         advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
     if reasons:
-        raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {'; '.join(reasons)}", advice)
+        raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(reasons)}", advice)
 
 
 def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
@@ -185,21 +176,14 @@ def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
     return []
 
 
-def _unsupported(options: EngineOptions, model: Any, settings: GenerationConfig, n_best: int | None) -> list[str]:
-    """Returns the settings that an engine does not have, in words that follow "with"."""
-    missing = unsupported_settings(settings, IN_SETTINGS[options.kind])
-    found = [f"{key}={value!r}" for key, value in missing.items()]
+def _unsupported(model: Any, settings: GenerationConfig) -> list[str]:
+    """Returns the settings that CTranslate2 does not have, in words that follow "with"."""
+    found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, NAME).items()]
     found += ["eos_token_id=None"] * (settings.eos_token_id in (None, []))
-    if options.kind == "ctranslate2":
-        start = start_token_id(settings, model.config)
-        # The converted model has its own.
-        is_other = start != start_token_id(model.generation_config, model.config)
-        found += [f"decoder_start_token_id={start}"] * is_other
-    else:
-        found += [options.switch("shortlist")] * options.shortlist
-        lists = "num_return_sequences" if options.in_code else "--n-best"
-        found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + [lists] * bool(n_best)
-    return found
+    start = start_token_id(settings, model.config)
+    # The converted model has its own.
+    is_other = start != start_token_id(model.generation_config, model.config)
+    return found + [f"decoder_start_token_id={start}"] * is_other
 
 
 def inexact_rules(settings: GenerationConfig) -> list[str]:
@@ -223,7 +207,7 @@ def inexact_rules(settings: GenerationConfig) -> list[str]:
 
 def is_on_cpu(engine: str, device: torch.device) -> bool:
     """Returns whether an engine that is named computes on the CPU, though the model may be on a device."""
-    return engine == "onnx" or (engine == "ctranslate2" and not _has_device(device.type, device.index or 0))
+    return engine == "ctranslate2" and not _has_device(device.type, device.index or 0)
 
 
 def _only_on_cpu(model: Any) -> bool:
@@ -242,12 +226,10 @@ def _has_device(device: str, index: int = 0) -> bool:
 
 def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False, on_cpu: bool = False) -> Any:
     """
-    Returns the translator of an engine, with the converted model. By default, each thread translates a batch of its
+    Returns the translator of CTranslate2, with the converted model. By default, each thread translates a batch of its
     own; for single sentences, they share one where that is much faster. The device is the model's, unless the engine
     computes on the CPU alone.
     """
-    if options.kind == "onnx":
-        return _onnx_translator(options, loaded)
     from . import ctranslate2
 
     is_on_gpu = loaded.model.device.type == "cuda" and not on_cpu
@@ -293,24 +275,6 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     return found
 
 
-def _onnx_translator(options: EngineOptions, loaded: Loaded) -> Any:
-    """Returns the translator of ONNX Runtime, with the converted model."""
-    from . import onnx
-
-    # Builds for other devices are distributions of other names.
-    library = importlib.import_module("onnxruntime").__version__
-
-    def write(to: Path) -> None:
-        # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
-        model = _as_saved(loaded)
-        onnx.save(replace(loaded, model=model), to)
-        _check_same(options, model, onnx.OnnxTranslator(to))
-
-    place = kept_conversion(loaded, "onnx", library, write)
-    logger.info(f"Engine: ONNX Runtime {library}")
-    return onnx.OnnxTranslator(place)
-
-
 def _as_saved(loaded: Loaded) -> Any:
     """
     Returns the model of the files in float32, on the CPU and in evaluation mode: the one that is loaded may be on
@@ -330,18 +294,10 @@ def _check_same(options: EngineOptions, model: Any, translator: Any) -> None:
     difference = largest_difference(model, translator.logits)
     if not difference < TOLERANCE:
         why = (
-            f"{LIBRARIES[options.kind]} computes other logits than this model: they differ by {difference:.2g}, but "
+            f"{NAME} computes other logits than this model: they differ by {difference:.2g}, but "
             f"rounding explains at most {TOLERANCE:g}"
         )
         raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
-
-
-def _with_words(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
-    """Translates the sentences that have words; the others are their own translations."""
-    found, chosen, _ = to_translate(tokenizer, sentences)
-    for i, text in zip(chosen, translate([sentences[i] for i in chosen]), strict=True):
-        found[i] = text
-    return [[(0.0, text)] for text in found]
 
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------
@@ -380,7 +336,7 @@ def pipeline_engine(
         # The settings of each call are checked then.
         if reasons := obstacles(options, [model]):
             advice = f"Use {options.option('engine', 'torch')}"
-            raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {reasons[0]}", advice)
+            raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}", advice)
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
         found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True, on_cpu=_only_on_cpu(model))
@@ -412,12 +368,11 @@ class PipelineEngine:
     Args:
         options ([`EngineOptions`]): the engine.
         model ([`VaswaniForConditionalGeneration`]): the model.
-        translator ([`Ctranslate2Translator`] or [`OnnxTranslator`]): the engine with the converted model.
+        translator ([`Ctranslate2Translator`]): the engine with the converted model.
     """
 
     def __init__(self, options: EngineOptions, model: Any, translator: Any) -> None:
         self.options, self.model, self.translator = options, model, translator
-        self.name = LIBRARIES[options.kind]
         self.said: set[str] = set()
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> torch.Tensor | None:
@@ -450,8 +405,8 @@ class PipelineEngine:
         try:
             if given:
                 advice = f"Use {self.options.option('engine', 'torch')}"
-                raise UnsupportedError(f"{self.name} cannot translate with {'; '.join(given)}", advice)
-            check_search(self.options, [self.model], config, n_best)
+                raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(given)}", advice)
+            check_search(self.options, [self.model], config)
             self._check_length(int(attention_mask.sum(dim=1).max()))
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
@@ -460,11 +415,8 @@ class PipelineEngine:
             return None
         rows_of = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
         sources = [[id_ for id_, seen in zip(ids, mask, strict=True) if seen] for ids, mask in rows_of]
-        if self.options.kind == "onnx":
-            rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
-        else:
-            found = self.translator.search(sources, config, n_best, all_entries)
-            rows = [row for candidates in found for _, row in candidates]
+        found = self.translator.search(sources, config, n_best, all_entries)
+        rows = [row for candidates in found for _, row in candidates]
         ends = eos_token_ids(config)
         if (forced := config.forced_eos_token_id) is not None:
             last = forced if isinstance(forced, int) else forced[0]
@@ -479,8 +431,8 @@ class PipelineEngine:
     def _check_length(self, longest: int) -> None:
         """Raises an [`UnsupportedError`] if a table of positions is too short for a source."""
         positions = self.translator.positions
-        if positions is not None and longest > positions:
-            why = f"{self.name} has {positions:,} positions, too few for a source of {longest:,} tokens"
+        if longest > positions:
+            why = f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens"
             raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
 
 
@@ -527,7 +479,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
                 (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
     except OSError as error:
-        why = f"The model converted for {LIBRARIES.get(name, name)} cannot be kept: {error}"
+        why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
     return place
 

@@ -11,14 +11,14 @@ DEFAULT_LENGTH = 20
 SETTINGS: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "do_sample": ((None, False), {"Marian"}),
     "min_length": ((None, 0), {"Marian"}),
-    "min_new_tokens": ((None, 0), {"Marian", "CTranslate2", "OnnxTranslator"}),
+    "min_new_tokens": ((None, 0), {"Marian", "CTranslate2"}),
     "no_repeat_ngram_size": ((None, 0), {"Marian", "CTranslate2"}),
     "encoder_no_repeat_ngram_size": ((None, 0), {"Marian"}),
     "repetition_penalty": ((None, 1.0), {"Marian", "CTranslate2"}),
     "forced_bos_token_id": ((None,), {"Marian"}),
     "begin_suppress_tokens": ((None, []), {"Marian"}),
     "bad_words_ids": (([],), {"Marian", "CTranslate2"}),
-    "max_length_offset": ((None,), {"CTranslate2", "OnnxTranslator"}),
+    "max_length_offset": ((None,), {"CTranslate2"}),
     "max_time": ((None,), {"Marian"}),
     "stop_strings": ((None, []), {"Marian"}),
     "encoder_repetition_penalty": ((None, 1.0), {"Marian"}),
@@ -31,9 +31,9 @@ SETTINGS: dict[str, tuple[tuple[Any, ...], set[str]]] = {
     "penalty_alpha": ((None, 0.0), {"Marian"}),
     "constraints": ((None,), {"Marian"}),
     "force_words_ids": ((None,), {"Marian"}),
-    # OnnxTranslator has no beams, and CTranslate2's notes give its closest settings.
-    "length_penalty_type": (("power",), {"CTranslate2", "OnnxTranslator"}),
-    "finish_candidates": (("top",), {"CTranslate2", "OnnxTranslator"}),
+    # CTranslate2's notes give its closest settings.
+    "length_penalty_type": (("power",), {"CTranslate2"}),
+    "finish_candidates": (("top",), {"CTranslate2"}),
 }
 
 

@@ -61,9 +61,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
         split_sentences (`bool`, *optional*, defaults to `False`), markup (`str`, *optional*): defaults of every call,
             see [`~VaswaniText2TextGenerationPipeline.__call__`].
-        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, `"onnx"`, or
-            `"auto"`: CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others
-            need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
+        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, or `"auto"`:
+            CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others need the
+            package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
         compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
             `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest

@@ -337,7 +337,7 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
     assert "Products in float32, because bfloat16 is 1.00 times as fast, and 1.15 are needed" in caplog.text
     for options, words in (
         (("--dtype", "auto", "--int8"), "--dtype is for torch with unquantized weights, but --int8 is given"),
-        (("--dtype", "auto", "--engine", "onnx"), "but --engine is onnx: with ctranslate2, use --compute-type"),
+        (("--dtype", "auto", "--engine", "auto"), "but --engine is auto: with ctranslate2, use --compute-type"),
     ):
         code, _, err = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 2 and words in err

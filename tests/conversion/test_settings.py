@@ -84,7 +84,7 @@ def test_the_generation_config_overrides_the_start_token() -> None:
 
 def test_each_engine_reports_the_settings_that_it_ignores() -> None:
     assert ON.keys() == SETTINGS.keys()
-    for engine in ("Marian", "CTranslate2", "OnnxTranslator"):
+    for engine in ("Marian", "CTranslate2"):
         assert ignored_settings(config(), engine) == []
         for name, value in ON.items():
             told = ignored_settings(config(**{name: value}), engine)
