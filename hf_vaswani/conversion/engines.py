@@ -51,7 +51,6 @@ class EngineOptions:
             `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
-        in_code (`bool`): whether messages name arguments of Python, and not options of the command line.
         shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
     """
 
@@ -59,38 +58,26 @@ class EngineOptions:
     compute_type: str | None = None
     approximate: bool = False
     n_best: int | None = None
-    in_code: bool = False
     shortlist: bool = False
 
     def check(self) -> None:
         """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
         if self.name == "onnx":
             raise ValueError(
-                f"{self.option('engine', 'onnx')} is no longer there: use {self.option('engine', 'ctranslate2')}, "
-                "which is faster and has beams; hf-vaswani convert --to onnx still writes the graphs."
+                "engine=onnx is no longer there: use engine=ctranslate2, which is faster and has beams; hf-vaswani "
+                "convert --to onnx still writes the graphs."
             )
         if self.name not in ENGINES:
-            raise ValueError(f"{self.option('engine')} must be one of {', '.join(ENGINES)}, but it is {self.name!r}.")
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but it is {self.name!r}.")
         for given, name in ((self.compute_type, "compute_type"), (self.approximate, "approximate")):
             if given and self.name == "torch":
-                needed = f"{self.option('engine', 'ctranslate2')} or {self.option('engine', 'auto')}"
-                raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
-
-    def option(self, name: str, value: str = "") -> str:
-        """Returns an option, with or without a value, as the user writes it."""
-        if self.in_code:
-            return f"{name}={value!r}" if value else name
-        return f"--{name.replace('_', '-')} {value}".strip()
-
-    def switch(self, name: str) -> str:
-        """Returns a switch that is on as the user writes it."""
-        return f"{name}=True" if self.in_code else self.option(name)
+                raise ValueError(f"{name} needs engine=ctranslate2 or engine=auto, but engine is torch.")
 
 
 class UnsupportedError(ValueError):
     """An engine cannot translate as it should: why, and what to do."""
 
-    def __init__(self, why: str, advice: str) -> None:
+    def __init__(self, why: str, advice: str = "Use engine=torch") -> None:
         super().__init__(f"{why}. {advice}.")
         self.why = why
 
@@ -154,11 +141,10 @@ def check_search(options: EngineOptions, models: Sequence[Any], settings: Genera
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
     reasons = obstacles(options, models) or _unsupported(models[0], settings)
-    advice = f"Use {options.option('engine', 'torch')}"
+    advice = "Use engine=torch"
     if not reasons and not options.approximate:
         reasons = inexact_rules(settings)
-        closest = options.switch("approximate")
-        advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
+        advice += ", or its closest settings with approximate"
     if reasons:
         raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(reasons)}", advice)
 
@@ -235,19 +221,18 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     is_on_gpu = loaded.model.device.type == "cuda" and not on_cpu
     device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
     compute_type = options.compute_type or "float32"
-    ctranslate2.check_compute_type(compute_type, device, options.option("compute_type"))
+    ctranslate2.check_compute_type(compute_type, device)
     settings, config = loaded.model.generation_config, loaded.model.config
 
     def write(to: Path) -> None:
         model = _as_saved(loaded)
         ctranslate2.write(replace(loaded, model=model), to)
         written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
-        _check_same(options, model, written)
+        _check_same(model, written)
 
     place = kept_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
-        why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has a space"
-        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
+        raise UnsupportedError(f"{NAME} cannot translate with the shortlist, because an entry has a space")
     threads = torch.get_num_threads() if device == "cpu" else 1
 
     def translator(threads_per_batch: int) -> Any:
@@ -287,17 +272,16 @@ def _as_saved(loaded: Loaded) -> Any:
     return model
 
 
-def _check_same(options: EngineOptions, model: Any, translator: Any) -> None:
-    """Raises an [`UnsupportedError`] if an engine computes other logits than the model that was converted for it."""
+def _check_same(model: Any, translator: Any) -> None:
+    """Raises an [`UnsupportedError`] if CTranslate2 computes other logits than the model that was converted for it."""
     from .convert import TOLERANCE, largest_difference
 
     difference = largest_difference(model, translator.logits)
     if not difference < TOLERANCE:
-        why = (
-            f"{NAME} computes other logits than this model: they differ by {difference:.2g}, but "
-            f"rounding explains at most {TOLERANCE:g}"
+        raise UnsupportedError(
+            f"{NAME} computes other logits than this model: they differ by {difference:.2g}, but rounding explains "
+            f"at most {TOLERANCE:g}"
         )
-        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
 
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------
@@ -328,15 +312,14 @@ def pipeline_engine(
         ValueError: the engine cannot translate with this model or the compute type, or the weights have changed.
         ImportError: its library is not installed.
     """
-    options = EngineOptions(engine, compute_type, approximate, in_code=True, shortlist=shortlist)
+    options = EngineOptions(engine, compute_type, approximate, shortlist=shortlist)
     options.check()
     if engine == "torch":
         return None
     try:
         # The settings of each call are checked then.
         if reasons := obstacles(options, [model]):
-            advice = f"Use {options.option('engine', 'torch')}"
-            raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}", advice)
+            raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}")
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
         found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True, on_cpu=_only_on_cpu(model))
@@ -404,8 +387,7 @@ class PipelineEngine:
         n_best = config.num_return_sequences if (config.num_return_sequences or 1) > 1 else None
         try:
             if given:
-                advice = f"Use {self.options.option('engine', 'torch')}"
-                raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(given)}", advice)
+                raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(given)}")
             check_search(self.options, [self.model], config)
             self._check_length(int(attention_mask.sum(dim=1).max()))
         except UnsupportedError as error:
@@ -432,8 +414,7 @@ class PipelineEngine:
         """Raises an [`UnsupportedError`] if a table of positions is too short for a source."""
         positions = self.translator.positions
         if longest > positions:
-            why = f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens"
-            raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
+            raise UnsupportedError(f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens")
 
 
 # ---- Converted models --------------------------------------------------------------------------------------------

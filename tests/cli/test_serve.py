@@ -217,10 +217,10 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         (["--engine", "auto", "--dtype", "auto"], "--dtype is for torch, but --engine is auto"),
         (
             ["--compute-type", "int8"],
-            "needs --engine ctranslate2 or --engine auto, but --engine is torch.",
+            "needs engine=ctranslate2 or engine=auto, but engine is torch.",
         ),
-        (["--engine", "ctranslate2"], "--approximate"),
-        (["--engine", "onnx"], "--engine onnx is no longer there: use --engine ctranslate2"),
+        (["--engine", "ctranslate2"], "with approximate."),
+        (["--engine", "onnx"], "engine=onnx is no longer there: use engine=ctranslate2"),
         (["--model", "nowhere"], "There is no model folder 'nowhere'"),
     ],
 )

@@ -125,7 +125,7 @@ def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, command, capsy
     save_random(run[0] / "run" / "model")
     assert main(["shortlist", str(run[0] / "my.yaml")]) == 0
     assert main([*command, "--engine=ctranslate2", "--shortlist"]) == 2
-    assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
+    assert "CTranslate2 cannot translate with the shortlist, because an entry has a space" in capsys.readouterr().err
     assert main([*command, "--engine=auto", "--shortlist"]) == 0
 
 

@@ -356,35 +356,26 @@ def test_errors_of_the_source_do_not_name_the_destination(spms, tmp_path, capsys
     assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize(
-    ("to", "words"),
-    [
-        (
-            "ctranslate2",
-            ("translations: do_sample=True, min_length=5, begin_suppress_tokens=[7].",
-             "of the same names: pass repetition_penalty=1.3.", "pass min_decoding_length=0."),
-        ),
-    ],
-)  # fmt: skip
-def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys, to, words) -> None:
+def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
     with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
-    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to)
-    assert code == 0 and all(each in said for each in words)
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 0 and "translations: do_sample=True, min_length=5, begin_suppress_tokens=[7]." in said
+    assert "repetition_penalty=1.3," in said and "min_decoding_length=0," in said
 
 
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"max_length_offset": 0}, "the number of tokens in the longest source + 0."),
-        ({"max_length_offset": None}, "pass max_decoding_length=20."),
-        ({"max_length_offset": 2}, "longest source + 2."),
-        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "longest source + 1."),
-        ({"max_new_tokens": 5}, "pass max_decoding_length=5."),
-        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "pass max_decoding_length=4."),
-        ({"max_length": 5}, "pass max_decoding_length=4."),
-        ({"max_new_tokens": 5, "min_new_tokens": 3}, "pass min_decoding_length=3."),
+        ({"max_length_offset": 0}, "max_decoding_length=<source tokens + 0>"),
+        ({"max_length_offset": None}, "max_decoding_length=20 "),
+        ({"max_length_offset": 2}, "<source tokens + 2>"),
+        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "<source tokens + 1>"),
+        ({"max_new_tokens": 5}, "max_decoding_length=5 "),
+        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "max_decoding_length=4 "),
+        ({"max_length": 5}, "max_decoding_length=4 "),
+        ({"max_new_tokens": 5, "min_new_tokens": 3}, "min_decoding_length=3,"),
     ],
     ids=str,
 )

@@ -112,22 +112,28 @@ def test_each_sentence_has_its_own_maximum_length(tmp_path, num_beams) -> None:
             {"num_beams": 4},
             r"length_penalty_type='gnmt'; finish_candidates='all'; early_stopping='never'",
         ),
-        (SAME_RULES | {"num_beams": 4, "early_stopping": None}, "with early_stopping=False. --approx"),
-        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2. Use --engine torch"),
+        (
+            SAME_RULES | {"num_beams": 4, "early_stopping": None},
+            "with early_stopping=False. Use engine=torch, or its closest settings with approximate",
+        ),
+        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2. Use engine=torch"),
         # CTranslate2 changes logits, where transformers changes log-probabilities.
         (
             SAME_RULES | {"num_beams": 4, "repetition_penalty": 1.5},
-            "repetition_penalty=1.5. --approximate",
+            "repetition_penalty=1.5. Use engine=torch, or its closest",
         ),
-        (SAME_RULES | {"num_beams": 4, "no_repeat_ngram_size": 2}, "no_repeat_ngram_size=2. --approx"),
-        (SAME_RULES | {"num_beams": 4, "min_new_tokens": 6}, "min_new_tokens=6. --approximate"),
+        (
+            SAME_RULES | {"num_beams": 4, "no_repeat_ngram_size": 2},
+            "no_repeat_ngram_size=2. Use engine=torch, or its closest",
+        ),
+        (SAME_RULES | {"num_beams": 4, "min_new_tokens": 6}, "min_new_tokens=6. Use engine=torch, or its closest"),
         (
             SAME_RULES | {"num_beams": 4, "bad_words_ids": [[7]]},
-            r"bad_words_ids=\[\[7\]\]. --approximate",
+            r"bad_words_ids=\[\[7\]\]. Use engine=torch, or its closest",
         ),
         (
             SAME_RULES | {"num_beams": 4, "suppress_tokens": [7]},
-            r"suppress_tokens=\[7\]. --approximate",
+            r"suppress_tokens=\[7\]. Use engine=torch, or its closest",
         ),
     ],
 )
@@ -357,9 +363,9 @@ def test_an_engine_that_computes_something_else_is_refused(tmp_path, monkeypatch
     )
     of_another_function(monkeypatch)
     (tmp_path / "in.txt").write_text("one\n")
-    with pytest.raises(ValueError, match=f"{words} .* rounding explains at most 0.001. Use --engine torch"):
+    with pytest.raises(ValueError, match=f"{words} .* rounding explains at most 0.001. Use engine=torch"):
         translated(folder, [], "ctranslate2")
-    with pytest.raises(ValueError, match=f"{words} .*engine='torch'"):
+    with pytest.raises(ValueError, match=f"{words} .*engine=torch"):
         translator(folder, engine="ctranslate2")
     assert not kept(folder).exists()
     with caplog.at_level(logging.INFO, "hf_vaswani"):
@@ -532,7 +538,7 @@ def test_a_call_that_an_engine_cannot_take_is_an_error_or_torch(translators, cap
     settings = settings | ({"streamer": Ends()} if "streamer" in settings else {})
     with pytest.raises(ValueError, match=f"CTranslate2 cannot translate with .*{re.escape(words)}") as error:
         named("one two three", **settings)
-    assert "engine='torch'" in str(error.value)
+    assert "engine=torch" in str(error.value)
     with caplog.at_level(logging.INFO, "hf_vaswani"):
         torch.manual_seed(1)
         found = [left_open("one two three", **settings) for _ in range(2)]
@@ -572,7 +578,7 @@ def test_more_candidates_than_beams_are_generate_s_error(tmp_path) -> None:
 @pytest.mark.slow
 def test_a_pipeline_s_closest_rules(tmp_path) -> None:
     folder, sentences = saved(tmp_path / "model", {"num_beams": 4}), random_sentences()
-    with pytest.raises(ValueError, match="approximate=True takes its closest settings, engine='torch' the exact"):
+    with pytest.raises(ValueError, match="Use engine=torch, or its closest settings with approximate"):
         translator(folder, engine="ctranslate2")("one")
     pipe = translator(folder, engine="ctranslate2", approximate=True, compute_type="int8_float32")
     assert pipe.engine.translator.translator.compute_type == "int8_float32"
@@ -599,8 +605,8 @@ def test_a_model_that_has_changed_is_refused(tmp_path, caplog) -> None:
     ("options", "words"),
     [
         ({"engine": "fast"}, "engine must be one of auto, torch, ctranslate2, but it is 'fast'"),
-        ({"engine": "onnx"}, "engine='onnx' is no longer there: use engine='ctranslate2', which is faster"),
-        ({"compute_type": "int8"}, "compute_type needs engine='ctranslate2' or engine='auto', but engine is torch"),
+        ({"engine": "onnx"}, "engine=onnx is no longer there: use engine=ctranslate2, which is faster"),
+        ({"compute_type": "int8"}, "compute_type needs engine=ctranslate2 or engine=auto, but engine is torch"),
         ({"engine": "ctranslate2", "compute_type": "int3"}, "compute_type int3 is not supported by the CPU"),
         ({"engine": "ctranslate2", "autocast": "bfloat16"}, "autocast is for torch, but engine is 'ctranslate2'"),
     ],
@@ -635,9 +641,9 @@ def test_models_of_other_classes_are_refused(tmp_path) -> None:
     [
         (
             ["--compute-type", "int8"],
-            "needs --engine ctranslate2 or --engine auto, but --engine is torch",
+            "needs engine=ctranslate2 or engine=auto, but engine is torch",
         ),
-        (["--engine", "onnx"], "--engine onnx is no longer there: use --engine ctranslate2, which is faster"),
+        (["--engine", "onnx"], "engine=onnx is no longer there: use engine=ctranslate2, which is faster"),
         (["--engine", "ctranslate2", "--int8"], "--int8 is for torch, but --engine is ctranslate2"),
         (["--engine", "ctranslate2"], "CTranslate2 cannot translate with length_penalty_type='gnmt'"),
     ],
