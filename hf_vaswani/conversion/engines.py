@@ -2,15 +2,17 @@
 CTranslate2 in place of `generate()`, behind `translate`, `evaluate`, tables, the server and the pipeline.
 
 A model is converted once, and compared once with what was written. The result lies in the cache of Hugging Face, and
-is found again by the path of the model's folder and the digests of its files.
+is found again by the path of the model's folder and the digests of its files. A later process reads neither these nor
+the conversion as a whole, as long as the file system says that they are the same.
 """
 
-import copy
 import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,9 +25,10 @@ from huggingface_hub.constants import HF_HOME
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from ..files import atomic_folder, digest, find_damage, read_sealed, sealed
+from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
 from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.sharing_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
 from .protocol import Loaded
@@ -228,7 +231,8 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
         model = _as_saved(loaded)
         ctranslate2.write(replace(loaded, model=model), to)
         written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
-        _check_same(model, written)
+        with evaluation_mode(model):
+            _check_same(model, written)
 
     place = kept_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
@@ -251,8 +255,13 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
 
     found, how = translator(1), ""
     if single_sentences and threads > 1:
-        shared = translator(threads)
-        speedup = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
+        findings, key = Findings(place.parent), f"speedup of {threads} threads that share a batch of {compute_type}"
+        speedup = findings.content.get(key)
+        if speedup is None or speedup >= WORTHWHILE:
+            shared = translator(threads)
+        if speedup is None:
+            speedup = findings.content[key] = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
+            findings.save()
         if speedup >= WORTHWHILE:
             found, how = shared, f" that share each batch, which is {speedup:.1f} times as fast for a sentence"
     kind, where = found.translator.compute_type, device if device == "cpu" else f"{device}:{index}"
@@ -262,11 +271,11 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
 
 def _as_saved(loaded: Loaded) -> Any:
     """
-    Returns the model of the files in float32, on the CPU and in evaluation mode: the one that is loaded may be on
-    another device or have rounded weights.
+    Returns the model of the files in float32 and on the CPU: the one that is loaded may be on another device or have
+    rounded weights.
     """
     if loaded.model.dtype == torch.float32 and loaded.model.device.type == "cpu":
-        return copy.deepcopy(loaded.model).eval()
+        return loaded.model
     model = load_model(loaded.folder, torch.float32)
     model.generation_config = loaded.model.generation_config
     return model
@@ -437,21 +446,23 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     """
     folder = loaded.folder.resolve()
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
-    record: dict[str, Any] = {"model": {file: digest(folder / file) for file in names}, "library": library}
+    place = _place(folder, name)
+    findings = Findings(place.parent)
+    record: dict[str, Any] = {"model": {file: findings.digest(folder / file) for file in names}, "library": library}
     # A tokenizer may be given that is not the one in the folder.
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
     record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
     settings = loaded.model.generation_config
     record["tokens"] = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
     record["compared"] = True
-    place = _place(folder, name)
     try:
-        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record) is None:
+        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record, findings) is None:
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_name(f".{name}.lock")):
-            reason = _reason_to_write(place, record)
+            reason = _reason_to_write(place, record, findings)
             if reason is None:
+                findings.save()
                 return place
             if place.exists():
                 logger.warning(f"{place} is converted anew, because {reason}.")
@@ -459,13 +470,16 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
                 write(temporary)
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
                 (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
+            for file, found in files.items():
+                findings.remember(place / file, found)
+            findings.save()
     except OSError as error:
         why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
     return place
 
 
-def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
+def _reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -> str | None:
     """Returns why a converted model cannot be used, as the end of a sentence, or `None`."""
     if not place.exists():
         return "it does not exist"
@@ -485,7 +499,57 @@ def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
         return "it was written for other tokens at the start and end"
     if noted.get("compared") != record["compared"]:
         return "it was not compared with the model"
-    return find_damage(place, noted.get("files", {}))
+    files = noted.get("files", {})
+    if all((place / file).is_file() and findings.digest(place / file) == found for file, found in files.items()):
+        return None
+    return find_damage(place, files)
+
+
+class Findings:
+    """
+    What earlier processes found out about a model: digests of files, each with what the file system said of the file,
+    and how fast threads are.
+
+    Args:
+        folder (`Path`): folder in which it lies, in `findings.json`; it is empty if there is none, or a damaged one.
+    """
+
+    # In seconds: a file that is younger may change again within the same tick of a file system's clock.
+    TICK = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "findings.json"
+        self.content: dict[str, Any] = {}
+        with suppress(ValueError, OSError):
+            self.content = read_sealed(self.path)
+        self.before = dict(self.content)
+
+    def digest(self, path: Path) -> str:
+        """Returns the SHA-256 of a file, which is read only if it may have changed."""
+        size, *times, inode = _signature(path)
+        noted = self.content.get(str(path))
+        if noted is not None and noted[:-1] == [size, *times, inode]:
+            return noted[-1]
+        found = digest(path)
+        if time.time_ns() - max(times) > self.TICK * 1e9:
+            self.content[str(path)] = [size, *times, inode, found]
+        return found
+
+    def remember(self, path: Path, sha256: str) -> None:
+        """Notes the SHA-256 of a file that this process has just written."""
+        self.content[str(path)] = [*_signature(path), sha256]
+
+    def save(self) -> None:
+        """Writes what is new, if that is possible."""
+        if self.content != self.before:
+            with suppress(OSError):
+                atomic_write_text(self.path, json.dumps(sealed(self.content)))
+
+
+def _signature(path: Path) -> list[int]:
+    """Returns the size of a file, the times when it was changed, and its number: others after each change."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _place(folder: Path, name: str) -> Path:

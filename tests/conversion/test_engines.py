@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import multiprocessing
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -338,6 +339,43 @@ def test_a_prepared_model_is_used_where_nothing_can_be_written(tmp_path, monkeyp
     monkeypatch.setattr(engines.os, "access", lambda *_: False)
     monkeypatch.setattr(engines, "FileLock", None)
     assert translated(folder, sentences, "ctranslate2") == expected
+
+
+# ---- What is known of it
+
+
+def test_a_later_process_reads_no_file_as_a_whole(tmp_path, monkeypatch) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences(5)
+    monkeypatch.setattr(engines.Findings, "TICK", 0)
+    first = translated(folder, sentences, "ctranslate2")
+    read = []
+    digest = engines.digest
+    monkeypatch.setattr(engines, "digest", lambda path: read.append(path.name) or digest(path))
+    assert translated(folder, sentences, "ctranslate2") == first and read == []
+    # What is damaged is unknown.
+    (kept(folder).parent / "findings.json").write_text("{")
+    assert translated(folder, sentences, "ctranslate2") == first and "model.safetensors" in read
+
+
+def test_a_change_is_noticed_if_size_and_time_stay(tmp_path, monkeypatch, caplog) -> None:
+    folder, sentences = saved(tmp_path / "model"), random_sentences()
+    monkeypatch.setattr(engines.Findings, "TICK", 0)
+    translated(folder, sentences, "ctranslate2")
+    weights, before = folder / "model.safetensors", (folder / "model.safetensors").stat()
+    other = saved(tmp_path / "other", seed=1) / "model.safetensors"
+    weights.write_bytes(other.read_bytes())
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    expected = translated(folder, sentences, "torch")
+    assert equal_texts(translated(folder, sentences, "ctranslate2"), expected) >= len(sentences) - 1
+    assert "because the model has changed" in caplog.text
+
+
+def test_a_file_that_may_still_change_is_read_again(tmp_path) -> None:
+    folder = saved(tmp_path / "model")
+    translated(folder, [], "ctranslate2")
+    known = read_sealed(kept(folder).parent / "findings.json")
+    assert {Path(name).parent for name in known} == {kept(folder)}, "only what the process has written itself"
 
 
 # ---- The comparison with the model
@@ -685,6 +723,10 @@ def test_threads_share_a_batch_where_a_sentence_is_faster(
     found = pipeline("translation", model=str(folder), engine="ctranslate2")
     assert found.engine.translator.threads == found.engine.translator.translator.num_translators == batches
     assert ("that share each batch" in caplog.text) == (threads_of_a_batch == 4)
+    # It is measured once.
+    monkeypatch.setattr(Ctranslate2Translator, "seconds_of_a_sentence", None)
+    found = pipeline("translation", model=str(folder), engine="ctranslate2")
+    assert found.engine.translator.threads == batches
     sentences = random_sentences()
     expected = pipeline("translation", model=str(folder))(sentences, batch_size=16)
     texts = [each["translation_text"] for each in found(sentences, batch_size=16)]
