@@ -26,13 +26,12 @@ from safetensors import safe_open
 from transformers import GenerationConfig
 
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
-from ..model.generation_vaswani import EARLY_STOPPING
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.sharing_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
 from .protocol import Loaded
-from .settings import active_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
+from .settings import approximated_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -143,11 +142,20 @@ def check_search(options: EngineOptions, models: Sequence[Any], settings: Genera
     """
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
-    reasons = obstacles(options, models) or _unsupported(models[0], settings)
-    advice = "Use engine=torch"
-    if not reasons and not options.approximate:
-        reasons = inexact_rules(settings)
-        advice += ", or its closest settings with approximate"
+    advice, model = "Use engine=torch", models[0]
+    reasons = obstacles(options, models)
+    if not reasons:
+        found = unsupported_settings(settings, NAME)
+        if settings.eos_token_id in (None, []):
+            found["eos_token_id"] = None
+        start = start_token_id(settings, model.config)
+        # The converted model has its own.
+        if start != start_token_id(model.generation_config, model.config):
+            found["decoder_start_token_id"] = start
+        if not found and not options.approximate:
+            found = approximated_settings(settings)
+            advice += ", or its closest settings with approximate"
+        reasons = [f"{name}={value!r}" for name, value in found.items()]
     if reasons:
         raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(reasons)}", advice)
 
@@ -163,35 +171,6 @@ def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
     if options.name == "auto" and _only_on_cpu(model):
         return [f"the {model.device.type} of this machine"]
     return []
-
-
-def _unsupported(model: Any, settings: GenerationConfig) -> list[str]:
-    """Returns the settings that CTranslate2 does not have, in words that follow "with"."""
-    found = [f"{key}={value!r}" for key, value in unsupported_settings(settings, NAME).items()]
-    found += ["eos_token_id=None"] * (settings.eos_token_id in (None, []))
-    start = start_token_id(settings, model.config)
-    # The converted model has its own.
-    is_other = start != start_token_id(model.generation_config, model.config)
-    return found + [f"decoder_start_token_id={start}"] * is_other
-
-
-def inexact_rules(settings: GenerationConfig) -> list[str]:
-    """Returns the rules of beam search that CTranslate2 does not have, as `name=value`."""
-    if (settings.num_beams or 1) == 1:
-        return []
-    # CTranslate2 changes logits, and transformers log-probabilities, which no longer sum to 1.
-    changed = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty")
-    rules = active_settings(settings, ("length_penalty_type", "finish_candidates", *changed))
-    rules |= {name: found for name in ("bad_words_ids", "suppress_tokens") if (found := getattr(settings, name, None))}
-    if settings.length_penalty == 0:
-        # Both types then compare log-probabilities.
-        rules.pop("length_penalty_type", None)
-    early_stopping = settings.early_stopping
-    if early_stopping is None:
-        early_stopping = EARLY_STOPPING[settings.length_penalty_type]
-    if early_stopping is not True:
-        rules["early_stopping"] = early_stopping
-    return [f"{name}={value!r}" for name, value in rules.items()]
 
 
 def is_on_cpu(engine: str, device: torch.device) -> bool:
@@ -253,17 +232,18 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
             index,
         )
 
-    found, how = translator(1), ""
+    speedup = 1.0
     if single_sentences and threads > 1:
-        findings, key = Findings(place.parent), f"speedup of {threads} threads that share a batch of {compute_type}"
-        speedup = findings.content.get(key)
-        if speedup is None or speedup >= WORTHWHILE:
-            shared = translator(threads)
-        if speedup is None:
-            speedup = findings.content[key] = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
+        findings = Findings(place.parent)
+        key = f"CTranslate2 {version('ctranslate2')}, {compute_type}: speedup of {threads} threads that share a batch"
+        if key not in findings.content:
+            alone, shared = (translator(number).seconds_of_a_sentence() for number in (1, threads))
+            findings.content[key] = alone / shared
             findings.save()
-        if speedup >= WORTHWHILE:
-            found, how = shared, f" that share each batch, which is {speedup:.1f} times as fast for a sentence"
+        speedup = findings.content[key]
+    share = speedup >= WORTHWHILE
+    found = translator(threads if share else 1)
+    how = f" that share each batch, which is {speedup:.1f} times as fast for a sentence" if share else ""
     kind, where = found.translator.compute_type, device if device == "cpu" else f"{device}:{index}"
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {where}, {threads} threads{how}")
     return found
