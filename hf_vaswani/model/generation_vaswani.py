@@ -48,7 +48,6 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ from transformers.utils import logging
 
 from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
 from .products_vaswani import fast_products
-from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
+from .rules_vaswani import CALL, BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
 from .shortlist_vaswani import Shortlist
 
 logger = logging.get_logger(__name__)
@@ -83,8 +82,6 @@ CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "t
 # Settings that are whole numbers of at least 1, and the largest exponent of a length that float32 can represent.
 COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
 LARGEST_ALPHA = 10
-# Rules of the beam search of transformers that is running: its hooks have no argument for them.
-RUNNING_RULES: ContextVar[BeamSearchRules] = ContextVar("running_rules")
 
 
 def fast_search(model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -100,7 +97,7 @@ def fast_search(model: Any, input_ids: torch.Tensor, generation_config: Generati
         from .search_vaswani import fast_search_inputs
     except (ImportError, AttributeError) as error:
         logger.warning_once(f"Falling back to transformers' own search, because {error}.")
-        if generation_config._ensemble or generation_config._shortlist:
+        if search_call().ensemble or search_call().shortlist:
             raise ValueError(f"Ensembles and shortlists need the search of this model, but {error}.") from error
         return None
     return fast_search_inputs(model, input_ids, generation_config, **kwargs)
@@ -108,6 +105,14 @@ def fast_search(model: Any, input_ids: torch.Tensor, generation_config: Generati
 
 class FastSearchMixin(GenerationMixin):
     """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generates as [`GenerationMixin.generate`] does, with the settings of this module."""
+        token = CALL.set(SearchCall())
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            CALL.reset(token)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -138,7 +143,8 @@ class CausalGenerationMixin(FastSearchMixin):
         """Notes the padding, which [`_prepare_generated_length`] does not receive."""
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         mask = model_kwargs.get("attention_mask")
-        prepared._padding = int((mask == 0).sum(dim=1).min()) if mask is not None and mask.dim() == 2 else 0
+        if mask is not None and mask.dim() == 2:
+            search_call().padding = int((mask == 0).sum(dim=1).min())
         return prepared, model_kwargs
 
     def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
@@ -146,17 +152,17 @@ class CausalGenerationMixin(FastSearchMixin):
         config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
         if self.config.position_encoding == "learned":
             # The last token of a text is not read.
-            most = self.config.max_position_embeddings + config._padding + 1
+            padding = search_call().padding
+            most = self.config.max_position_embeddings + padding + 1
             if kwargs["input_ids_length"] >= most:
                 raise ValueError(
-                    f"The longest prompt has {kwargs['input_ids_length'] - config._padding} tokens, but the model has "
+                    f"The longest prompt has {kwargs['input_ids_length'] - padding} tokens, but the model has "
                     f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
                 )
             limit_length(config, most)
-        config._ensemble, config._shortlist = (), None
         config.length_penalty_type, config.finish_candidates = "power", "top"
         texts = kwargs["inputs_tensor"]
-        config._max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
+        search_call().max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
         return config
 
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -214,7 +220,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
         shortlist = kwargs.pop("shortlist", None)
         check_shortlist(self, shortlist, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        prepared._ensemble, prepared._shortlist = tuple(ensemble), shortlist
+        call = search_call()
+        call.ensemble, call.shortlist = tuple(ensemble), shortlist
         given = {} if generation_config is None else vars(generation_config)
         layers = (kwargs, given, vars(self.generation_config))
         for name, default in DEFAULTS.items():
@@ -235,7 +242,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
                 setattr(prepared, name, defaults[prepared.length_penalty_type])
         # _prepare_generated_length needs these and does not receive the mask.
         mask = model_kwargs.get("attention_mask")
-        prepared._source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
+        call.source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
         return prepared, model_kwargs
 
     def _validate_generation_mode(
@@ -246,7 +253,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         if generation_mode in ("greedy_search", "beam_search"):
             return
         for name in ("ensemble", "shortlist"):
-            if getattr(generation_config, f"_{name}"):
+            if getattr(search_call(), name):
                 raise ValueError(
                     f"{name} supports plain greedy and beam search only, but the settings ask for "
                     f"{generation_mode.replace('_', ' ')}."
@@ -260,12 +267,13 @@ class VaswaniGenerationMixin(FastSearchMixin):
         inputs_tensor: torch.Tensor,
         **kwargs: Any,
     ) -> GenerationConfig:
-        """Sets the maximum lengths of the sentences, `_max_lengths`, and the longest of them for the batch."""
+        """Finds the maximum lengths of the sentences, and sets the longest of them for the batch."""
         offset, max_lengths = generation_config.max_length_offset, None
-        configs = [model.config for model in (self, *generation_config._ensemble)]
+        call = search_call()
+        configs = [model.config for model in (self, *call.ensemble)]
         tables = [each.max_position_embeddings for each in configs if each.position_encoding == "learned"]
         if has_default_max_length and generation_config.max_new_tokens is None and offset is not None:
-            lengths = generation_config._source_lengths
+            lengths = call.source_lengths
             if lengths is None:
                 # Ids, embeddings, or the placeholder for ids that transformers makes from `encoder_outputs`.
                 lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1], device=inputs_tensor.device)
@@ -284,8 +292,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
             limit_length(generation_config, positions + 1)
         same = torch.full(inputs_tensor.shape[:1], generation_config.max_length, device=inputs_tensor.device)
         # The other models of an ensemble encode the source from these.
-        generation_config._inputs = inputs_tensor
-        generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
+        call.inputs = inputs_tensor
+        call.max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
 
     def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -302,8 +310,9 @@ class VaswaniGenerationMixin(FastSearchMixin):
                 if isinstance(criterion, MaxLengthCriteria):
                     # Sinusoids have no table that a long output could exceed; transformers would warn.
                     criterion.max_position_embeddings = None
-        if generation_config._max_lengths.min() < generation_config.max_length:
-            criteria.append(SourceLengthCriteria(generation_config._max_lengths))
+        max_lengths = search_call().max_lengths
+        if max_lengths.min() < generation_config.max_length:
+            criteria.append(SourceLengthCriteria(max_lengths))
         return criteria
 
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -317,13 +326,10 @@ class VaswaniGenerationMixin(FastSearchMixin):
         # transformers returns scores of hypotheses only together with the scores of every step.
         only_scores = generation_config.return_dict_in_generate and not generation_config.output_scores
         generation_config.output_scores |= only_scores
-        token = RUNNING_RULES.set(rules)
-        try:
-            # transformers creates tensors without naming a device.
-            with input_ids.device:
-                found = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
-        finally:
-            RUNNING_RULES.reset(token)
+        search_call().rules = rules
+        # transformers creates tensors without naming a device.
+        with input_ids.device:
+            found = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
         if only_scores:
             found.scores = None
         return found
@@ -344,7 +350,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         **kwargs: Any,
     ) -> Any:
         """Keeps the best finished hypotheses, by [`BeamSearchRules.finish`]."""
-        scores, is_finished, chosen = RUNNING_RULES.get().finish(
+        scores, is_finished, chosen = search_call().rules.finish(
             is_early_stop_heuristic_unsatisfied,
             beam_scores,
             is_sent_finished,
@@ -371,7 +377,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Returns which sentences can still improve, by [`BeamSearchRules.may_improve`]."""
-        return RUNNING_RULES.get().may_improve(
+        return search_call().rules.may_improve(
             is_early_stop_heuristic_unsatisfied,
             running_beam_scores,
             beam_scores,

@@ -27,12 +27,12 @@ from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
     HOOKS,
-    RUNNING_RULES,
     CausalGenerationMixin,
     FastSearchMixin,
     VaswaniGenerationMixin,
     changed_hooks,
 )
+from hf_vaswani.model.rules_vaswani import search_call
 
 from .. import networks
 from ..conftest import ROOT, dear
@@ -813,7 +813,7 @@ def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
     assert search(model, inputs, **outer, logits_processor=[Translates()]) == expected
     assert len(inside) > 2 and all(found == expected_inside for found in inside)
     with pytest.raises(LookupError):
-        RUNNING_RULES.get()
+        search_call()
 
 
 def test_changed_methods_of_transformers_are_found() -> None:
