@@ -58,7 +58,7 @@ from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
 from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
-from .products_vaswani import fast_products
+from .kernels_vaswani import fast_products
 from .rules_vaswani import CALL, BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
 from .shortlist_vaswani import Shortlist
 
@@ -543,4 +543,4 @@ if CHANGED_HOOKS:
     for kind, name in itertools.product((VaswaniGenerationMixin, CausalGenerationMixin, FastSearchMixin), HOOKS):
         if name in vars(kind):
             delattr(kind, name)
-    FastSearchMixin.generate = generate_as_transformers
+    FastSearchMixin.generate = generate_as_transformers  # type: ignore[method-assign]

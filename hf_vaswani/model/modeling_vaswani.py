@@ -45,15 +45,16 @@ from .contract_vaswani import (
 )
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
+    attention_of,
     cpu_dropout,
     is_plain_linear,
+    linear,
     share_of_others,
     smoothed_linear_cross_entropy,
 )
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
-from .products_vaswani import attention_of, linear
 
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")

@@ -26,7 +26,7 @@ from transformers.generation import (
 
 from .cache_vaswani import EnsembleDecoder, Prompt, find_change
 from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
-from .products_vaswani import fast_products
+from .kernels_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, search_call, special_ids
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
