@@ -229,6 +229,9 @@ MIN_ONEDNN = 2**22
 Product = Callable[[torch.Tensor], torch.Tensor]
 # What this thread computes in place of modules.
 INSTEAD: ContextVar[Mapping[nn.Module, Callable[..., Any]]] = ContextVar("instead", default=MappingProxyType({}))
+# The modules of this package and how each computes, as their files say. By it the search of `generate()` sees which
+# modules of a model somebody changed.
+FORWARD: dict[type, Callable[..., Any]] = {}
 
 
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from transformers.generation import (
 )
 
 from .cache_vaswani import EnsembleDecoder, Prompt, find_change
-from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
+from .configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
 from .kernels_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, search_call, special_ids
 
@@ -278,6 +278,11 @@ def is_clock(criterion: StoppingCriteria) -> bool:
     """
     is_declared = getattr(criterion, "reads_tokens", True) is False
     return is_declared or is_of_transformers(type(criterion), {"MaxTimeCriteria"})
+
+
+def is_of_transformers(kind: type, names: set[str]) -> bool:
+    """Returns whether a class is one of transformers with one of these names."""
+    return kind.__name__ in names and kind.__module__.split(".")[0] == "transformers"
 
 
 # ---- Parts of all searches ---------------------------------------------------------------------------------------
