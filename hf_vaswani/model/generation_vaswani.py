@@ -43,7 +43,6 @@ does so unless it is 0, this model's default, or missing: then the first `eos_to
 """
 
 import inspect
-import itertools
 import json
 import math
 import os
@@ -141,48 +140,6 @@ class FastSearchMixin(GenerationMixin):
 
             return single_search(input_ids, generation_config, inputs, streamer)
         return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
-
-
-class CausalGenerationMixin(FastSearchMixin):
-    """`generate()` of a decoder on its own: the settings and rules of transformers."""
-
-    def _prepare_generation_config(
-        self, generation_config: GenerationConfig | None, **kwargs: Any
-    ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Notes the padding, which [`_prepare_generated_length`] does not receive."""
-        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        mask = model_kwargs.get("attention_mask")
-        if mask is not None and mask.dim() == 2:
-            search_call().padding = int((mask == 0).sum(dim=1).min())
-        return prepared, model_kwargs
-
-    def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
-        """Sets what the searches read: transformers' rules, and one maximum length for all texts."""
-        config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
-        if self.config.position_encoding == "learned":
-            # The last token of a text is not read.
-            padding = search_call().padding
-            most = self.config.max_position_embeddings + padding + 1
-            if kwargs["input_ids_length"] >= most:
-                raise ValueError(
-                    f"The longest prompt has {kwargs['input_ids_length'] - padding} tokens, but the model has "
-                    f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
-                )
-            limit_length(config, most)
-        config.length_penalty_type, config.finish_candidates = "power", "top"
-        texts = kwargs["inputs_tensor"]
-        search_call().max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
-        return config
-
-    def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
-        """Runs [`beam_search`], or transformers' own if it cannot take the call."""
-        inputs = fast_search(self, input_ids, generation_config, **kwargs)
-        if inputs is None:
-            return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
-        from .search_vaswani import beam_search
-
-        rules = BeamSearchRules.from_config(generation_config, input_ids)
-        return beam_search(input_ids, generation_config, inputs, rules)
 
 
 class VaswaniGenerationMixin(FastSearchMixin):
@@ -617,8 +574,17 @@ def generate_as_transformers(self: Any, inputs: Any = None, generation_config: A
 
 # Importing must not fail: a saved model has this file, and must load and train with any later transformers.
 CHANGED_HOOKS = changed_hooks(GenerationMixin)
-if CHANGED_HOOKS:
-    for kind, name in itertools.product((VaswaniGenerationMixin, CausalGenerationMixin, FastSearchMixin), HOOKS):
+
+
+def without_changed_hooks(kind: Any) -> Any:
+    """Returns a class without the methods that override those of transformers, if one of these has changed."""
+    for name in HOOKS if CHANGED_HOOKS else ():
         if name in vars(kind):
             delattr(kind, name)
+    return kind
+
+
+for kind in (VaswaniGenerationMixin, FastSearchMixin):
+    without_changed_hooks(kind)
+if CHANGED_HOOKS:
     FastSearchMixin.generate = generate_as_transformers  # type: ignore[method-assign]

@@ -50,9 +50,6 @@ from .kernels_vaswani import (
     smoothed_linear_cross_entropy,
 )
 
-# Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
-from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
-
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
 # Weights of the models with a head, which others leave out when they load.
@@ -535,6 +532,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         Saves the model as [`PreTrainedModel.save_pretrained`] does, and a matrix with two names under both, unless
         loading ties the one to the other.
         """
+        # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
+        from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
+
         record_tied_output(self)
         weights = self.state_dict() if state_dict is None else state_dict
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None

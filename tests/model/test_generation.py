@@ -27,11 +27,11 @@ from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
     HOOKS,
-    CausalGenerationMixin,
     FastSearchMixin,
     VaswaniGenerationMixin,
     changed_hooks,
 )
+from hf_vaswani.model.heads_vaswani import CausalGenerationMixin
 from hf_vaswani.model.rules_vaswani import search_call
 
 from .. import networks

@@ -51,8 +51,10 @@ try:
     AutoModelForCausalLM.from_pretrained(folder, **trust)
 except ValueError as error:
     refused = str(error)
+model.generate(ids, max_new_tokens=1)
 model.save_pretrained(sys.argv[4] + "/model")
 translators[0].save_pretrained(sys.argv[4] + "/pipeline")
+(find_change,) = (module.find_change for name, module in sys.modules.items() if name.endswith(".cache_vaswani"))
 print(json.dumps({
     "module": type(model).__module__,
     "logits": model(input_ids=ids, decoder_input_ids=ids).logits.tolist(),
