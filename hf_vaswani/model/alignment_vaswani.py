@@ -6,13 +6,18 @@ the step that predicts the word or at the next one, whose input the word is: "Sh
 2004.14837).
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .sentences_vaswani import MOST_POSITIONS, language_tags, length_groups
 from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
@@ -317,30 +322,80 @@ def attention_to_source(
     Returns:
         `torch.FloatTensor` of shape `(layers, batch, target, source)`: attention weights, averaged over the heads. Row
         0 of the target predicts its first token, and row 1 has this token as its input.
+
+    Raises:
+        ValueError: a module in place of such an attention does not compute by queries and keys.
     """
-    hidden = inputs["attention_mask"][:, None, None] == 0  # [batch, 1, 1, source]
-    encoder_states = model.model.encoder(**inputs).last_hidden_state
-    decoder = model.model.decoder
-    states = decoder.positions(decoder.embed(model.prepare_decoder_input_ids_from_labels(labels), None))
-    causal_mask = create_causal_mask(model.config, states, None, None)
-    padding_mask = create_bidirectional_mask(
-        model.config, states, inputs["attention_mask"], encoder_hidden_states=encoder_states
-    )
     found: dict[int, torch.Tensor] = {}
-    # Hooks would stop the fast search of other threads that translate with the model.
-    for number, layer in enumerate(decoder.layers[: max(layers) + 1]):
-
-        def attend(queries: torch.Tensor, number: int = number, attention: Any = layer.cross_attn) -> torch.Tensor:
-            if number in layers:
-                query = attention.split_heads(attention.q_proj(queries))
-                key = attention.split_heads(attention.k_proj(encoder_states))
-                found[number] = _mean_attention(query, key, hidden[:, 0], attention.scaling)
-            return attention(queries, padding_mask, encoder_states)[0]
-
-        states = layer.self_attn_norm(states, lambda x, layer=layer: layer.self_attn(x, causal_mask)[0])
-        states = layer.cross_attn_norm(states, attend)
-        states = layer.feed_forward_norm(states, layer.feed_forward.forward)
+    hidden = inputs["attention_mask"][:, None] == 0  # [batch, 1, source]
+    _readable(model.model.decoder, layers, hidden, found)(
+        input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+        encoder_hidden_states=model.model.encoder(**inputs).last_hidden_state,
+        encoder_attention_mask=inputs["attention_mask"],
+        use_cache=False,
+        output_attentions=False,
+        output_hidden_states=False,
+    )
+    for layer in layers:
+        if layer not in found:
+            raise ValueError(f"Alignments need the attention of layer {layer}, but another module is in its place.")
     return torch.stack([found[layer] for layer in layers])
+
+
+# Name of [`_read_weights`] among the attention functions of transformers.
+READING = "vaswani_alignment"
+
+
+def _readable(decoder: Any, layers: Sequence[int], hidden: torch.Tensor, found: dict[int, torch.Tensor]) -> Any:
+    """
+    Returns a decoder of the same modules, up to the last of these layers, whose attention to the source is written to
+    `found`. Only what leads to this attention is copied, without its weights: hooks or another config of the shared
+    modules would be seen by threads that translate with the model.
+    """
+
+    def reading(attention: Any, number: int) -> Any:
+        copied = _copied(attention)
+        config = copy.copy(attention.config)
+        copied.alignment = (number, hidden, found, config._attn_implementation)
+        config._attn_implementation = READING
+        copied.config = config
+        return copied
+
+    copies = nn.ModuleList()
+    for number, layer in enumerate(decoder.layers[: max(layers) + 1]):
+        if number in layers and isinstance(getattr(layer.cross_attn, "config", None), PretrainedConfig):
+            layer = _copied(layer, cross_attn=reading(layer.cross_attn, number))
+        copies.append(layer)
+    return _copied(decoder, layers=copies)
+
+
+def _copied(module: nn.Module, **parts: nn.Module) -> nn.Module:
+    """Returns a module that shares all with another one, except for these parts; it is not compiled."""
+    module = getattr(module, "_orig_mod", module)
+    copied = copy.copy(module)
+    copied._modules = {**module._modules, **parts}
+    for name, value in vars(module).items():
+        # The hooks of accelerate are such attributes.
+        if isinstance(value, MethodType) and value.__self__ is module:
+            vars(copied)[name] = MethodType(value.__func__, copied)
+        elif isinstance(value, partial) and value.args[:1] == (module,):
+            vars(copied)[name] = partial(value.func, copied, *value.args[1:], **value.keywords)
+    return copied
+
+
+def _read_weights(
+    module: Any, query: torch.Tensor, key: torch.Tensor, *args: Any, scaling: float, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Computes attention as the model does, and averages its weights over the heads on the way."""
+    from .modeling_vaswani import eager_attention_forward
+
+    number, hidden, found, implementation = module.alignment
+    found[number] = _mean_attention(query, key, hidden, scaling)
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+    return attention(module, query, key, *args, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
+
+
+ALL_ATTENTION_FUNCTIONS.register(READING, _read_weights)
 
 
 def _mean_attention(query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor, scaling: float) -> torch.Tensor:

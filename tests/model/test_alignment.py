@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import peft
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model import alignment_vaswani
 from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
+from hf_vaswani.translation import quantization
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -42,6 +45,65 @@ def test_pieces_have_the_attention_weights_of_their_layer(model, tokenizer, laye
         assert (tokens + 1, len(alignment.source) + 1) == weights.shape
         expected = weights[shift : tokens + shift, :-1]
         torch.testing.assert_close(alignment.probabilities, expected, atol=1e-6, rtol=0)
+
+
+def with_lora(model: Any) -> None:
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "fc1"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, model)
+
+
+def with_int8(model: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantization, "ENTRIES_WORTH_IT", 1)
+        model.model.decoder = quantization.to_int8(model).model.decoder
+
+
+def with_hooks(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        add_hook_to_module(layer, ModelHook())
+        add_hook_to_module(layer.cross_attn, ModelHook())
+        layer.register_forward_hook(lambda module, _, states: states + 0.1)
+
+
+def with_another_network(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        layer.feed_forward = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+
+
+def with_compiled_layers(model: Any) -> None:
+    layers = model.model.decoder.layers
+    layers[1] = torch.compile(layers[1], backend="eager")
+    layers[2].compile(backend="eager")
+
+
+@pytest.mark.parametrize("change", [with_lora, with_int8, with_hooks, with_another_network, with_compiled_layers])
+def test_the_modules_of_the_model_compute(model, tokenizer, change) -> None:
+    change(model)
+    found = alignments(model, tokenizer, SOURCES[:1], TARGETS[:1], unit="pieces", layer=2)[0].probabilities
+    inputs = tokenizer(SOURCES[:1], text_target=TARGETS[:1], return_tensors="pt")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True).cross_attentions[2].mean(dim=1)[0]
+    torch.testing.assert_close(found, weights[: len(found), :-1], atol=1e-6, rtol=0)
+
+
+def test_other_threads_see_no_change_of_the_model(model, tokenizer) -> None:
+    attention, seen = model.model.decoder.layers[1].cross_attn, []
+    before = dict(vars(attention))
+
+    def watched(*_: Any) -> None:
+        seen.append((dict(vars(attention)) == before, model.config._attn_implementation))
+
+    handle = model.model.decoder.layers[1].feed_forward.register_forward_hook(watched)
+    alignments(model, tokenizer, SOURCES, TARGETS)
+    handle.remove()
+    assert set(seen) == {(True, "sdpa")}
+
+
+def test_what_has_no_such_attention_is_refused(model, tokenizer) -> None:
+    model.model.decoder.layers[1].cross_attn.forward = lambda states, *_, **__: (states, None)
+    with pytest.raises(ValueError, match="Alignments need the attention of layer 1, but another module is in its"):
+        alignments(model, tokenizer, SOURCES, TARGETS, layer=1)
 
 
 def test_words_join_the_attention_of_their_pieces(model, tokenizer) -> None:
