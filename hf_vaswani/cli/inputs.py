@@ -200,8 +200,8 @@ class Translators:
     Attributes:
         models (`list` of [`PreTrainedModel`]): one model, or an ensemble with one vocabulary.
         tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
-        tag (`str`): target language tag to prepend to each source; empty if none is needed.
-        expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
+        tags ([`LanguageTags`]): those of the tokenizer.
+        language (`str`, *optional*): target language of sources without a tag.
         engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
         dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
         shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
@@ -209,39 +209,28 @@ class Translators:
 
     models: list[Any]
     tokenizer: Any
-    tag: str
-    expected_tags: tuple[str, ...]
+    tags: Any
+    language: str | None = None
     engine: Any = None
     dtype: Any = None
     shortlist: Any = None
 
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
-        Prepends the target language tag to the lines that lack it. Blank lines stay blank.
+        Puts the tag of the target language in front of lines, see [`LanguageTags.put`].
 
         Args:
             lines (`Iterable[str]`): source sentences.
             name (`str`): name of their file, for errors.
 
         Raises:
-            ValueError: the model needs a tag, and a line has none.
+            ValueError: the model needs a tag, and a line has none, or a line has that of another language.
         """
         for number, line in enumerate(lines, start=1):
             try:
-                yield self.with_tag(line)
+                yield self.tags.put(line, self.language)
             except ValueError as error:
-                raise ValueError(f"{name}, line {number}, {error}") from error
-
-    def with_tag(self, line: str) -> str:
-        """Returns a source with the target language tag in front; raises `ValueError` if the model needs one."""
-        if not line.strip():
-            return line
-        if self.expected_tags and not line.startswith(self.expected_tags):
-            raise ValueError(
-                "has no target language tag: set --target-language, or start the line with one of "
-                f"{', '.join(self.expected_tags)}."
-            )
-        return line if line.startswith(self.tag) else f"{self.tag} {line}"
+                raise ValueError(f"{name}, line {number}: {error}") from error
 
 
 def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
@@ -405,7 +394,7 @@ def load_models(
     import torch
 
     from ..files import check_weights
-    from ..model.sentences_vaswani import language_tags
+    from ..model.sentences_vaswani import LanguageTags
     from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
 
@@ -419,11 +408,13 @@ def load_models(
     for name, (_, other) in zip(names, loaded, strict=True):
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
-    tag = _language_tag(models[0], tokenizer, target_language)
+    # Without its tag, a multilingual model would translate into any of its languages.
+    tags = LanguageTags(tokenizer, models[0].config, "--target-language", is_required=True)
+    if target_language is not None:
+        _check_language(tags, target_language)
     device = device or choose_device("auto")
     models = [model.to(device) for model in models]
-    # Without its tag, a multilingual model would translate into any of its languages.
-    return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
+    return Translators(models, tokenizer, tags, target_language)
 
 
 def load_recorded(
@@ -468,21 +459,16 @@ def check_name(name: str) -> None:
         raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name or user/name@v2.")
 
 
-def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> str:
-    """The tag of the target language; empty if the model needs none."""
+def _check_language(tags: Any, language: str) -> None:
+    """Raises a `ValueError` if the model does not translate into this language, or has no tag for it."""
     from ..data.tokenizer import find_language_tag
-    from ..model.sentences_vaswani import language_tags
 
-    if target_language is None:
-        return ""
-    targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
-    if targets and target_language not in targets:
+    if tags.targets and language not in tags.targets:
         raise ValueError(
-            f"The model translates into {', '.join(targets)}, but --target-language is {target_language!r}."
+            f"The model translates into {', '.join(tags.targets)}, but --target-language is {language!r}."
         )
-    if targets and not language_tags(tokenizer):
-        return ""
-    return find_language_tag(tokenizer, target_language)
+    if tags.by_language or not tags.targets:
+        find_language_tag(tags.tokenizer, language)
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------------

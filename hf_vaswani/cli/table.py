@@ -171,7 +171,9 @@ def load_translator(options: argparse.Namespace) -> tuple["Translator", dict[str
     translation = {name: getattr(options, name) for name in names}
     digests = [f"SHA-256 {model_digest(model, loaded.tokenizer)}" for model in loaded.models]
     translation |= {"models": digests, "search": settings_of(loaded.models[0].generation_config)}
-    return Translator(translate, loaded.with_tag, lambda: lines.lines_split), translation
+    return Translator(
+        translate, partial(loaded.tags.put, language=loaded.language), lambda: lines.lines_split
+    ), translation
 
 
 def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "Translator":

@@ -26,7 +26,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..files import split_revision
-from ..model.sentences_vaswani import language_tags
+from ..model.sentences_vaswani import LanguageTags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -193,7 +193,7 @@ def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
     Raises:
         ValueError: the vocabulary has no tag for this language; the message lists its languages.
     """
-    tags = language_tags(tokenizer)
+    tags = LanguageTags(tokenizer).by_language
     if language not in tags:
         known = f", only for {', '.join(tags)}" if tags else ": the vocabulary has no language tags"
         raise ValueError(f"There is no tag for the target language {language!r}{known}.")

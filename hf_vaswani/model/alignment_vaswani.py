@@ -8,7 +8,9 @@ the step that predicts the word or at the next one, whose input the word is: "Sh
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
@@ -19,8 +21,31 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .sentences_vaswani import MOST_POSITIONS, language_tags, length_groups
-from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
+from .sentences_vaswani import LOCK, MOST_POSITIONS, LanguageTags, evaluation_mode, length_groups
+
+_ENDS = threading.local()
+
+
+@contextmanager
+def ended_by(check: Callable[[], object]) -> Iterator[None]:
+    """
+    Lets this thread end long work beside the search, such as alignments, within the block.
+
+    Args:
+        check (`Callable[[], object]`): called every few milliseconds; it raises the error that ends the work.
+    """
+    before, _ENDS.check = getattr(_ENDS, "check", None), check
+    try:
+        yield
+    finally:
+        _ENDS.check = before
+
+
+def end_if_over() -> None:
+    """Raises the error of [`ended_by`] if the work of this thread is to end."""
+    if (check := getattr(_ENDS, "check", None)) is not None:
+        check()
+
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
@@ -253,8 +278,9 @@ def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]
         return []
     with LOCK:
         encoded = tokenizer(**{side: list(texts)}, return_offsets_mapping=True, verbose=False)
-        tags = tuple(language_tags(tokenizer).values())
-    begins = [next((len(tag) for tag in tags if text.startswith(tag)), 0) for text in texts]
+    tags = LanguageTags(tokenizer)
+    fronts = [tags.split(text)[0].strip() for text in texts]
+    begins = [text.index(front) + len(front) for text, front in zip(texts, fronts, strict=True)]
     return list(map(Text, texts, encoded["input_ids"], encoded["offset_mapping"], begins))
 
 

@@ -26,21 +26,20 @@ from .placement_vaswani import Block, translate_markup
 from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import (
     LEAST,
+    LOCK,
     MOST_PADDED,
     MOST_POSITIONS,
     TIMES_ON_ACCELERATORS,
+    LanguageTags,
+    evaluation_mode,
     fitting_spans,
     has_words,
     join_sentences,
-    kept_text,
-    language_tags,
     length_groups,
     longest_source,
     may_be_longer,
     sentence_spans,
-    without_tag,
 )
-from .sharing_vaswani import LOCK, evaluation_mode
 from .shortlist_vaswani import Shortlist
 
 
@@ -99,6 +98,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
+    _tags: LanguageTags | None = None
     # Prepares an engine. The package sets it; a copy of this file on the Hub is without.
     make_engine: ClassVar[Callable[..., Any] | None] = None
 
@@ -338,7 +338,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             if markup is None:
                 found = [_joined(*each) for each in translate_plain(texts)]
             else:
-                found = translate_markup(list(map(self._without_tag, texts)), markup, translate_aligned)
+                found = translate_markup(list(map(self.tags.split, texts)), markup, translate_aligned)
             return [[{f"{self.return_name}_text": text} for text in of_text] for of_text in found]
 
         if isinstance(inputs, str):
@@ -377,7 +377,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def _split(self, text: str, split: bool, longest: int | None) -> "_Split":
         """Returns the sentences of a text, or the text as one; sentences that are too long are cut."""
-        tag, text = self._without_tag(text)
+        tag, text = self.tags.split(text)
         spans = []
         for start, end in sentence_spans(text) if split else [(0, len(text))]:
             pieces = [(0, end - start)]
@@ -450,10 +450,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         """Returns whether the model gets a text, which is not kept."""
         return has_words(text) or (not self.translates and bool(text.strip()))
 
-    def _without_tag(self, text: str) -> tuple[str, str]:
-        """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
-        with LOCK:
-            return without_tag(text, language_tags(self.tokenizer).values())
+    @property
+    def tags(self) -> LanguageTags:
+        """The language tags of the tokenizer."""
+        if self._tags is None or self._tags.tokenizer is not self.tokenizer:
+            self._tags = LanguageTags(self.tokenizer, self.model.config)
+        return self._tags
 
     # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(
@@ -491,12 +493,11 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
         with LOCK:
-            tags = language_tags(self.tokenizer)
-            tag, _ = without_tag(input_, tags.values())
-            kept = kept_text(input_, tags.values())
+            tag, _ = self.tags.split(input_)
+            kept = self.tags.kept(input_)
             if kept and not self.translates:
                 kept = None
-            front = "" if kept is not None else self._language_tag(tags, target_language, tag)
+            front = "" if kept is not None else self.tags.front(tag, target_language)
             # The model does not read a text without words.
             sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
@@ -551,36 +552,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
         """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
         language = self._check_direction(src_lang, tgt_lang)[1]
-        with LOCK:
-            return (self.prefix or "") + self._language_tag(language_tags(self.tokenizer), language, tag)
-
-    def _language_tag(self, tags: dict[str, str], language: str | None, tag: str) -> str:
-        """
-        Returns the tag of the target language and a space, to put in front of a sentence, or nothing if the sentence
-        has a tag or the vocabulary has none.
-
-        Args:
-            tags (`dict[str, str]`): the vocabulary's tags, by language.
-            language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
-            tag (`str`): the sentence's own tag and a space, or nothing.
-        """
-        known = {pair[1] for pair in getattr(self.model.config, "language_pairs", None) or ()} & tags.keys()
-        if language is None and not tag and known:
-            if len(known) > 1:
-                raise ValueError(
-                    f"The model translates into {', '.join(sorted(known))}: choose one by tgt_lang, or put one of "
-                    f"{', '.join(tags[each] for each in sorted(known))} in front of the text."
-                )
-            (language,) = known
-        if language is None or not tags:
-            return ""
-        if language not in tags:
-            raise ValueError(
-                f"The vocabulary has no tag for the target language {language!r}, only for {', '.join(tags)}."
-            )
-        if tag and tag.strip() != tags[language]:
-            raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
-        return "" if tag else f"{tags[language]} "
+        return (self.prefix or "") + self.tags.front(tag, language)
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
         """

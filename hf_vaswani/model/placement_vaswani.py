@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from .alignment_vaswani import Alignment
+from .alignment_vaswani import Alignment, end_if_over
 from .markup_vaswani import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, parse
-from .sharing_vaswani import end_if_over
 
 Span = tuple[int, int]
 

@@ -1,10 +1,60 @@
 """Sentences as a model gets them: split and joined, tagged, kept without words, cut when too long, and in batches."""
 
+import os
 import re
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+import torch
+
+# ---- Models and tokenizers that several threads use --------------------------------------------------------------
+
+# Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
+# can share tokenizers and models, so they share the lock. Translation itself runs without it. The thread that holds it
+# can take it again, because a fork takes it, and a tokenizer may fork.
+LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
+@dataclass
+class _Use:
+    """The threads in [`evaluation_mode`] of one model, and its modules that they found in training mode."""
+
+    threads: int = 0
+    in_training: list[torch.nn.Module] = field(default_factory=list)
+
+
+IN_USE: defaultdict[torch.nn.Module, _Use] = defaultdict(_Use)
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode. The last of several threads to leave gives its modules their modes back."""
+    with LOCK:
+        use = IN_USE[model]
+        use.threads += 1
+        use.in_training += [module for module in model.modules() if module.training]
+        model.eval()
+    try:
+        yield
+    finally:
+        with LOCK:
+            use.threads -= 1
+            if not use.threads:
+                del IN_USE[model]
+                for module in use.in_training:
+                    module.training = True
+
+
+# ---- Sentences of a text -----------------------------------------------------------------------------------------
 
 OPENING, CLOSING = "\"'“”„‘’‚«»‹›([{¿¡", "\"'“”‘’«»‹›)]}"
 WHITE_SPACE = " \t\u00a0\u202f"
@@ -90,15 +140,6 @@ def join_sentences(text: str, spans: Sequence[tuple[int, int]], translations: Se
     return "".join(pieces) + (text[end:] if "\n" in text[end:] else "")
 
 
-def language_tags(tokenizer: Any) -> dict[str, str]:
-    """
-    Returns the tags of target languages in a vocabulary, as `{"de": "<2de>"}`. They are put in front of a source
-    sentence. A tokenizer for a single direction has no tags.
-    """
-    get_added_vocab = getattr(tokenizer, "get_added_vocab", dict)
-    return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
-
-
 # ---- Text without words ------------------------------------------------------------------------------------------
 
 # Letters that are not seen: the fillers of Hangul.
@@ -110,28 +151,101 @@ def has_words(text: str) -> bool:
     return any(sign.isalpha() and sign not in FILLERS for sign in text)
 
 
-def without_tag(text: str, tags: Iterable[str]) -> tuple[str, str]:
-    """Splits a text into one of these language tags at its beginning and a space, or nothing, and the rest."""
-    bare = text.lstrip()
-    tag = next((tag for tag in tags if bare.startswith(tag)), None)
-    return ("", text) if tag is None else (f"{tag} ", bare.removeprefix(tag).lstrip())
+# ---- Language tags -----------------------------------------------------------------------------------------------
 
 
-def kept_text(text: str, tags: Iterable[str]) -> str | None:
+class LanguageTags:
     """
-    Returns what stands for the translation of a text without words, for which a model would invent something.
+    The tags of target languages in a vocabulary, such as `<2de>`: each source sentence has one in front of it. The
+    tokenizer of a single direction has none.
 
     Args:
-        text (`str`): the text, with a language tag or without.
-        tags (`Iterable[str]`): the tags of the vocabulary.
-
-    Returns:
-        `str`: the text without its tag; nothing for white space alone. `None` for a text that has words.
+        tokenizer ([`PreTrainedTokenizerBase`]): the tokenizer; tokens may be added to it later.
+        config ([`PretrainedConfig`], *optional*): config of the model, which may have `language_pairs`.
+        option (`str`): where a language is chosen, for error messages.
+        is_required (`bool`): refuse text without a tag of a model that names no languages, too.
     """
-    _, rest = without_tag(text, tags)
-    if has_words(rest):
-        return None
-    return rest if rest.strip() else ""
+
+    def __init__(
+        self, tokenizer: Any, config: Any = None, option: str = "tgt_lang", is_required: bool = False
+    ) -> None:
+        self.tokenizer, self.config, self.option, self.is_required = tokenizer, config, option, is_required
+        self._size: int | None = None
+        self._tags: dict[str, str] = {}
+
+    @property
+    def by_language(self) -> dict[str, str]:
+        """The tags, as `{"de": "<2de>"}`."""
+        if not hasattr(self.tokenizer, "get_added_vocab"):
+            return {}
+        with LOCK:
+            size = len(self.tokenizer)
+            if size != self._size:
+                added = self.tokenizer.get_added_vocab()
+                self._tags = {match[1]: tag for tag in added if (match := re.fullmatch(r"<2(.+)>", tag))}
+                self._size = size
+            return self._tags
+
+    @property
+    def targets(self) -> list[str]:
+        """The languages that the model translates into, if its config names them."""
+        return list(dict.fromkeys(pair[1] for pair in getattr(self.config, "language_pairs", None) or ()))
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Splits a text into the tag at its beginning and a space, or nothing, and the rest."""
+        bare = text.lstrip()
+        for tag in self.by_language.values() if bare.startswith("<2") else ():
+            if bare.startswith(tag):
+                return f"{tag} ", bare.removeprefix(tag).lstrip()
+        return "", text
+
+    def front(self, tag: str, language: str | None) -> str:
+        """
+        Chooses what is put in front of a sentence.
+
+        Args:
+            tag (`str`): the sentence's own tag, as [`~LanguageTags.split`] returns it.
+            language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
+
+        Returns:
+            `str`: the tag of the language and a space, or nothing if the sentence has it or the vocabulary has none.
+
+        Raises:
+            ValueError: the vocabulary has no tag for the language, the sentence has another one, or neither chooses
+                among several.
+        """
+        tags, targets = self.by_language, self.targets
+        if language is None and not tag:
+            known = sorted(tags.keys() & targets) or sorted(tags if self.is_required and not targets else ())
+            if len(known) > 1 or (not targets and known):
+                raise ValueError(
+                    f"The model translates into {', '.join(known)}: choose one by {self.option}, or put one of "
+                    f"{', '.join(tags[each] for each in known)} in front of the text."
+                )
+            language = known[0] if known else None
+        if language is None or not tags:
+            return ""
+        if language not in tags:
+            raise ValueError(
+                f"The vocabulary has no tag for the target language {language!r}, only for {', '.join(tags)}."
+            )
+        if tag and tag.strip() != tags[language]:
+            raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
+        return "" if tag else f"{tags[language]} "
+
+    def put(self, text: str, language: str | None = None) -> str:
+        """Returns a text with a tag in front, see [`~LanguageTags.front`]. Blank text stays as it is."""
+        return self.front(self.split(text)[0], language) + text if text.strip() else text
+
+    def kept(self, text: str) -> str | None:
+        """
+        Returns what stands for the translation of a text without words, for which a model would invent something: the
+        text without its tag, and nothing for white space alone. `None` for a text that has words.
+        """
+        _, rest = self.split(text)
+        if has_words(rest):
+            return None
+        return rest if rest.strip() else ""
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ..model.alignment_vaswani import Alignment, alignments
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
-from ..model.sentences_vaswani import join_sentences, language_tags, sentence_spans
+from ..model.sentences_vaswani import LanguageTags, join_sentences, sentence_spans
 from ..visualization.explorer import explore
 from .batcher import OverdueError
 
@@ -61,8 +61,8 @@ class DemoTranslator:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.pipeline = VaswaniTranslationPipeline(model, tokenizer, batch_size=8)
-        targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
-        self.tags = {code: tag for code, tag in language_tags(tokenizer).items() if code in targets or not targets}
+        tags = LanguageTags(tokenizer, model.config)
+        self.tags = {code: tag for code, tag in tags.by_language.items() if code in (tags.targets or tags.by_language)}
 
     def settings(self, num_beams: float, length_penalty: float) -> dict[str, Any]:
         """Returns the settings of `generate()`; greedy search has no length penalty."""

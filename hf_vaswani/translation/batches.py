@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.batching import length_batches
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentences_vaswani import kept_text, language_tags
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import LanguageTags, evaluation_mode
 
 # Maximum of rows times longest source.
 TOKENS_PER_BATCH = 4096
@@ -126,8 +125,7 @@ def to_translate(
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    tags = language_tags(tokenizer).values()
-    kept = [kept_text(text, tags) for text in sentences]
+    kept = list(map(LanguageTags(tokenizer).kept, sentences))
     chosen = [i for i, text in enumerate(kept) if text is None]
     return [text or "" for text in kept], chosen, _encode(tokenizer, sentences)
 

@@ -15,7 +15,7 @@ from ..interruption import delayed_signals
 from ..model.alignment_vaswani import Alignment, alignments
 from ..model.placement_vaswani import Block, translate_markup
 from ..model.precision_vaswani import autocast_to
-from ..model.sentences_vaswani import fitting_spans, has_words, language_tags, longest_source, may_be_longer
+from ..model.sentences_vaswani import LanguageTags, fitting_spans, has_words, longest_source, may_be_longer
 from ..processes import Processes
 from .batches import translate_corpus, translate_n_best
 
@@ -60,7 +60,7 @@ def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longes
     Returns:
         `list[list[str]]`: the pieces of each line.
     """
-    tags = tuple(language_tags(tokenizer).values())
+    tags = LanguageTags(tokenizer)
     doubtful = [line for line in lines if may_be_longer(line, longest) and has_words(line)]
     ids = tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
     too_long = {line for line, each in zip(doubtful, ids, strict=True) if len(each) > longest}
@@ -69,13 +69,12 @@ def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longes
         if line not in too_long:
             found.append([line])
             continue
-        tag = next((tag for tag in tags if line.startswith(tag)), "")
-        front = f"{tag} " if tag else ""
+        front, rest = tags.split(line)
 
         def fits(piece: str, front: str = front) -> bool:
             return len(tokenizer(front + piece, verbose=False)["input_ids"]) <= longest // 2
 
-        found.append([front + piece for piece in split_text(line.removeprefix(tag).strip(), fits)])
+        found.append([front + piece for piece in split_text(rest.strip(), fits)])
     return found
 
 
@@ -126,6 +125,7 @@ class LineTranslator:
     ) -> None:
         self.dtype = dtype
         self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
+        self.tags = LanguageTags(tokenizer)
         self.settings: dict[str, Any] = {} if shortlist is None else {"shortlist": shortlist}
         if len(models) > 1:
             self.settings["ensemble"] = models[1:]
@@ -145,8 +145,8 @@ class LineTranslator:
         space; a language tag in front of a line is not counted.
         """
         found = []
-        for line, tag, best in zip(lines, self._tags(lines), self._with_alignments(lines, "words"), strict=True):
-            source = _word_starts(line.removeprefix(tag).lstrip())
+        for line, best in zip(lines, self._with_alignments(lines, "words"), strict=True):
+            source = _word_starts(self.tags.split(line)[1].lstrip())
             of_line = []
             for score, text, blocks in best:
                 target = _word_starts(text)
@@ -162,9 +162,7 @@ class LineTranslator:
 
     def with_markup(self, lines: list[str], kind: str) -> list[Candidates]:
         """Returns the best translation of each line, with its markup (see [`parse`])."""
-        tags = self._tags(lines)
-        texts = [(f"{tag} " if tag else "", line.removeprefix(tag)) for tag, line in zip(tags, lines, strict=True)]
-
+        texts = list(map(self.tags.split, lines))
         split: list[int] = []
 
         def translate(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
@@ -175,11 +173,6 @@ class LineTranslator:
             return [[(text, blocks) for _, text, blocks in best] for best in found]
 
         return [[(0.0, of_line[0])] for of_line in translate_markup(texts, kind, translate)]
-
-    def _tags(self, lines: Sequence[str]) -> list[str]:
-        """Returns the language tag in front of each line, or nothing."""
-        tags = language_tags(self.tokenizer).values()
-        return [next((tag for tag in tags if line.startswith(tag)), "") for line in lines]
 
     def _with_alignments(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[Block]]]]:
         """Returns the n-best list of each line, each translation with the alignments of its pieces."""
@@ -192,11 +185,11 @@ class LineTranslator:
         of_pairs = iter(alignments(self.models[0], self.tokenizer, sources, targets, unit=unit))
         aligned = iter([[(*candidate, next(of_pairs)) for candidate in best] for best in found])
         joined = []
-        for line, tag, parts in zip(lines, self._tags(lines), pieces_of, strict=True):
+        for line, parts in zip(lines, pieces_of, strict=True):
             place, begins = 0, []
-            whole = line.removeprefix(tag).lstrip()
+            whole = self.tags.split(line)[1].lstrip()
             for piece in parts:
-                text = piece.removeprefix(tag).strip()
+                text = self.tags.split(piece)[1].strip()
                 place = whole.index(text, place)
                 begins.append(place - piece.index(text))
                 place += len(text)

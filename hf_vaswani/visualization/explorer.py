@@ -15,7 +15,7 @@ import torch
 from ..files import atomic_write_text
 from ..model.alignment_vaswani import Text, read
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM, VaswaniForPreTraining
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import evaluation_mode
 from .attention import (
     Attention,
     Role,

@@ -1,5 +1,6 @@
 """Word alignments, against the attention weights of transformers' own outputs and links made by hand."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import peft
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model import alignment_vaswani
-from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
+from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, end_if_over, ended_by, identity, read
 from hf_vaswani.translation import quantization
 
 from ..conftest import SEED
@@ -275,3 +276,18 @@ def test_a_kept_text_is_aligned_with_itself() -> None:
         assert [text[slice(*span)] for span in found.target_spans] == found.target == found.source
         assert [(start - 7, end - 7) for start, end in found.source_spans] == found.target_spans
         assert torch.equal(found.probabilities, torch.eye(len(found.target))) and len(found.target) <= 256
+
+
+def test_each_thread_is_ended_by_its_own_check() -> None:
+    def end() -> None:
+        raise TimeoutError
+
+    with ended_by(end), ThreadPoolExecutor(1) as threads:
+        with pytest.raises(TimeoutError):
+            end_if_over()
+        threads.submit(end_if_over).result()
+        with ended_by(lambda: None):
+            end_if_over()
+        with pytest.raises(TimeoutError):
+            end_if_over()
+    end_if_over()

@@ -44,8 +44,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 import hf_vaswani
 from hf_vaswani import VaswaniTranslationPipeline
 from hf_vaswani.data.tokenizer import add_language_tags
-from hf_vaswani.model.sentences_vaswani import sentence_spans
-from hf_vaswani.model.sharing_vaswani import LOCK
+from hf_vaswani.model.sentences_vaswani import LOCK, sentence_spans
 from hf_vaswani.removed_tasks import restore_tasks
 
 from ..conftest import SEED, dear
