@@ -311,8 +311,8 @@ def check_beam(model: Any, n_best: int | None, option: str) -> None:
 def _load_shortlist(name: str, translators: Translators) -> Any:
     """Returns the shortlist of the first model, whose vocabulary is that of all."""
     from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-    from ..model.shortlist_vaswani import Shortlist
     from ..translation.loading import pinned
+    from ..translation.shortlist import Shortlist
 
     model = translators.models[0]
     if not isinstance(model, VaswaniForConditionalGeneration):

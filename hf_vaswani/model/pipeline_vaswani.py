@@ -5,9 +5,10 @@ Their inputs and outputs are those of transformers 4.
 
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from functools import partial
 from types import GeneratorType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -20,10 +21,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .alignment_vaswani import aligning_layers, alignments, identity
-from .markup_vaswani import check_kind
-from .placement_vaswani import Block, translate_markup
-from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import (
     LEAST,
     LOCK,
@@ -31,16 +28,13 @@ from .sentences_vaswani import (
     MOST_POSITIONS,
     TIMES_ON_ACCELERATORS,
     LanguageTags,
+    Parts,
+    cut,
     evaluation_mode,
-    fitting_spans,
     has_words,
-    join_sentences,
     length_groups,
     longest_source,
-    may_be_longer,
-    sentence_spans,
 )
-from .shortlist_vaswani import Shortlist
 
 
 class VaswaniText2TextGenerationPipeline(Pipeline):
@@ -99,8 +93,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     model: Any
     tokenizer: Any
     _tags: LanguageTags | None = None
-    # Prepares an engine. The package sets it; a copy of this file on the Hub is without.
-    make_engine: ClassVar[Callable[..., Any] | None] = None
+    # Returns what does not travel with a model, by its name. The package sets it; a copy on the Hub is without.
+    at_home: ClassVar[Callable[..., Any] | None] = None
 
     # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
@@ -152,8 +146,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
         self.split_sentences, self.markup = split_sentences, markup
-        if markup is not None:
-            check_kind(markup)
         self.longest_sentence = longest_sentence
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
@@ -168,7 +160,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             if not hasattr(self.model, "as_written"):
                 raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
             config = self.model.config
-            self.torch_settings["shortlist"] = Shortlist.load(
+            self.torch_settings["shortlist"] = self._from_home("shortlist", "shortlist=True").load(
                 self.model.name_or_path,
                 tokenizer,
                 config.vocab_size,
@@ -176,9 +168,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             )
         self.engine: Callable[..., torch.Tensor | None] | None = None
         if (engine, compute_type, approximate) != ("torch", None, False):
-            if self.make_engine is None:
-                raise ValueError(f"engine={engine!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
-            self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
+            make_engine = self._from_home("engine", f"engine={engine!r}")
+            self.engine = make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
         if autocast not in (None, "auto", "bfloat16"):
             raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
         if autocast is not None and engine not in ("torch", "auto"):
@@ -186,7 +177,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         self.product_dtype = None if autocast is None else torch.bfloat16
         if autocast == "auto":
             with evaluation_mode(self.model):
-                self.product_dtype, _ = fastest_translation(self.model)
+                self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
+        if markup is not None:
+            self._with_markup(markup)
+
+    def _from_home(self, name: str, option: str) -> Any:
+        if self.at_home is None:
+            raise ValueError(f"{option} needs the package hf_vaswani: install it, and import hf_vaswani.")
+        return self.at_home(name)
+
+    def _with_markup(self, kind: str) -> Any:
+        """Returns what translates texts with markup, see [`PipelineMarkup`] of the package."""
+        return self._from_home("markup", f"markup={kind!r}")(self, kind)
 
     def _sanitize_parameters(
         self,
@@ -283,10 +285,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         translate = super().__call__
         split = self.split_sentences if split_sentences is None else split_sentences
         markup = self.markup if markup is None else markup
-        if markup is not None:
-            check_kind(markup)
-            # Before anything is translated.
-            aligning_layers(self.model)
+        with_markup = None if markup is None else self._with_markup(markup)
         longest = self._longest(kwargs)
         joins = split or markup is not None
         if not joins:
@@ -295,7 +294,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             items = list(inputs)
             texts = list(_flat(items))
             if joins:
-                translate = partial(self._translate_sentences, split, markup, longest)
+                translate = partial(self._translate_sentences, split, with_markup, longest)
             translations = translate(texts, *args, **kwargs) if texts else []
             single = all(len(candidates) == 1 for candidates in translations)
             return _nested_as(items, iter([found[0] for found in translations] if single else translations))
@@ -304,13 +303,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if not isinstance(inputs, (GeneratorType, Dataset)):
             _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         if joins:
-            translate = partial(self._translate_sentences, split, markup, longest)
+            translate = partial(self._translate_sentences, split, with_markup, longest)
         return translate(inputs, *args, **kwargs)
 
     def _translate_sentences(
         self,
         split: bool,
-        markup: str | None,
+        with_markup: Any,
         longest: int | None,
         inputs: Any,
         *args: Any,
@@ -320,7 +319,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         """Does the work of the base class's `__call__` for texts that are split into sentences or have markup."""
         before, _, after = self._sanitize_parameters(**kwargs)
         if {**self._postprocess_params, **after}.get("return_tensors"):
-            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
+            option = "split_sentences=True" if with_markup is None else f"markup={with_markup.kind!r}"
             raise ValueError(
                 f"return_tensors=True is not supported with {option}, which joins translations as text: "
                 "leave one of them out."
@@ -329,16 +328,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         languages = [{**self._preprocess_params, **before}.get(name) for name in ("src_lang", "tgt_lang")]
 
         def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
-            def translate_plain(plain: list[str]) -> list[tuple[_Split, list[list[str]]]]:
-                return self._translate_split(plain, split, longest, *args, num_workers=num_workers, **kwargs)
+            def translate(plain: list[str]) -> list[tuple[Parts, list[list[str]]]]:
+                return self.translate_parts(plain, split, longest, *args, num_workers=num_workers, **kwargs)
 
-            def translate_aligned(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
-                return self._aligned(translate_plain(plain), *languages)
-
-            if markup is None:
-                found = [_joined(*each) for each in translate_plain(texts)]
+            if with_markup is None:
+                found = [list(map(parts.join, ranks)) for parts, ranks in translate(texts)]
             else:
-                found = translate_markup(list(map(self.tags.split, texts)), markup, translate_aligned)
+                found = with_markup(texts, translate, *languages)
             return [[{f"{self.return_name}_text": text} for text in of_text] for of_text in found]
 
         if isinstance(inputs, str):
@@ -357,34 +353,29 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         return PipelineIterator(inputs, translate, {})
 
-    def _translate_split(
+    def translate_parts(
         self, texts: list[str], split: bool, longest: int | None, *args: Any, **kwargs: Any
-    ) -> list[tuple["_Split", list[list[str]]]]:
-        """Translates the sentences of all texts together. Returns each text with the translations of each rank."""
-        parts = [self._split(text, split, longest) for text in texts]
-        sentences = [sentence for part in parts for sentence in part.sentences]
-        found = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
-        return [
-            (
-                part,
-                [
-                    [candidate[f"{self.return_name}_text"] for candidate in of_rank]
-                    for of_rank in zip(*(next(found) for _ in part.sentences), strict=True)
-                ],
-            )
-            for part in parts
-        ]
+    ) -> list[tuple[Parts, list[list[str]]]]:
+        """
+        Translates the sentences of all texts together.
 
-    def _split(self, text: str, split: bool, longest: int | None) -> "_Split":
-        """Returns the sentences of a text, or the text as one; sentences that are too long are cut."""
-        tag, text = self.tags.split(text)
-        spans = []
-        for start, end in sentence_spans(text) if split else [(0, len(text))]:
-            pieces = [(0, end - start)]
-            if longest is not None and self._is_longer(tag + text[start:end], longest):
-                pieces = fitting_spans(text[start:end], partial(self._fits, tag, longest // 2))
-            spans += [(start + left, start + right) for left, right in pieces]
-        return _Split(text, spans, [tag + text[start:end] for start, end in spans], tag)
+        Args:
+            texts (`list[str]`): the texts.
+            split (`bool`), longest (`int`, *optional*): see [`cut`].
+            args, kwargs: those of a call.
+
+        Returns:
+            `list`: each text in parts, and the translations of the parts for each rank, best first.
+        """
+        found = [cut(text, self.tags, longest, split, self.prefix or "") for text in texts]
+        sentences = [source for parts in found for source in parts.sources]
+        answers = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
+        name = f"{self.return_name}_text"
+        ranks = [zip(*(next(answers) for _ in parts.spans), strict=True) for parts in found]
+        return [
+            (parts, [[candidate[name] for candidate in rank] for rank in each])
+            for parts, each in zip(found, ranks, strict=True)
+        ]
 
     def _longest(self, kwargs: dict[str, Any]) -> int | None:
         """Returns the tokens of the longest sentence that a call with these keywords does not cut."""
@@ -402,51 +393,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # A model with fewer positions has no room for pieces.
         return longest if longest >= LEAST else None
 
-    def _is_longer(self, text: str, longest: int | None) -> bool:
-        """Returns whether a text has more tokens than this, and words."""
-        if longest is None or not has_words(text):
-            return False
-        text = (self.prefix or "") + text
-        if not may_be_longer(text, longest):
-            return False
-        with LOCK:
-            return len(self.tokenizer(text, verbose=False)["input_ids"]) > longest
-
-    def _fits(self, tag: str, longest: int, piece: str) -> bool:
-        return not self._is_longer(tag + piece, longest)
-
-    def _aligned(
-        self, found: Sequence[tuple["_Split", list[list[str]]]], source: str | None, target: str | None
-    ) -> list[list[tuple[str, list[Block]]]]:
-        """Joins the translations of each text, with the alignment of each sentence."""
-        # The pass reads what the model has read.
-        fronts = [self._front(part.tag, source, target) if self._is_read(part.text) else "" for part, _ in found]
-        pairs = [
-            (front + sentence, translation, self._is_read(sentence.removeprefix(part.tag)))
-            for front, (part, ranks) in zip(fronts, found, strict=True)
-            for of_rank in ranks
-            for sentence, translation in zip(part.sentences, of_rank, strict=True)
-        ]
-        sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
-        read = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
-        # A text without words is its own translation; the model has not read it.
-        of_pairs = (
-            next(read) if is_read else identity(target, len(source) - len(target)) for source, target, is_read in pairs
-        )
-        aligned = []
-        for front, (part, ranks) in zip(fronts, found, strict=True):
-            of_text = []
-            for text, of_rank in zip(_joined(part, ranks), ranks, strict=True):
-                blocks, place = [], 0
-                for (start, _), translation in zip(part.spans, of_rank, strict=True):
-                    place = text.index(translation, place)
-                    blocks.append(Block(next(of_pairs), start - len(front + part.tag), place))
-                    place += len(translation)
-                of_text.append((text, blocks))
-            aligned.append(of_text)
-        return aligned
-
-    def _is_read(self, text: str) -> bool:
+    def reads(self, text: str) -> bool:
         """Returns whether the model gets a text, which is not kept."""
         return has_words(text) or (not self.translates and bool(text.strip()))
 
@@ -514,12 +461,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         encoding["kept"], encoding["pieces"] = kept, None
         if longest is None or kept is not None or encoding["input_ids"].shape[-1] <= longest:
             return encoding
-        part = self._split(input_, False, longest)
-        if len(part.sentences) > 1:
-            pieces = [self.preprocess(each, truncation, src_lang, tgt_lang) for each in part.sentences]
+        parts = cut(input_, self.tags, longest, prefix=self.prefix or "")
+        if len(parts.spans) > 1:
+            pieces = [self.preprocess(each, truncation, src_lang, tgt_lang) for each in parts.sources]
             # Its own ids are not read, and would make those of others longer.
             encoding = copy.copy(pieces[0])
-            encoding["pieces"] = part.text, part.spans, pieces
+            encoding["pieces"] = parts, pieces
         return encoding
 
     def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
@@ -549,7 +496,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
-    def _front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
+    def front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
         """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
         language = self._check_direction(src_lang, tgt_lang)[1]
         return (self.prefix or "") + self.tags.front(tag, language)
@@ -602,16 +549,16 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         return {"output_ids": output_ids, **answer}  # [batch, candidates, target]
 
     def _generate_pieces(
-        self, parts: tuple[str, Any, Sequence[dict[str, Any]]], settings: dict[str, Any]
-    ) -> tuple[str, Any, list[str | None], torch.Tensor]:
-        """Returns text and spans of a sentence that was cut, what was kept of it, and the ids of the other pieces."""
-        text, spans, pieces = parts
+        self, cut_sentence: tuple[Parts, Sequence[dict[str, Any]]], settings: dict[str, Any]
+    ) -> tuple[Parts, list[str | None], torch.Tensor]:
+        """Returns a sentence that was cut, what was kept of it, and the ids of the other pieces."""
+        parts, pieces = cut_sentence
         kept = [piece["kept"] for piece in pieces]
         read = [piece["input_ids"][0] for piece in pieces if piece["kept"] is None]
         with LOCK:
             tensors = dict(self.tokenizer.pad({"input_ids": read}, return_tensors="pt"))
         tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items() if name != "token_type_ids"}
-        return text, spans, kept, self._generate(tensors, settings)  # [pieces, candidates, target]
+        return parts, kept, self._generate(tensors, settings)  # [pieces, candidates, target]
 
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
@@ -634,7 +581,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 }
             generated = None if self.engine is None else self.engine(**part, **settings)
             if generated is None:
-                with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
+                is_rounded = self.product_dtype == torch.bfloat16
+                autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
+                with evaluation_mode(self.model), autocast:
                     generated = self.model.generate(**part, **(self.torch_settings | settings))
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             found.append(generated.reshape(len(group), -1, generated.shape[-1]))
@@ -708,12 +657,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         if model_outputs["pieces"] is None:
             return [{f"{self.return_name}_text": text} for text in decoded(candidates)]
-        text, spans, kept, ids = model_outputs["pieces"]
+        parts, kept, ids = model_outputs["pieces"]
         answers = []
-        for of_rank in ids.unbind(dim=1):
-            left = iter(decoded(of_rank))
+        for candidate in ids.unbind(dim=1):
+            left = iter(decoded(candidate))
             pieces = [next(left) if each is None else each for each in kept]
-            answers.append({f"{self.return_name}_text": join_sentences(text, spans, pieces)})
+            answers.append({f"{self.return_name}_text": parts.join(pieces)})
         return answers
 
 
@@ -754,20 +703,6 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         raise ValueError(
             f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
-
-
-class _Split(NamedTuple):
-    """A text without its language tag; its sentences, with the tag; and where they are in the text."""
-
-    text: str
-    spans: list[tuple[int, int]]
-    sentences: list[str]
-    tag: str
-
-
-def _joined(part: _Split, ranks: Sequence[Sequence[str]]) -> list[str]:
-    """Joins the translations of a text's sentences, candidates of the same rank with each other."""
-    return [join_sentences(part.text, part.spans, of_rank) for of_rank in ranks]
 
 
 def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -280,6 +280,62 @@ def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
         is_learned = getattr(config, "position_encoding", None) == "learned"
         limits.append(positions if recorded is None or is_learned else max(recorded, SHORT))
     return min(limits)
+
+
+class Parts(NamedTuple):
+    """
+    A text in parts, which are translated one by one.
+
+    Attributes:
+        tag (`str`): the language tag of all parts and a space, or nothing.
+        text (`str`): the text without its tag.
+        spans (`list[tuple[int, int]]`): start and end of each part, with only white space between them.
+    """
+
+    tag: str
+    text: str
+    spans: list[tuple[int, int]]
+
+    @property
+    def sources(self) -> list[str]:
+        """The parts, each with the tag."""
+        return [self.tag + self.text[start:end] for start, end in self.spans]
+
+    def join(self, translations: Sequence[str]) -> str:
+        """Joins translations of the parts, see [`join_sentences`]."""
+        return join_sentences(self.text, self.spans, translations)
+
+
+def cut(text: str, tags: LanguageTags, longest: int | None, split: bool = False, prefix: str = "") -> Parts:
+    """
+    Cuts a text into what is translated at a time.
+
+    Args:
+        text (`str`): the text, with a language tag or without.
+        tags ([`LanguageTags`]): those of the tokenizer that counts.
+        longest (`int`, *optional*): most tokens of a part. A longer one is cut into sentences of at most half as many,
+            which leaves room for longer translations.
+        split (`bool`): cut it into its sentences anyway.
+        prefix (`str`): what each part gets in front of its tag.
+    """
+    tag, text = tags.split(text)
+    spans = []
+    for start, end in sentence_spans(text) if split else [(0, len(text))]:
+        pieces = [(0, end - start)]
+        if longest is not None and is_longer(text[start:end], longest, tags.tokenizer, prefix + tag):
+            pieces = fitting_spans(
+                text[start:end], lambda piece: not is_longer(piece, longest // 2, tags.tokenizer, prefix + tag)
+            )
+        spans += [(start + left, start + right) for left, right in pieces]
+    return Parts(tag, text, spans)
+
+
+def is_longer(text: str, longest: int, tokenizer: Any, front: str = "") -> bool:
+    """Returns whether a text has words, and more than this many tokens together with what is in front of it."""
+    if not has_words(text) or not may_be_longer(front + text, longest):
+        return False
+    with LOCK:
+        return len(tokenizer(front + text, verbose=False)["input_ids"]) > longest
 
 
 def may_be_longer(text: str, longest: int) -> bool:

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from ..memory import return_freed_memory
-from ..model.alignment_vaswani import ended_by
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
+from ..translation.alignment import ended_by
 from .batcher import MOST_TEXTS, Batcher, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 

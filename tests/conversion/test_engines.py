@@ -645,10 +645,14 @@ def test_arguments_that_do_not_fit_are_one_sentence(tmp_path, options, words) ->
 
 def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch) -> None:
     folder = saved(tmp_path / "model")
-    monkeypatch.setattr(VaswaniTranslationPipeline, "make_engine", None)
-    with pytest.raises(ValueError, match="engine='onnx' needs the package hf_vaswani: install it, and import"):
-        translator(folder, engine="onnx")
-    assert translator(folder, engine="torch")("one")
+    monkeypatch.setattr(VaswaniTranslationPipeline, "at_home", None)
+    for options in ({"engine": "ctranslate2"}, {"shortlist": True}, {"markup": "html"}, {"autocast": "auto"}):
+        ((name, value),) = options.items()
+        with pytest.raises(
+            ValueError, match=f"^{name}={value!r} needs the package hf_vaswani: install it, and import"
+        ):
+            translator(folder, **options)
+    assert translator(folder, engine="torch")("one", split_sentences=True)
 
 
 def test_models_of_other_classes_are_refused(tmp_path) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from hf_vaswani.model.sentences_vaswani import (
@@ -283,6 +284,39 @@ def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(leng
     # Similar sentences fill their batches.
     assert len(groups) <= 2 + 2 * sum(lengths) / 1024
     assert max(map(len, length_groups(lengths, rows=7)), default=0) <= 7
+
+
+def split_text(text: str, length: int) -> list[str]:
+    return [text[start:end] for start, end in fitting_spans(text, lambda piece: len(piece) <= length)]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "pieces"),
+    [
+        ("One. Two.", 9, ["One.", "Two."]),
+        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
+        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
+        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
+        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
+        ("3.5 is a number", 10, ["3.5 is", "a number"]),
+        ("one two three four", 9, ["one two", "three", "four"]),
+        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
+        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
+        ("ab", 0, ["a", "b"]),
+    ],
+)
+def test_a_text_is_split_between_sentences_then_words_then_characters(text, length, pieces) -> None:
+    assert split_text(text, length) == pieces
+
+
+def test_splitting_loses_no_text() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
+        text = "".join("abcd  .!"[i] for i in letters).strip()
+        pieces = split_text(text, 9)
+        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+        assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
 
 
 # ---- Threads

@@ -15,10 +15,10 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
 from hf_vaswani.model import modeling_vaswani, precision_vaswani
-from hf_vaswani.model.shortlist_vaswani import FILE as SHORTLIST
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training import loop
 from hf_vaswani.training.optimization import noam
+from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
 from ..conftest import ROOT, dear, tiny_recipe, write_pairs
 from .runs import train, weights

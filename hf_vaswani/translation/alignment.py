@@ -14,14 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .sentences_vaswani import LOCK, MOST_POSITIONS, LanguageTags, evaluation_mode, length_groups
+from ..model.modeling_vaswani import eager_attention_forward
+from ..model.sentences_vaswani import (
+    LOCK,
+    MOST_POSITIONS,
+    LanguageTags,
+    Parts,
+    evaluation_mode,
+    has_words,
+    length_groups,
+)
 
 _ENDS = threading.local()
 
@@ -72,13 +81,13 @@ class Text:
     spans: list[tuple[int, int]]
     begin: int = 0
 
-    def pieces(self) -> list["Unit"]:
+    def pieces(self) -> list["TokenSpan"]:
         """Returns the tokens that are part of the text."""
-        return [Unit(start, end, [i]) for i, (start, end) in enumerate(self.spans) if self.begin <= start < end]
+        return [TokenSpan(start, end, [i]) for i, (start, end) in enumerate(self.spans) if self.begin <= start < end]
 
-    def words(self) -> list["Unit"]:
+    def words(self) -> list["TokenSpan"]:
         """Returns the words, which are separated by white space, with their tokens."""
-        words = [Unit(*match.span(), []) for match in re.compile(r"\S+").finditer(self.text, self.begin)]
+        words = [TokenSpan(*match.span(), []) for match in re.compile(r"\S+").finditer(self.text, self.begin)]
         left = iter(words)
         word = next(left, None)
         for i, (start, end) in enumerate(self.spans):
@@ -89,13 +98,13 @@ class Text:
                 word.tokens.append(i)
         return words
 
-    def names(self, units: Sequence["Unit"]) -> list[str]:
+    def names(self, units: Sequence["TokenSpan"]) -> list[str]:
         """Returns words or pieces without the white space around them."""
         return [self.text[unit.start : unit.end].strip() for unit in units]
 
 
 @dataclass(frozen=True)
-class Unit:
+class TokenSpan:
     """A word or a piece: its characters, from start to end, and the positions of its tokens."""
 
     start: int
@@ -201,18 +210,76 @@ def alignments(
     return found
 
 
-def identity(text: str, start: int) -> Alignment:
+def identity(text: str, start: int, unit: str = "pieces") -> Alignment:
     """
-    Returns the alignment of a text that was kept as it is, in equal parts.
+    Returns the alignment of a text that was kept as it is, in equal parts, or word by word unless it is very long.
 
     Args:
         text (`str`): the text, which is its own translation.
         start (`int`): where it begins in the source.
+        unit (`str`): as in [`alignments`].
     """
-    size = max(1, -(-len(text) // MOST_PARTS))
-    spans = [(place, min(place + size, len(text))) for place in range(0, len(text), size)]
+    units = [match.span() for match in re.finditer(r"\S+" if unit == "words" else r"(?s).", text)]
+    size = max(1, -(-len(units) // MOST_PARTS))
+    chunks = [units[place : place + size] for place in range(0, len(units), size)]
+    spans = [(part[0][0], part[-1][1]) for part in chunks]
     parts = [text[slice(*span)] for span in spans]
     return Alignment(parts, parts, torch.eye(len(parts)), [(start + a, start + b) for a, b in spans], spans)
+
+
+class AlignedPart(NamedTuple):
+    """An alignment of a part of a text, and where it begins in the text and in its translation."""
+
+    alignment: Alignment
+    source: int = 0
+    target: int = 0
+
+
+def align_parts(
+    model: Any,
+    tokenizer: Any,
+    found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
+    unit: str = "pieces",
+    front: Callable[[str], str] = lambda tag: "",
+    reads: Callable[[str], bool] = has_words,
+) -> list[list[tuple[str, list[AlignedPart]]]]:
+    """
+    Joins translations of the parts of texts, and aligns them.
+
+    Args:
+        model, tokenizer, unit: as in [`alignments`].
+        found (`Sequence`): each text in parts, and for each rank the translations of its parts.
+        front (`Callable`): what the model has read in front of a part with this tag.
+        reads (`Callable`): tells whether the model has read a part. Others are their own translations.
+
+    Returns:
+        `list`: for each text its translations, best first, each with the alignments of its parts.
+    """
+    fronts = [front(parts.tag) if reads(parts.text) else "" for parts, _ in found]
+    pairs = [
+        (begin + source, translation, reads(source.removeprefix(parts.tag)))
+        for begin, (parts, ranks) in zip(fronts, found, strict=True)
+        for rank in ranks
+        for source, translation in zip(parts.sources, rank, strict=True)
+    ]
+    sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
+    read = iter(alignments(model, tokenizer, sources, targets, unit=unit))
+    aligned = (
+        next(read) if is_read else identity(target, len(source) - len(target), unit)
+        for source, target, is_read in pairs
+    )
+    texts = []
+    for begin, (parts, ranks) in zip(fronts, found, strict=True):
+        candidates = []
+        for rank in ranks:
+            text, place, pieces = parts.join(rank), 0, []
+            for (start, _), translation in zip(parts.spans, rank, strict=True):
+                place = text.index(translation, place)
+                pieces.append(AlignedPart(next(aligned), start - len(begin + parts.tag), place))
+                place += len(translation)
+            candidates.append((text, pieces))
+        texts.append(candidates)
+    return texts
 
 
 def choose_alignment(
@@ -382,7 +449,7 @@ def _readable(decoder: Any, layers: Sequence[int], hidden: torch.Tensor, found: 
     def reading(attention: Any, number: int) -> Any:
         copied = _copied(attention)
         config = copy.copy(attention.config)
-        copied.alignment = (number, hidden, found, config._attn_implementation)
+        vars(copied)["alignment"] = (number, hidden, found, config._attn_implementation)
         config._attn_implementation = READING
         copied.config = config
         return copied
@@ -413,12 +480,10 @@ def _read_weights(
     module: Any, query: torch.Tensor, key: torch.Tensor, *args: Any, scaling: float, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Computes attention as the model does, and averages its weights over the heads on the way."""
-    from .modeling_vaswani import eager_attention_forward
-
     number, hidden, found, implementation = module.alignment
     found[number] = _mean_attention(query, key, hidden, scaling)
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-    return attention(module, query, key, *args, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
+    return attention(module, query, key, *args, scaling=scaling, **kwargs)
 
 
 ALL_ATTENTION_FUNCTIONS.register(READING, _read_weights)

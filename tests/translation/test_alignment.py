@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model import alignment_vaswani
-from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, end_if_over, ended_by, identity, read
+from hf_vaswani.translation import alignment as module
 from hf_vaswani.translation import quantization
+from hf_vaswani.translation.alignment import Alignment, Text, choose_alignment, end_if_over, ended_by, identity, read
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -220,7 +220,7 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
         batches.append((*labels.shape, inputs["input_ids"].shape[1]))
         return torch.zeros(1, *batches[-1])
 
-    monkeypatch.setattr("hf_vaswani.model.alignment_vaswani.attention_to_source", watched)
+    monkeypatch.setattr("hf_vaswani.translation.alignment.attention_to_source", watched)
     assert len(alignments(model, tokenizer, texts, texts)) == len(texts)
     for rows, target, source in batches:
         assert rows == 1 or (rows * max(target, source) <= 4096 and rows * target * source <= 2**22)
@@ -228,17 +228,17 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
 
 def test_the_memory_of_a_batch_follows_its_pairs(model, tokenizer, monkeypatch) -> None:
     """However different their lengths are, and without a change of what they attend to."""
-    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 2**8)
+    monkeypatch.setattr(module, "MOST_SCORES", 2**8)
     sources = ["ab", *["abc cab"] * 9, "abc " * 20, "", "bca"]
     targets = ["cab", *["ab abc"] * 9, "ab " * 9, "", "ab " * 30]
     batches: list[tuple[int, int, int]] = []
-    compute = alignment_vaswani.attention_to_source
+    compute = module.attention_to_source
 
     def watched(model, inputs, labels, layers):
         batches.append((*inputs["input_ids"].shape, labels.shape[1]))
         return compute(model, inputs, labels, layers)
 
-    monkeypatch.setattr(alignment_vaswani, "attention_to_source", watched)
+    monkeypatch.setattr(module, "attention_to_source", watched)
     together = alignments(model, tokenizer, sources, targets, unit="pieces")
     assert sum(rows for rows, _, _ in batches) == len(sources)
     assert all(rows * max(source, target) ** 2 <= 2**8 for rows, source, target in batches if rows > 1)
@@ -263,9 +263,9 @@ def test_no_matrix_is_larger_than_the_attention_of_a_head(model, tokenizer, monk
     hidden = torch.zeros(2, 1, 200, dtype=torch.bool)
     hidden[1, :, 150:] = True
     expected = (query @ key.transpose(2, 3)).masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1).mean(dim=1)
-    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 10_000)
+    monkeypatch.setattr(module, "MOST_SCORES", 10_000)
     with Watch():
-        found = alignment_vaswani._mean_attention(query, key, hidden, 1.0)
+        found = module._mean_attention(query, key, hidden, 1.0)
     torch.testing.assert_close(found, expected)
     assert largest <= 10_000
 
