@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -282,7 +282,8 @@ def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
     return min(limits)
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True)
+class Parts:
     """
     A text in parts, which are translated one by one.
 
