@@ -11,7 +11,7 @@ from types import GeneratorType
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import (
     BatchEncoding,
     GenerationConfig,
@@ -179,16 +179,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             with evaluation_mode(self.model):
                 self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
         if markup is not None:
-            self._with_markup(markup)
+            self._from_home("markup", f"markup={markup!r}")(self, markup)
 
     def _from_home(self, name: str, option: str) -> Any:
         if self.at_home is None:
             raise ValueError(f"{option} needs the package hf_vaswani: install it, and import hf_vaswani.")
         return self.at_home(name)
-
-    def _with_markup(self, kind: str) -> Any:
-        """Returns what translates texts with markup, see [`PipelineMarkup`] of the package."""
-        return self._from_home("markup", f"markup={kind!r}")(self, kind)
 
     def _sanitize_parameters(
         self,
@@ -200,6 +196,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         tgt_lang: str | None = None,
         stop_sequence: str | None = None,
         longest_sentence: int | None = None,
+        split: bool | None = None,
+        in_parts: bool | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """
@@ -207,7 +205,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         because text is returned unless `return_tensors` is true.
         """
         before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang, "longest": longest_sentence}
+        before["split"] = split
         after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+        after["in_parts"] = in_parts
         if stop_sequence is not None:
             with LOCK:
                 ids = self.tokenizer(stop_sequence, add_special_tokens=False).input_ids
@@ -251,10 +251,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
                 them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
-                texts are split.
-            batch_size (`int`, *optional*, defaults to 1): number of sentences that the model translates at a time. If
-                texts are split, a batch has sentences of all texts of a list, but of one text of a generator or
-                dataset.
+                texts have markup.
+            batch_size (`int`, *optional*, defaults to 1): number of texts that the model translates at a time, except
+                that it translates few long sentences and many short ones together.
             return_tensors (`bool`, *optional*): return token ids instead of text.
             return_text (`bool`, *optional*): ignored; text is the default, and `return_tensors=True` overrides it.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
@@ -281,101 +280,49 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
                 `return_tensors` is used with `split_sentences` or `markup`.
         """
+        kwargs["longest_sentence"] = self._longest(kwargs)
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
-        translate = super().__call__
         split = self.split_sentences if split_sentences is None else split_sentences
         markup = self.markup if markup is None else markup
-        with_markup = None if markup is None else self._with_markup(markup)
-        longest = self._longest(kwargs)
-        joins = split or markup is not None
-        if not joins:
-            kwargs["longest_sentence"] = longest
+        if split or markup is not None:
+            self._check_text(kwargs, "split_sentences=True" if markup is None else f"markup={markup!r}")
+        if markup is None:
+            translate: Callable[..., Any] = partial(super().__call__, split=split or None)
+        else:
+            translate = partial(self._from_home("markup", f"markup={markup!r}")(self, markup), split=split)
         if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
             items = list(inputs)
             texts = list(_flat(items))
-            if joins:
-                translate = partial(self._translate_sentences, split, with_markup, longest)
             translations = translate(texts, *args, **kwargs) if texts else []
             single = all(len(candidates) == 1 for candidates in translations)
             return _nested_as(items, iter([found[0] for found in translations] if single else translations))
         if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
-            _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
-        if joins:
-            translate = partial(self._translate_sentences, split, with_markup, longest)
+            require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         return translate(inputs, *args, **kwargs)
 
-    def _translate_sentences(
-        self,
-        split: bool,
-        with_markup: Any,
-        longest: int | None,
-        inputs: Any,
-        *args: Any,
-        num_workers: int | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Does the work of the base class's `__call__` for texts that are split into sentences or have markup."""
-        before, _, after = self._sanitize_parameters(**kwargs)
-        if {**self._postprocess_params, **after}.get("return_tensors"):
-            option = "split_sentences=True" if with_markup is None else f"markup={with_markup.kind!r}"
-            raise ValueError(
-                f"return_tensors=True is not supported with {option}, which joins translations as text: "
-                "leave one of them out."
-            )
-
-        languages = [{**self._preprocess_params, **before}.get(name) for name in ("src_lang", "tgt_lang")]
-
-        def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
-            def translate(plain: list[str]) -> list[tuple[Parts, list[list[str]]]]:
-                return self.translate_parts(plain, split, longest, *args, num_workers=num_workers, **kwargs)
-
-            if with_markup is None:
-                found = [list(map(parts.join, ranks)) for parts, ranks in translate(texts)]
-            else:
-                found = with_markup(texts, translate, *languages)
-            return [[{f"{self.return_name}_text": text} for text in of_text] for of_text in found]
-
-        if isinstance(inputs, str):
-            return translate_texts([inputs], num_workers)[0]
-        if isinstance(inputs, list):
-            return translate_texts(inputs, num_workers)
-        if isinstance(inputs, Dataset):
-            workers = self._num_workers if num_workers is None else num_workers
-            inputs = DataLoader(inputs, batch_size=None, num_workers=workers or 0)
-
-        def translate(text: Any) -> Any:
-            _require_text(text, "a sentence")
-            return translate_texts([text], 0)[0]
-
-        from transformers.pipelines.pt_utils import PipelineIterator
-
-        return PipelineIterator(inputs, translate, {})
-
-    def translate_parts(
-        self, texts: list[str], split: bool, longest: int | None, *args: Any, **kwargs: Any
-    ) -> list[tuple[Parts, list[list[str]]]]:
+    def translate_parts(self, texts: list[str], **kwargs: Any) -> list[tuple[Parts, list[list[str]]]]:
         """
-        Translates the sentences of all texts together.
+        Translates the parts of texts, see [`cut`].
 
         Args:
             texts (`list[str]`): the texts.
-            split (`bool`), longest (`int`, *optional*): see [`cut`].
-            args, kwargs: those of a call.
+            kwargs: arguments of a call; `split` in place of `split_sentences`.
 
         Returns:
             `list`: each text in parts, and the translations of the parts for each rank, best first.
         """
-        found = [cut(text, self.tags, longest, split, self.prefix or "") for text in texts]
-        sentences = [source for parts in found for source in parts.sources]
-        answers = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
-        name = f"{self.return_name}_text"
-        ranks = [zip(*(next(answers) for _ in parts.spans), strict=True) for parts in found]
-        return [
-            (parts, [[candidate[name] for candidate in rank] for rank in each])
-            for parts, each in zip(found, ranks, strict=True)
-        ]
+        split = kwargs.pop("split", False)
+        found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, split=split, in_parts=True, **kwargs)
+        return found
+
+    def _check_text(self, kwargs: dict[str, Any], option: str) -> None:
+        if (self._postprocess_params | self._sanitize_parameters(**kwargs)[2]).get("return_tensors"):
+            raise ValueError(
+                f"return_tensors=True is not supported with {option}, which joins translations as text: "
+                "leave one of them out."
+            )
 
     def _longest(self, kwargs: dict[str, Any]) -> int | None:
         """Returns the tokens of the longest sentence that a call with these keywords does not cut."""
@@ -412,28 +359,35 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         src_lang: str | None = None,
         tgt_lang: str | None = None,
         longest: int | None = None,
+        split: bool | None = None,
     ) -> BatchEncoding:
         """
-        Tokenizes one sentence.
+        Tokenizes one text.
 
         Args:
-            input_ (`str`): the sentence.
+            input_ (`str`): the text.
             truncation (`bool` or `str`, *optional*, defaults to `False`): the tokenizer's argument.
             src_lang (`str`, *optional*): source language; by default that in the name of the task.
             tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
             longest (`int`, *optional*): in tokens; a longer sentence is cut.
+            split (`bool`, *optional*): return the text in parts: its sentences if true. By default, only a text that
+                is cut is in parts.
 
         Returns:
             [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `kept` (`str`, *optional*),
-            which stands for the translation of a sentence without words, `pieces` (*optional*): the text of a sentence
-            that is cut, the characters of its pieces and their encodings; and the settings of `generate` by which a
-            multilingual tokenizer chooses the target language.
+            which stands for the translation of a sentence without words, `pieces` (*optional*): the [`Parts`] of the
+            text and their encodings; and the settings of `generate` by which a multilingual tokenizer chooses the
+            target language.
 
         Raises:
             TypeError: if the sentence is not a `str`.
             ValueError: if the model was not trained for the languages, or needs a target language.
         """
-        _require_text(input_, "a sentence")
+        require_text(input_, "a sentence")
+        if split is not None:
+            return self._in_parts(
+                cut(input_, self.tags, longest, split, self.prefix or ""), truncation, src_lang, tgt_lang
+            )
         source_language, target_language = self._check_direction(src_lang, tgt_lang)
         settings: dict[str, Any] = {"truncation": truncation}
         positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
@@ -462,11 +416,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         if longest is None or kept is not None or encoding["input_ids"].shape[-1] <= longest:
             return encoding
         parts = cut(input_, self.tags, longest, prefix=self.prefix or "")
-        if len(parts.spans) > 1:
-            pieces = [self.preprocess(each, truncation, src_lang, tgt_lang) for each in parts.sources]
-            # Its own ids are not read, and would make those of others longer.
-            encoding = copy.copy(pieces[0])
-            encoding["pieces"] = parts, pieces
+        return self._in_parts(parts, truncation, src_lang, tgt_lang) if len(parts.spans) > 1 else encoding
+
+    def _in_parts(self, parts: Parts, *settings: Any) -> BatchEncoding:
+        pieces = [self.preprocess(each, *settings) for each in parts.sources]
+        # The ids of the whole are not read, and would make those of others longer.
+        encoding = copy.copy(pieces[0])
+        encoding["pieces"] = parts, pieces
         return encoding
 
     def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
@@ -496,9 +452,10 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
-    def front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
-        """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
-        language = self._check_direction(src_lang, tgt_lang)[1]
+    def front(self, tag: str, **kwargs: Any) -> str:
+        """Returns what a call with these keywords puts in front of a sentence with this tag or none."""
+        before = self._preprocess_params | self._sanitize_parameters(**kwargs)[0]
+        language = self._check_direction(before.get("src_lang"), before.get("tgt_lang"))[1]
         return (self.prefix or "") + self.tags.front(tag, language)
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
@@ -507,16 +464,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         Returns:
             `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`), which are padding for
-            a sentence without words or in pieces; with `kept`, from [`preprocess`]; and with `pieces`, as there, but
-            with output ids in place of encodings.
+            a text without words or in parts; with `kept`, from [`preprocess`]; and with `pieces`: the [`Parts`] of a
+            text, what is kept of them, and the output ids of the others.
         """
-        kept, pieces = model_inputs["kept"], model_inputs["pieces"]
-        # One sentence alone is no list.
-        is_batch = isinstance(kept, list)
-        in_pieces = pieces if is_batch else [pieces]
-        has_text = [
-            each is None and parts is None for each, parts in zip(kept if is_batch else [kept], in_pieces, strict=True)
-        ]
+        # One text alone is no list.
+        is_batch = isinstance(model_inputs["kept"], list)
+        kept, pieces = (model_inputs[name] if is_batch else [model_inputs[name]] for name in ("kept", "pieces"))
+        has_text = [each is None and parts is None for each, parts in zip(kept, pieces, strict=True)]
         model_inputs = {name: value for name, value in model_inputs.items() if name not in ("kept", "pieces")}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
@@ -529,36 +483,34 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
-        found = [None if parts is None else self._generate_pieces(parts, settings) for parts in in_pieces]
-        answer = {"kept": kept, "pieces": found if is_batch else found[0]}
-        if not any(has_text):
-            # Another thread may be waiting for the end of the stream.
-            if settings.get("streamer") is not None:
-                settings["streamer"].end()
-            config = settings.get("generation_config") or self.model.generation_config
-            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-            generated = model_inputs["input_ids"].new_zeros(0, candidates, 1)
-        else:
-            if not all(has_text):
-                tensors = {name: tensor[has_text] for name, tensor in tensors.items()}
-            generated = self._generate(tensors, settings)
+        # Another thread may be waiting for the end of the stream.
+        if settings.get("streamer") is not None and not any(has_text) and not any(pieces):
+            settings["streamer"].end()
+        of_pieces = self._generate_pieces([each for each in pieces if each is not None], settings)
+        found = [None if each is None else next(of_pieces) for each in pieces]
+        answer = {"kept": kept if is_batch else kept[0], "pieces": found if is_batch else found[0]}
         if all(has_text):
-            return {"output_ids": generated, **answer}  # [batch, candidates, target]
+            return {"output_ids": self._generate(tensors, settings), **answer}  # [batch, candidates, target]
+        generated = self._generate({name: tensor[has_text] for name, tensor in tensors.items()}, settings)
         output_ids = generated.new_full((len(has_text), *generated.shape[1:]), self._padding())
         output_ids[has_text] = generated
         return {"output_ids": output_ids, **answer}  # [batch, candidates, target]
 
     def _generate_pieces(
-        self, cut_sentence: tuple[Parts, Sequence[dict[str, Any]]], settings: dict[str, Any]
-    ) -> tuple[Parts, list[str | None], torch.Tensor]:
-        """Returns a sentence that was cut, what was kept of it, and the ids of the other pieces."""
-        parts, pieces = cut_sentence
-        kept = [piece["kept"] for piece in pieces]
-        read = [piece["input_ids"][0] for piece in pieces if piece["kept"] is None]
-        with LOCK:
-            tensors = dict(self.tokenizer.pad({"input_ids": read}, return_tensors="pt"))
+        self, texts: Sequence[tuple[Parts, Sequence[dict[str, Any]]]], settings: dict[str, Any]
+    ) -> Iterator[tuple[Parts, list[str | None], torch.Tensor]]:
+        """Yields the parts of each text, what is kept of them, and the ids of the others; all are translated first."""
+        read = [piece["input_ids"][0] for _, pieces in texts for piece in pieces if piece["kept"] is None]
+        tensors = {"input_ids": torch.zeros(0, 1, dtype=torch.long)}
+        if read:
+            with LOCK:
+                tensors = dict(self.tokenizer.pad({"input_ids": read}, padding=len(read) > 1, return_tensors="pt"))
         tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items() if name != "token_type_ids"}
-        return parts, kept, self._generate(tensors, settings)  # [pieces, candidates, target]
+        generated, place = self._generate(tensors, settings), 0  # [pieces, candidates, target]
+        for parts, pieces in texts:
+            kept = [piece["kept"] for piece in pieces]
+            yield parts, kept, generated[place : place + kept.count(None)]
+            place += kept.count(None)
 
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
@@ -568,8 +520,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         rows = len(tensors["input_ids"])
         mask = tensors.get("attention_mask")
         config = settings.get("generation_config") or self.model.generation_config
+        if not rows:
+            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
+            return tensors["input_ids"].new_zeros(0, candidates, 1)
         limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
         groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), *limits)
+        if settings.get("streamer") is not None:
+            groups = [[row] for row in range(rows)]
         found = []
         for group in map(sorted, groups):
             part = tensors
@@ -627,24 +584,25 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         model_outputs: dict[str, Any],
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
-    ) -> list[dict[str, Any]]:
+        in_parts: bool = False,
+    ) -> Any:
         """
-        Decodes the translations of one sentence.
+        Decodes the translations of one text.
 
         Args:
             model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`; `kept`, the text that stands for
-                the translations of a sentence without words; and `pieces`, those of a sentence that was cut.
+                the translations of a text without words; and `pieces`, the parts of a text and their ids.
             return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
 
+            in_parts (`bool`, *optional*, defaults to `False`): return the parts of the text and their translations.
+
         Returns:
-            `list[dict]`: one dict per candidate, the best first.
+            `list[dict]`: one dict per candidate, the best first; or `tuple` of what [`translate_parts`] returns.
         """
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
-        if model_outputs["kept"] is not None:
-            return [{f"{self.return_name}_text": model_outputs["kept"]} for _ in candidates]
 
         def decoded(ids: torch.Tensor) -> list[str]:
             with LOCK:
@@ -655,15 +613,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 )
             return texts
 
-        if model_outputs["pieces"] is None:
-            return [{f"{self.return_name}_text": text} for text in decoded(candidates)]
-        parts, kept, ids = model_outputs["pieces"]
-        answers = []
-        for candidate in ids.unbind(dim=1):
-            left = iter(decoded(candidate))
-            pieces = [next(left) if each is None else each for each in kept]
-            answers.append({f"{self.return_name}_text": parts.join(pieces)})
-        return answers
+        if model_outputs["pieces"] is not None:
+            parts, kept, ids = model_outputs["pieces"]
+            left = [iter(decoded(rank)) for rank in ids.unbind(dim=1)]
+            ranks = [[next(texts) if each is None else each for each in kept] for texts in left]
+            if in_parts:
+                return parts, ranks
+            found = list(map(parts.join, ranks))
+        elif model_outputs["kept"] is not None:
+            found = [model_outputs["kept"]] * len(candidates)
+        else:
+            found = decoded(candidates)
+        return [{f"{self.return_name}_text": text} for text in found]
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
@@ -693,7 +654,7 @@ class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
     return_name = "summary"
 
 
-def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
+def require_text(sentence: object, where: str, alternatives: str = "") -> None:
     """Raises a `TypeError` unless `sentence` is a `str`, and a `ValueError` if it cannot be encoded."""
     if not isinstance(sentence, str):
         raise TypeError(f"The pipeline takes a str{alternatives}, but {where} is a {type(sentence)}.")
@@ -713,7 +674,7 @@ def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
         if nested:
             yield from _flat(item, where)
         else:
-            _require_text(item, where)
+            require_text(item, where)
             yield item
 
 

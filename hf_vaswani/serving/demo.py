@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..model.generation_vaswani import ALPHAS
@@ -103,16 +104,14 @@ class DemoTranslator:
             return False
 
         settings = self.settings(num_beams, length_penalty) | {"stopping_criteria": [EndCriteria(end_if_over)]}
-        longest = longest_source([self.model], self.tokenizer)
-        found = self.pipeline.translate_parts(
-            [text], True, longest, tgt_lang=language, num_return_sequences=count, **settings
-        )
+        settings |= {"num_return_sequences": count, "longest_sentence": longest_source([self.model], self.tokenizer)}
+        found = self.pipeline.translate_parts([text], split=True, tgt_lang=language, **settings)
         ((best, *others),) = align_parts(
             self.model,
             self.tokenizer,
             found,
             "words",
-            front=lambda tag: self.pipeline.front(tag, None, language),
+            front=partial(self.pipeline.front, tgt_lang=language),
             reads=self.pipeline.reads,
         )
         parts = found[0][0]

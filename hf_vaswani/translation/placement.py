@@ -13,11 +13,13 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from ..model.sentences_vaswani import Parts
+from ..model.pipeline_vaswani import require_text
 from .alignment import AlignedPart, align_parts, aligning_layers, end_if_over
 from .markup import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, check_kind, parse
 
@@ -691,30 +693,31 @@ class PipelineMarkup:
         aligning_layers(pipeline.model)
         self.pipeline, self.kind = pipeline, kind
 
-    def __call__(
-        self,
-        texts: Sequence[str],
-        translate: Callable[[list[str]], list[tuple[Parts, list[list[str]]]]],
-        src_lang: str | None,
-        tgt_lang: str | None,
-    ) -> list[list[str]]:
-        """
-        Returns the translations of each text, best first.
+    def __call__(self, inputs: Any, *_: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
+        """Translates what the pipeline takes, with the keywords of a call, and `split` for `split_sentences`."""
+        if isinstance(inputs, str):
+            return self._translate([inputs], kwargs)[0]
+        if isinstance(inputs, list):
+            return self._translate(inputs, kwargs)
+        if isinstance(inputs, Dataset):
+            inputs = DataLoader(inputs, batch_size=None, num_workers=num_workers or self.pipeline._num_workers or 0)
+        return (self._translate([text], kwargs)[0] for text in inputs)
 
-        Args:
-            texts (`Sequence[str]`): the texts.
-            translate (`Callable`): translates texts without markup, as the pipeline's `translate_parts` does.
-            src_lang (`str`, *optional*), tgt_lang (`str`, *optional*): languages of the call.
-        """
+    def _translate(self, texts: list[Any], kwargs: dict[str, Any]) -> list[list[dict[str, str]]]:
         pipeline = self.pipeline
+        languages = {name: kwargs.get(name) for name in ("src_lang", "tgt_lang")}
 
-        def translate_aligned(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+        def translate(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+            found = pipeline.translate_parts(plain, **kwargs)
             return align_parts(
                 pipeline.model,
                 pipeline.tokenizer,
-                translate(plain),
-                front=lambda tag: pipeline.front(tag, src_lang, tgt_lang),
+                found,
+                front=partial(pipeline.front, **languages),
                 reads=pipeline.reads,
             )
 
-        return translate_markup(list(map(pipeline.tags.split, texts)), self.kind, translate_aligned)
+        for text in texts:
+            require_text(text, "a sentence")
+        found = translate_markup(list(map(pipeline.tags.split, texts)), self.kind, translate)
+        return [[{f"{pipeline.return_name}_text": text} for text in candidates] for candidates in found]
