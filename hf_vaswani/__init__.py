@@ -89,7 +89,7 @@ def _at_home(name: str) -> Any:
         from .translation.placement import PipelineMarkup
 
         return PipelineMarkup
-    from .model.precision_vaswani import fastest_translation
+    from .translation.precision import fastest_translation
 
     return fastest_translation
 

@@ -327,7 +327,7 @@ def _with_dtype(translators: Translators, choice: str | None) -> Translators:
     """Applies --dtype: the weights in float32, and the number format of the products."""
     import torch
 
-    from ..model.precision_vaswani import fastest_translation
+    from ..translation.precision import fastest_translation
 
     if choice is None:
         return translators

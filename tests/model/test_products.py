@@ -194,7 +194,7 @@ PROGRAM = """
 import torch
 from tests.model.test_search import random_model, sentences
 from hf_vaswani.model import products_vaswani
-from hf_vaswani.model.precision_vaswani import fastest_translation
+from hf_vaswani.translation.precision import fastest_translation
 for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE"):
     setattr(products_vaswani, name, 1)
 model, inputs = random_model(), sentences(3)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.model import precision_vaswani
-from hf_vaswani.model.precision_vaswani import (
+from hf_vaswani.translation import precision
+from hf_vaswani.translation.loading import load_translator
+from hf_vaswani.translation.precision import (
     autocast_to,
     fastest_training,
     fastest_translation,
     has_bfloat16,
     speedup_of_bfloat16,
 )
-from hf_vaswani.translation.loading import load_translator
 
 from .test_search import random_model
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch) -> None:
-    monkeypatch.setattr(precision_vaswani, "MEASUREMENT", 0.05)
+    monkeypatch.setattr(precision, "MEASUREMENT", 0.05)
 
 
 def set_machine(monkeypatch, has_them: bool, speedup: float = 2.0) -> list:
@@ -37,7 +37,7 @@ def set_machine(monkeypatch, has_them: bool, speedup: float = 2.0) -> list:
         return speedup
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_them}, raising=False)
-    monkeypatch.setattr(precision_vaswani, "speedup_of_bfloat16", measure)
+    monkeypatch.setattr(precision, "speedup_of_bfloat16", measure)
     return measured
 
 
