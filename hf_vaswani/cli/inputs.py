@@ -15,6 +15,8 @@ from ..files import read_lines, split_revision
 if TYPE_CHECKING:
     import torch
 
+    from ..translation.lines import LineTranslator
+
 # In bytes: a file without a line end for so long is not text.
 LONGEST_LINE = 2**28
 # A wider beam fills the memory and finds nothing better.
@@ -193,7 +195,7 @@ def warn_split(count: int, longest: int) -> None:
 
 
 @dataclass(frozen=True)
-class Translators:
+class LoadedModels:
     """
     Models loaded for translation.
 
@@ -215,6 +217,12 @@ class Translators:
     dtype: Any = None
     shortlist: Any = None
 
+    def lines(self, n_best: int | None = None) -> "LineTranslator":
+        """Returns what translates lines, with n-best lists of this size."""
+        from ..translation.lines import LineTranslator
+
+        return LineTranslator(self.models, self.tokenizer, n_best, self.engine, self.dtype, self.shortlist)
+
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
         Puts the tag of the target language in front of lines, see [`LanguageTags.put`].
@@ -233,7 +241,7 @@ class Translators:
                 raise ValueError(f"{name}, line {number}: {error}") from error
 
 
-def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
+def line_pairs(source: Path, target: Path, translators: LoadedModels) -> Iterator[tuple[str, str]]:
     """
     Yields the pairs of lines of two files, the sources with their language tag.
 
@@ -251,7 +259,7 @@ def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator
         yield sentence, translation
 
 
-def load_translators(options: argparse.Namespace) -> Translators:
+def load_translators(options: argparse.Namespace) -> LoadedModels:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
     from ..conversion.engines import EngineOptions, choose_engine
     from ..translation.loading import model_folder
@@ -308,7 +316,7 @@ def check_beam(model: Any, n_best: int | None, option: str) -> None:
         raise ValueError(f"{option} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}.")
 
 
-def _load_shortlist(name: str, translators: Translators) -> Any:
+def _load_shortlist(name: str, translators: LoadedModels) -> Any:
     """Returns the shortlist of the first model, whose vocabulary is that of all."""
     from ..model.modeling_vaswani import VaswaniForConditionalGeneration
     from ..translation.loading import pinned
@@ -323,7 +331,7 @@ def _load_shortlist(name: str, translators: Translators) -> Any:
     return Shortlist.load(str(pinned(name)), translators.tokenizer, model.config.vocab_size)
 
 
-def _with_dtype(translators: Translators, choice: str | None) -> Translators:
+def _with_dtype(translators: LoadedModels, choice: str | None) -> LoadedModels:
     """Applies --dtype: the weights in float32, and the number format of the products."""
     import torch
 
@@ -378,7 +386,7 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
 
 def load_models(
     names: Sequence[str], target_language: str | None, device: "torch.device | None" = None
-) -> Translators:
+) -> LoadedModels:
     """
     Loads models for translation.
 
@@ -414,12 +422,12 @@ def load_models(
         _check_language(tags, target_language)
     device = device or choose_device("auto")
     models = [model.to(device) for model in models]
-    return Translators(models, tokenizer, tags, target_language)
+    return LoadedModels(models, tokenizer, tags, target_language)
 
 
 def load_recorded(
     names: Sequence[str], key: str, device: "torch.device | None" = None
-) -> tuple[Translators, list[str]]:
+) -> tuple[LoadedModels, list[str]]:
     """
     Loads the models that a recipe names, for work that is recorded.
 
@@ -429,7 +437,7 @@ def load_recorded(
         device (`torch.device`, *optional*): as in [`load_models`].
 
     Returns:
-        `tuple[Translators, list[str]]`: the models, and the digest of each.
+        `tuple[LoadedModels, list[str]]`: the models, and the digest of each.
 
     Raises:
         ValueError: as in [`load_models`].

@@ -25,7 +25,7 @@ LATENESS = 1.0
 PROBE = "a"
 
 # Translates texts of one kind, and returns the translations of each, best first.
-Translate = Callable[[Any, list[str]], list[list[str]]]
+TranslateBatch = Callable[[Any, list[str]], list[list[str]]]
 
 
 class QueueFullError(Exception):
@@ -91,7 +91,7 @@ class Batcher:
 
     def __init__(
         self,
-        translate: Translate,
+        translate: TranslateBatch,
         most_waiting: int,
         observe: Callable[[int], object] | None = None,
         observe_waiting: Callable[[int], object] | None = None,

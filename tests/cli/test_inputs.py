@@ -112,16 +112,16 @@ def test_tags_are_prepended_or_expected() -> None:
     tokenizer = train_tokenizer(["one two"], 20, kind="characters")
     lines = ["one", "", " \t", "<2de> two"]
     tags = LanguageTags(tokenizer, option="--target-language", is_required=True)
-    assert list(inputs.Translators([], None, tags).tagged(lines, "file")) == lines
+    assert list(inputs.LoadedModels([], None, tags).tagged(lines, "file")) == lines
     add_language_tags(tokenizer, ["de", "fr"])
-    found = list(inputs.Translators([], None, tags, "de").tagged(lines, "file"))
+    found = list(inputs.LoadedModels([], None, tags, "de").tagged(lines, "file"))
     assert found == ["<2de> one", "", " \t", "<2de> two"]
-    tagged = inputs.Translators([], None, tags).tagged([" <2fr> one", "", "two"], "file")
+    tagged = inputs.LoadedModels([], None, tags).tagged([" <2fr> one", "", "two"], "file")
     assert [next(tagged), next(tagged)] == [" <2fr> one", ""]
     with pytest.raises(ValueError, match="file, line 3: .* choose one by --target-language, or put one of <2de>, <2f"):
         next(tagged)
     with pytest.raises(ValueError, match="file, line 1: The target language is 'de', but the text begins with <2fr>"):
-        list(inputs.Translators([], None, tags, "de").tagged(["<2fr> one"], "file"))
+        list(inputs.LoadedModels([], None, tags, "de").tagged(["<2fr> one"], "file"))
 
 
 def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypatch) -> None:

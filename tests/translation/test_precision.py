@@ -16,7 +16,7 @@ from hf_vaswani.translation.precision import (
     speedup_of_bfloat16,
 )
 
-from .test_search import random_model
+from ..model.test_search import random_model
 
 CPU = torch.device("cpu")
 
