@@ -240,13 +240,11 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Translates one text or many. The model reads each text as one sentence, unless `split_sentences` is set.
 
         Args:
-            inputs (`str`, `list[str]`, `list` of such lists, generator of `str` or `torch.utils.data.Dataset` of
-                `str`): the texts. A column of a dataset (`dataset["en"]`) counts as a list. Lists may be nested to any
-                depth, if each has either texts or lists as items; transformers 4 translated only the first text of
-                each inner list.
+            inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): the texts. A column
+                of a dataset (`dataset["en"]`) counts as a list. The lists of a list are translated one by one.
             args: ignored, with a warning, as in every pipeline.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
-                (see [`sentence_spans`]) and join the translations of the same rank (see [`join_sentences`]). A
+                (see [`sentence_spans`]) and join the translations of the same rank (see [`Parts`]). A
                 language tag at the beginning of a text, as `<2de>`, is put in front of each sentence.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
                 them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
@@ -280,8 +278,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
                 `return_tensors` is used with `split_sentences` or `markup`.
         """
-        kwargs["longest_sentence"] = self._longest(kwargs)
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
+        texts = None
+        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
+            texts = list(inputs)
+        if texts and all(isinstance(each, list) for each in texts):
+            kwargs |= {"split_sentences": split_sentences, "markup": markup}
+            return [self(each, *args, **kwargs) for each in texts]
+        kwargs["longest_sentence"] = self._longest(kwargs)
         split = self.split_sentences if split_sentences is None else split_sentences
         markup = self.markup if markup is None else markup
         if split or markup is not None:
@@ -290,12 +294,11 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             translate: Callable[..., Any] = partial(super().__call__, split=split or None)
         else:
             translate = partial(self._from_home("markup", f"markup={markup!r}")(self, markup), split=split)
-        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
-            items = list(inputs)
-            texts = list(_flat(items))
-            translations = translate(texts, *args, **kwargs) if texts else []
-            single = all(len(candidates) == 1 for candidates in translations)
-            return _nested_as(items, iter([found[0] for found in translations] if single else translations))
+        if texts is not None:
+            for position, text in enumerate(texts):
+                require_text(text, f"item {position} of the list")
+            found = translate(texts, *args, **kwargs) if texts else []
+            return [each[0] for each in found] if all(len(each) == 1 for each in found) else found
         if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
@@ -664,26 +667,3 @@ def require_text(sentence: object, where: str, alternatives: str = "") -> None:
         raise ValueError(
             f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
-
-
-def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
-    """Yields the texts of nested lists; raises a `TypeError` for an item of another type."""
-    nested = _is_nested(items)
-    for position, item in enumerate(items):
-        where = f"item {position} of {name}"
-        if nested:
-            yield from _flat(item, where)
-        else:
-            require_text(item, where)
-            yield item
-
-
-def _nested_as(items: list[Any], translations: Iterator[Any]) -> list[Any]:
-    """Returns the translations of the texts of a list, nested like it."""
-    if _is_nested(items):
-        return [_nested_as(item, translations) for item in items]
-    return [next(translations) for _ in items]
-
-
-def _is_nested(items: list[Any]) -> bool:
-    return bool(items) and all(isinstance(item, list) for item in items)

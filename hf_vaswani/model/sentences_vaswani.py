@@ -114,32 +114,6 @@ def _is_wide(text: str) -> bool:
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
-def join_sentences(text: str, spans: Sequence[tuple[int, int]], translations: Sequence[str]) -> str:
-    """
-    Joins the translations of a text's sentences.
-
-    Args:
-        text (`str`): the source text.
-        spans (`Sequence[tuple[int, int]]`): its sentences, from [`sentence_spans`].
-        translations (`Sequence[str]`): a translation of each sentence.
-
-    Returns:
-        `str`: the translations, separated by the source's white space if that has a newline, else by one space, or by
-        nothing after a mark of a script without spaces.
-    """
-    pieces, end = [""], 0
-    for (start, next_end), translation in zip(spans, translations, strict=True):
-        space, last = text[end:start], pieces[-1]
-        if "\n" in space:
-            pieces.append(space)
-        elif translation and last.strip() and not _is_wide(last):
-            pieces.append(" ")
-        if translation:
-            pieces.append(translation)
-        end = next_end
-    return "".join(pieces) + (text[end:] if "\n" in text[end:] else "")
-
-
 # ---- Text without words ------------------------------------------------------------------------------------------
 
 # Letters that are not seen: the fillers of Hangul.
@@ -303,8 +277,21 @@ class Parts:
         return [self.tag + self.text[start:end] for start, end in self.spans]
 
     def join(self, translations: Sequence[str]) -> str:
-        """Joins translations of the parts, see [`join_sentences`]."""
-        return join_sentences(self.text, self.spans, translations)
+        """
+        Joins translations of the parts: by the white space between the parts if that has a newline, else by one space,
+        and by nothing after a mark of a script without spaces.
+        """
+        pieces, end = [""], 0
+        for (start, next_end), translation in zip(self.spans, translations, strict=True):
+            space, last = self.text[end:start], pieces[-1]
+            if "\n" in space:
+                pieces.append(space)
+            elif translation and last.strip() and not _is_wide(last):
+                pieces.append(" ")
+            if translation:
+                pieces.append(translation)
+            end = next_end
+        return "".join(pieces) + (self.text[end:] if "\n" in self.text[end:] else "")
 
 
 def cut(text: str, tags: LanguageTags, longest: int | None, split: bool = False, prefix: str = "") -> Parts:

