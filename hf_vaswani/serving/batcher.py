@@ -274,12 +274,10 @@ class Batcher:
         return True
 
     async def _run(self, kind: Hashable, texts: list[str], jobs: Sequence[_Job]) -> list[list[str]]:
-        """Translates texts of these jobs in the thread, those of similar length beside each other."""
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
+        """Translates texts of these jobs in the thread."""
         done: Future[list[list[str]]] = Future()
-        self._calls.put((done, partial(self._translate_in_thread, kind, [texts[number] for number in order], jobs)))
-        found = await asyncio.wrap_future(done)
-        return [translations for _, translations in sorted(zip(order, found, strict=True))]
+        self._calls.put((done, partial(self._translate_in_thread, kind, texts, jobs)))
+        return await asyncio.wrap_future(done)
 
     def _translate_in_thread(self, kind: Hashable, texts: list[str], jobs: Sequence[_Job]) -> list[list[str]]:
         self._running = jobs

@@ -61,7 +61,7 @@ class DemoTranslator:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.pipeline = VaswaniTranslationPipeline(model, tokenizer, batch_size=8)
+        self.pipeline = VaswaniTranslationPipeline(model, tokenizer)
         tags = LanguageTags(tokenizer, model.config)
         self.tags = {code: tag for code, tag in tags.by_language.items() if code in (tags.targets or tags.by_language)}
 

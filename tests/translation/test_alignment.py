@@ -11,9 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.model.sentences_vaswani import Parts
 from hf_vaswani.translation import alignment as module
 from hf_vaswani.translation import quantization
-from hf_vaswani.translation.alignment import Alignment, Text, choose_alignment, end_if_over, ended_by, identity, read
+from hf_vaswani.translation.alignment import (
+    Alignment,
+    Text,
+    align_parts,
+    choose_alignment,
+    end_if_over,
+    ended_by,
+    identity,
+    read,
+)
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -268,6 +278,23 @@ def test_no_matrix_is_larger_than_the_attention_of_a_head(model, tokenizer, monk
         found = module._mean_attention(query, key, hidden, 1.0)
     torch.testing.assert_close(found, expected)
     assert largest <= 10_000
+
+
+def test_the_parts_of_a_text_are_aligned_where_they_are(model, tokenizer) -> None:
+    parts = Parts("", "abc cab.\nab 42 \nbca", [(0, 8), (9, 14), (15, 18)])
+    ranks = [["cab abc.", "ab 42", "ca"], ["b", "", "ca ab"]]
+    found = align_parts(model, tokenizer, [(parts, ranks), (Parts("", "42", [(0, 2)]), [["42"]])], "words")
+    assert [[text for text, _ in each] for each in found] == [list(map(parts.join, ranks)), ["42"]]
+    for (text, pieces), translations in zip(found[0], ranks, strict=True):
+        for piece, source, translation in zip(pieces, parts.sources, translations, strict=True):
+            (alone,) = alignments(model, tokenizer, [source], [translation])
+            torch.testing.assert_close(piece.alignment.probabilities, alone.probabilities, atol=1e-6, rtol=0)
+            places = [(start + piece.source, end + piece.source) for start, end in piece.alignment.source_spans]
+            assert [parts.text[slice(*place)] for place in places] == source.split()
+            places = [(start + piece.target, end + piece.target) for start, end in piece.alignment.target_spans]
+            assert [text[slice(*place)] for place in places] == translation.split()
+    # The model has not read it.
+    assert found[1][0][1][0].alignment.links() == [(0, 0)]
 
 
 def test_a_kept_text_is_aligned_with_itself() -> None:
