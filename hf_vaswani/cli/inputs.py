@@ -419,7 +419,12 @@ def load_models(
     # Without its tag, a multilingual model would translate into any of its languages.
     tags = LanguageTags(tokenizer, models[0].config, "--target-language", is_required=True)
     if target_language is not None:
-        _check_language(tags, target_language)
+        if tags.targets and target_language not in tags.targets:
+            raise ValueError(
+                f"The model translates into {', '.join(tags.targets)}, but --target-language is {target_language!r}."
+            )
+        if tags.by_language or not tags.targets:
+            tags.find(target_language)
     device = device or choose_device("auto")
     models = [model.to(device) for model in models]
     return LoadedModels(models, tokenizer, tags, target_language)
@@ -465,18 +470,6 @@ def check_name(name: str) -> None:
     parts = Path(split_revision(name)[0]).parts
     if not name or (not folder.is_dir() and (folder.is_absolute() or len(parts) != 2)):
         raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name or user/name@v2.")
-
-
-def _check_language(tags: Any, language: str) -> None:
-    """Raises a `ValueError` if the model does not translate into this language, or has no tag for it."""
-    from ..data.tokenizer import find_language_tag
-
-    if tags.targets and language not in tags.targets:
-        raise ValueError(
-            f"The model translates into {', '.join(tags.targets)}, but --target-language is {language!r}."
-        )
-    if tags.by_language or not tags.targets:
-        find_language_tag(tags.tokenizer, language)
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------------

@@ -43,9 +43,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     [`VaswaniSummarizationPipeline`] do the same, and name their answers differently.
 
     The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
-    these. The model generates in evaluation mode and gets its previous mode back. Several threads may use one
-    pipeline at the same time; but with `stop_strings`, for which `generate` calls the tokenizer itself, they should
-    all pass the same `truncation`.
+    these. Several threads may use one pipeline; but with `stop_strings`, for which `generate` calls the tokenizer
+    itself, they should all pass the same `truncation`.
 
     Args:
         model ([`PreTrainedModel`]): an encoder-decoder model.
@@ -273,10 +272,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         Raises:
             TypeError: if `inputs` or one of the texts has another type.
-            ValueError: if neither the pipeline nor `generate` knows a keyword, sentences cannot be batched because the
-                tokenizer has no pad token, a text has half of a surrogate pair, the model was not trained for a
-                language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
-                `return_tensors` is used with `split_sentences` or `markup`.
+            ValueError: if neither the pipeline nor `generate` knows a keyword, the tokenizer has no pad token for a
+                batch, a text has half of a surrogate pair, the model was not trained for a language, nothing chooses
+                among several, or `return_tensors` is used with `split_sentences` or `markup`.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
         texts = None
@@ -307,17 +305,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     def translate_parts(self, texts: list[str], **kwargs: Any) -> list[tuple[Parts, list[list[str]]]]:
         """
-        Translates the parts of texts, see [`cut`].
-
-        Args:
-            texts (`list[str]`): the texts.
-            kwargs: arguments of a call; `split` in place of `split_sentences`.
+        Translates the parts of texts, see [`cut`]; takes the keywords of a call, but `split` for `split_sentences`.
 
         Returns:
             `list`: each text in parts, and the translations of the parts for each rank, best first.
         """
-        split = kwargs.pop("split", False)
-        found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, split=split, in_parts=True, **kwargs)
+        found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, in_parts=True, **kwargs)
         return found
 
     def _check_text(self, kwargs: dict[str, Any], option: str) -> None:

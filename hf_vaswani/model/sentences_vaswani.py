@@ -165,6 +165,14 @@ class LanguageTags:
         """The languages that the model translates into, if its config names them."""
         return list(dict.fromkeys(pair[1] for pair in getattr(self.config, "language_pairs", None) or ()))
 
+    def find(self, language: str) -> str:
+        """Returns the tag of a language; raises a `ValueError` with all languages if there is none."""
+        tags = self.by_language
+        if language not in tags:
+            known = f", only for {', '.join(tags)}" if tags else ": it has no language tags"
+            raise ValueError(f"The vocabulary has no tag for the target language {language!r}{known}.")
+        return tags[language]
+
     def split(self, text: str) -> tuple[str, str]:
         """Splits a text into the tag at its beginning and a space, or nothing, and the rest."""
         bare = text.lstrip()
@@ -175,14 +183,9 @@ class LanguageTags:
 
     def front(self, tag: str, language: str | None) -> str:
         """
-        Chooses what is put in front of a sentence.
-
-        Args:
-            tag (`str`): the sentence's own tag, as [`~LanguageTags.split`] returns it.
-            language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
-
-        Returns:
-            `str`: the tag of the language and a space, or nothing if the sentence has it or the vocabulary has none.
+        Returns what is put in front of a sentence with this tag, as [`~LanguageTags.split`] returns it: the tag of the
+        target language and a space, or nothing if the sentence has it or the vocabulary has no tags. The language is
+        by default the only one that the model translates into.
 
         Raises:
             ValueError: the vocabulary has no tag for the language, the sentence has another one, or neither chooses
@@ -199,13 +202,9 @@ class LanguageTags:
             language = known[0] if known else None
         if language is None or not tags:
             return ""
-        if language not in tags:
-            raise ValueError(
-                f"The vocabulary has no tag for the target language {language!r}, only for {', '.join(tags)}."
-            )
-        if tag and tag.strip() != tags[language]:
+        if tag not in ("", front := f"{self.find(language)} "):
             raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
-        return "" if tag else f"{tags[language]} "
+        return "" if tag else front
 
     def put(self, text: str, language: str | None = None) -> str:
         """Returns a text with a tag in front, see [`~LanguageTags.front`]. Blank text stays as it is."""

@@ -393,7 +393,7 @@ def test_a_tag_that_the_vocabulary_lacks_is_named(tmp_path) -> None:
     # Another vocabulary may have more tags than the recipe has languages.
     tokenizer = make_tokenizer(recipe, read_sources(recipe))
     recipe.tokenizer.path = "given"
-    with pytest.raises(ValueError, match="There is no tag for the target language 'es', only for de, fr"):
+    with pytest.raises(ValueError, match="The vocabulary has no tag for the target language 'es', only for de, fr"):
         encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
 
 

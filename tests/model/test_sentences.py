@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,8 +161,12 @@ def test_a_text_gets_the_tag_of_its_language() -> None:
     assert [tags.put(text, "de") for text in ("a <2fr>", " a", "", " \t")] == ["<2de> a <2fr>", "<2de>  a", "", " \t"]
     with pytest.raises(ValueError, match="into de, fr: choose one by --target-language, or put one of <2de>, <2fr> "):
         tags.put("a")
-    with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
-        tags.put("a", "es")
+    assert tags.find("fr") == "<2fr>"
+    for call in (tags.find, partial(tags.put, "a")):
+        with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
+            call("es")
+    with pytest.raises(ValueError, match="no tag for the target language 'es': it has no language tags"):
+        tags_of().find("es")
     # The one language that the model translates into; another vocabulary has no tags at all.
     assert tags_of("de", "fr", targets=["fr"]).put("a") == "<2fr> a"
     assert tags_of(targets=["de", "fr"], is_required=True).put("a", "de") == "a"
