@@ -310,6 +310,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Returns:
             `list`: each text in parts, and the translations of the parts for each rank, best first.
         """
+        kwargs = {"split": False} | kwargs
         found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, in_parts=True, **kwargs)
         return found
 
