@@ -11,7 +11,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 from hf_vaswani.cli import main
 from hf_vaswani.cli.translate import Output
 from hf_vaswani.translation import lines as translation
-from hf_vaswani.translation import precision
 from hf_vaswani.translation.loading import load_translator
 
 from .conftest import size_limit, translate
@@ -331,7 +330,9 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
         (("--dtype", "auto"), 1, False),
     ):
         seen.clear()
-        monkeypatch.setattr(precision, "speedup_of_bfloat16", lambda work, device, found=speedup: found)
+        monkeypatch.setattr(
+            "hf_vaswani.translation.precision.speedup_of_bfloat16", lambda work, device, found=speedup: found
+        )
         code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
     assert "Products in float32, because bfloat16 is 1.00 times as fast, and 1.15 are needed" in caplog.text
