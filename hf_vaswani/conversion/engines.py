@@ -446,6 +446,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
                 return place
             if place.exists():
                 logger.warning(f"{place} is converted anew, because {reason}.")
+            start = time.perf_counter()
             with atomic_folder(place) as temporary:
                 write(temporary)
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
@@ -453,6 +454,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
             for file, found in files.items():
                 findings.remember(place / file, found)
             findings.save()
+            logger.info(f"Converted for {NAME} in {time.perf_counter() - start:.1f} s, once: {place}")
     except OSError as error:
         why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
