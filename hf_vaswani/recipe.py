@@ -424,7 +424,7 @@ class TrainingRecipe:
     paper."""
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = None
     """Number format of the forward pass: `no`, which must be quoted in YAML, is float32; `auto` is bf16 where the
-    processor or GPU has instructions for it and a measurement of a second shows that it is faster, and otherwise
+    processor or GPU has instructions for it and, on a processor, `d_model` is at least 128, and otherwise
     float32; `null` uses the setting of `accelerate launch`. A resumed run keeps its format."""
     gradient_checkpointing: bool = False
     """Recompute the layers in the backward pass instead of storing their activations: less memory, more time."""

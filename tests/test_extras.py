@@ -123,9 +123,10 @@ def test_viz_alone_draws(environment) -> None:
 
 @alone("convert")
 def test_convert_alone_converts(environment) -> None:
-    for engine in ("ctranslate2", "onnx"):
-        said = environment.run("hf-vaswani", "convert", "run/model", engine, "--to", engine, "--sentence", "four nine")
-        assert said.count("vier neun") == 2, said
+    # The graphs of ONNX have no search.
+    for name, translations in (("ctranslate2", 2), ("onnx", 1)):
+        said = environment.run("hf-vaswani", "convert", "run/model", name, "--to", name, "--sentence", "four nine")
+        assert said.count("vier neun") == translations, said
 
 
 @alone("adapt")

@@ -18,7 +18,7 @@ import pytest
 from hf_vaswani.data.reading import load_pairs
 from hf_vaswani.metrics import score
 
-from .conftest import ROOT, dear
+from .conftest import ROOT
 
 pytestmark = pytest.mark.quickstart
 
@@ -147,18 +147,12 @@ def translate(model: Path, sentences: list[str], *options: str, cwd: Path) -> li
     return program("hf-vaswani", "translate", "--model", str(model), *options, cwd=cwd, text=text).splitlines()
 
 
-@pytest.mark.parametrize("engine", ["torch", "ctranslate2", dear("onnx")])
+@pytest.mark.parametrize("engine", ["torch", "ctranslate2"])
 def test_the_command_line_and_its_engines_are_right(model, pairs, tmp_path, engine) -> None:
     options = ["--engine", engine] if engine != "torch" else []
     if engine == "ctranslate2":
         # It has a length penalty and stopping rules of its own.
         options += ["--approximate"]
-    elif engine == "onnx":
-        import transformers
-
-        if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
-            pytest.skip("transformers before 5.23 does not export to ONNX")
-        options += ["--num-beams", "1"]
     assert_right(engine, translate(model, list(pairs), *options, cwd=tmp_path), pairs)
 
 

@@ -53,10 +53,11 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=("auto", "torch", "ctranslate2", "onnx"),
+        # Checked with the other options of engines.
+        metavar="{auto,torch,ctranslate2}",
         default="torch",
-        help="what computes: torch (default), ctranslate2, onnx, or auto: ctranslate2 where it searches by exactly "
-        "the model's settings",
+        help="what computes: torch (default), ctranslate2, or auto: ctranslate2 where it searches by exactly the "
+        "model's settings",
     )
     parser.add_argument(
         "--compute-type",
@@ -264,6 +265,14 @@ def load_translators(options: argparse.Namespace) -> LoadedModels:
     from ..conversion.engines import EngineOptions, choose_engine
     from ..translation.loading import model_folder
 
+    engine = EngineOptions(
+        options.engine,
+        options.compute_type,
+        options.approximate,
+        getattr(options, "n_best", None),
+        shortlist=options.shortlist,
+    )
+    engine.check()
     if options.int8 and options.engine != "torch":
         raise ValueError(
             f"--int8 is for torch, but --engine is {options.engine}: with ctranslate2, use --compute-type int8."
@@ -275,14 +284,6 @@ def load_translators(options: argparse.Namespace) -> LoadedModels:
             else (f"--engine is {options.engine}", "with ctranslate2, use --compute-type")
         )
         raise ValueError(f"--dtype is for torch with unquantized weights, but {other}: {instead}.")
-    engine = EngineOptions(
-        options.engine,
-        options.compute_type,
-        options.approximate,
-        getattr(options, "n_best", None),
-        shortlist=options.shortlist,
-    )
-    engine.check()
     names = with_revision(options.model, options.revision)
     device = choose_device(options.device, options.engine, options.int8)
     translators = load_models(names, options.target_language, device)
@@ -353,7 +354,7 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
     Args:
         name (`str`): a device of torch; or `auto`, for the accelerator of this machine if there is one, and for the
             CPU where the engine or int8 computes there alone.
-        engine (`str`): `torch`, `ctranslate2`, `onnx` or `auto`.
+        engine (`str`): `torch`, `ctranslate2` or `auto`.
         int8 (`bool`): whether torch computes with 8-bit weights.
 
     Raises:

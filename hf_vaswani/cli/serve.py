@@ -208,7 +208,7 @@ def _load(name: str, options: ServeOptions) -> Any:
     if chosen["engine"] not in ("torch", "auto"):
         # With an engine that was named, each request would fail.
         engine = EngineOptions(chosen["engine"], chosen["compute_type"], chosen["approximate"])
-        check_search(engine, [model], model.generation_config, None)
+        check_search(engine, [model], model.generation_config)
     if options.in_float32:
         model = model.float()
     return VaswaniTranslationPipeline(model, translators.tokenizer, device=model.device, **chosen)
@@ -344,9 +344,9 @@ def _checked(options: argparse.Namespace) -> ServeOptions:
         keys = [line.strip() for line in text_lines(options.api_keys) if line.strip()]
         if not keys:
             raise ValueError(f"{options.api_keys} has no API key: write one in each line.")
+    EngineOptions(options.engine, options.compute_type, options.approximate, shortlist=options.shortlist).check()
     if options.dtype and options.engine != "torch":
         raise ValueError(f"--dtype is for torch, but --engine is {options.engine}: use --compute-type.")
-    EngineOptions(options.engine, options.compute_type, options.approximate, shortlist=options.shortlist).check()
     settings: dict[str, Any] = {"autocast": options.dtype if options.dtype != "float32" else None}
     settings |= {name: getattr(options, name) for name in ("engine", "compute_type", "approximate", "shortlist")}
     return ServeOptions(

@@ -1,10 +1,4 @@
-"""Conversion to CTranslate2: a folder that `ctranslate2.Translator` loads.
-
-    python -m hf_vaswani.conversion.ctranslate2 --model FOLDER --output_dir OUT [--quantization int8]
-        [--copy_files tokenizer.json tokenizer_config.json]
-
-runs CTranslate2's own `ct2-transformers-converter` with support for Vaswani models, which importing this module adds.
-[`save`] does the same in Python, and also copies the tokenizer. To translate:
+"""Conversion to CTranslate2: a folder that `ctranslate2.Translator` loads. To translate:
 
     translator, tokenizer = ctranslate2.Translator("OUT"), AutoTokenizer.from_pretrained("OUT")
     source = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(["A small house."])["input_ids"]]
@@ -16,13 +10,11 @@ The tokenizer appends `</s>` to a source, so CTranslate2 is configured not to.
 
 import copy
 import logging
-import os
-import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +31,9 @@ from ..translation.shortlist import FILE as SHORTLIST
 from ..translation.shortlist import Shortlist
 from .protocol import Foreign, Loaded, check_quantization
 from .settings import (
-    active_settings,
     eos_token_ids,
     fixed_limit,
     forbidden_sequences,
-    forces_eos,
     ignored_settings,
     max_new_tokens_for,
     start_token_id,
@@ -51,7 +41,7 @@ from .settings import (
 
 try:
     import ctranslate2
-    from ctranslate2.converters.transformers import ModelLoader, main, register_loader
+    from ctranslate2.converters.transformers import ModelLoader
     from ctranslate2.specs import transformer_spec
     from ctranslate2.specs.common_spec import Activation
     from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
@@ -77,17 +67,18 @@ ACTIVATIONS = {
 }
 # File beside the weights from which it takes a shortlist.
 VOCABULARY_MAP = "vmap.txt"
-# Environment variable that names the instructions with which CTranslate2 computes.
-ISA = "CT2_FORCE_CPU_ISA"
+# Arguments of `translate_batch` that a model or a call of an engine brings, or that are CTranslate2's defaults.
+LEFT_OUT = {"return_end_token": True, "use_vmap": False, "suppress_sequences": [], "patience": 1} | {
+    "no_repeat_ngram_size": 0,
+    "repetition_penalty": 1,
+    "length_penalty": 1,
+}
 # Length of a translation, in tokens, at which CTranslate2's length penalty is fitted to GNMT's.
 TYPICAL_LENGTH = 20
 
 
-@register_loader("VaswaniConfig")
 class VaswaniLoader(ModelLoader):
-    """Loader of Vaswani models for `ctranslate2.converters.TransformersConverter`."""
-
-    architecture_name = "AutoModelForSeq2SeqLM"
+    """Turns Vaswani models into CTranslate2's."""
 
     def get_model_spec(self, model: VaswaniForConditionalGeneration) -> transformer_spec.TransformerSpec:
         """
@@ -242,7 +233,7 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
             shutil.copyfile(loaded.folder / name, folder / name)
     model = loaded.model
     written = Ctranslate2Translator(folder, loaded.tokenizer, model.generation_config, model.config)
-    notes = recommended_settings(model.generation_config, model.config, written.tokens_of)
+    notes = [written.advice()]
     is_rounded = quantization not in (None, "float32")
     if is_rounded:
         notes.append(
@@ -298,38 +289,12 @@ def in_lines(shortlist: Shortlist, tokens: Sequence[str], ends: Sequence[int]) -
     return "".join(f"{source}\t{' '.join(targets)}\n" for source, targets in lines)
 
 
-@contextmanager
-def use_wide_vectors(cpu_info: str) -> Iterator[bool]:
-    """
-    Lets CTranslate2 use AVX-512 on AMD's processors of family 26 (Zen 5), where it takes AVX2 by itself: on one of
-    them, a small model in int8 is 1.1 to 1.3 times as fast. It chooses when it first computes in a process, which must
-    be in this context. The environment variable `CT2_FORCE_CPU_ISA` overrides it.
-
-    Args:
-        cpu_info (`str`): content of `/proc/cpuinfo`.
-
-    Yields:
-        `bool`: whether CTranslate2 is asked to use AVX-512.
-    """
-    facts = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: (.+)$", cpu_info, re.MULTILINE))
-    needed = {f"avx512{part}" for part in ("f", "cd", "vl", "bw", "dq")}
-    is_family = facts.get("vendor_id") == "AuthenticAMD" and facts.get("cpu family") == "26"
-    if not is_family or not needed <= set(facts.get("flags", "").split()) or ISA in os.environ:
-        yield False
-        return
-    os.environ[ISA] = "AVX512"
-    try:
-        yield True
-    finally:
-        os.environ.pop(ISA, None)
-
-
-def check_compute_type(compute_type: str, device: str, option: str = "--compute-type") -> None:
-    """Raises a `ValueError`, which names the option, if a device, `"cpu"` or `"cuda"`, lacks a number format."""
+def check_compute_type(compute_type: str, device: str) -> None:
+    """Raises a `ValueError` if a device, `"cpu"` or `"cuda"`, lacks a number format."""
     supported = sorted(ctranslate2.get_supported_compute_types(device))
     if compute_type not in ("auto", *supported):
         raise ValueError(
-            f"{option} {compute_type} is not supported by the {device.upper().replace('CUDA', 'GPU')} of this "
+            f"compute_type {compute_type} is not supported by the {device.upper().replace('CUDA', 'GPU')} of this "
             f"machine: choose from auto, {', '.join(supported)}."
         )
 
@@ -386,9 +351,6 @@ class Ctranslate2Translator:
         self.positions = number_of_positions(config)
         self.tokens = vocabulary(tokenizer, config.vocab_size)
         self.ids = {token: id_ for id_, token in enumerate(self.tokens)}
-        with suppress(OSError), use_wide_vectors(Path("/proc/cpuinfo").read_text(encoding="utf-8")) as is_asked:
-            if is_asked and device == "cpu":
-                self.translator.translate_batch([self.tokens[:1]], beam_size=1, max_decoding_length=1)
         self.suppressed: list[list[int]] = []
         if shortlist:
             # CTranslate2 always searches these, too.
@@ -548,65 +510,17 @@ class Ctranslate2Translator:
         }
         return found if beams == 1 else found | closest_beam_search(settings)
 
-
-def recommended_settings(
-    generation_config: GenerationConfig,
-    config: Any,
-    tokens_of: Callable[[Iterable[int]], list[str]],
-) -> list[str]:
-    """Returns the arguments for `translate_batch` that come closest to `generate()`, one sentence each."""
-    notes = []
-    limit = fixed_limit(generation_config)
-    if limit is not None:
-        limit -= forces_eos(generation_config)
-        notes.append(f"CTranslate2 stops at 256 tokens by default: pass max_decoding_length={limit}.")
-    else:
-        offset = generation_config.max_length_offset - forces_eos(generation_config)
-        notes.append(
-            "CTranslate2 has one maximum length per batch, 256 by default: pass max_decoding_length, the number of "
-            f"tokens in the longest source + {offset}."
-        )
-    min_new_tokens = generation_config.min_new_tokens or 0
-    if min_new_tokens != 1:
-        notes.append(f"CTranslate2 generates at least 1 token by default: pass min_decoding_length={min_new_tokens}.")
-    notes += _recommended_beam_search(generation_config)
-    same = active_settings(generation_config, ("no_repeat_ngram_size", "repetition_penalty"))
-    if same:
-        arguments = ", ".join(f"{name}={value}" for name, value in same.items())
-        notes.append(f"CTranslate2 has settings of the same names: pass {arguments}.")
-    if forbidden_sequences(generation_config):
-        tokens = [tokens_of(ids) for ids in forbidden_sequences(generation_config)]
-        notes.append(f"CTranslate2 forbids no tokens by default: pass suppress_sequences={tokens}.")
-    ends = tokens_of(eos_token_ids(generation_config))
-    if len(ends) > 1:
-        notes.append(f"CTranslate2 has one end token by default: pass end_token={ends}.")
-    notes.append(
-        "CTranslate2 truncates sources to 1,024 tokens by default (max_input_length); the table of positions has "
-        f"{number_of_positions(config):,} rows."
-    )
-    return notes
-
-
-def _recommended_beam_search(generation_config: GenerationConfig) -> list[str]:
-    """Returns the arguments that come closest to our beam search, or to greedy search."""
-    beams = generation_config.num_beams or 1
-    if beams == 1:
-        return ["CTranslate2 searches with 2 beams by default: pass beam_size=1."]
-    notes = []
-    penalty_type, alpha = generation_config.length_penalty_type, generation_config.length_penalty
-    closest = closest_beam_search(generation_config)
-    if penalty_type == "gnmt":
-        alpha = ALPHAS[penalty_type] if alpha is None else alpha
-        notes.append(
-            f"CTranslate2 divides by a power of the length, not by GNMT's ((5 + length) / 6)^{alpha:g}: near "
-            f"{TYPICAL_LENGTH} tokens, length^{closest['length_penalty']:g} grows as fast."
-        )
-    notes.append(
-        "CTranslate2 searches with 2 beams by default, and stops at beam_size x patience finished hypotheses. The "
-        f"closest settings are beam_size={beams}, length_penalty={closest['length_penalty']:g}, "
-        f"patience={closest['patience']}."
-    )
-    return notes
+    def advice(self) -> str:
+        """Returns, as a sentence, the arguments of `translate_batch` with which [`search`] translates."""
+        settings = self.generation_config
+        found = self.search_settings(settings, shortlist=False)
+        if len(found["end_token"]) == 1:
+            # It is the model's own.
+            del found["end_token"]
+        limit = max_new_tokens_for(settings, 0)
+        found["max_decoding_length"] = limit if fixed_limit(settings) is not None else f"<source tokens + {limit}>"
+        arguments = [f"{key}={value}" for key, value in found.items() if (key, value) not in LEFT_OUT.items()]
+        return f"CTranslate2 has defaults of its own: pass {', '.join(arguments)} to translate_batch."
 
 
 def closest_beam_search(generation_config: GenerationConfig) -> dict[str, Any]:
@@ -617,7 +531,3 @@ def closest_beam_search(generation_config: GenerationConfig) -> dict[str, Any]:
         power = round(power * TYPICAL_LENGTH / (5 + TYPICAL_LENGTH), 2)
     # With twice as many finished hypotheses, the result is nearly always that of a search without early stopping.
     return {"length_penalty": power, "patience": 1 if generation_config.early_stopping is True else 2}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,18 @@
 """
-Engines that translate in place of `generate()`: CTranslate2 and ONNX Runtime, behind `translate`, `evaluate`, tables,
-the server and the pipeline.
+CTranslate2 in place of `generate()`, behind `translate`, `evaluate`, tables, the server and the pipeline.
 
 A model is converted once, and compared once with what was written. The result lies in the cache of Hugging Face, and
-is found again by the path of the model's folder and the digests of its files.
+is found again by the path of the model's folder and the digests of its files. A later process reads neither these nor
+the conversion as a whole, as long as the file system says that they are the same.
 """
 
-import copy
 import hashlib
-import importlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,20 +25,19 @@ from huggingface_hub.constants import HF_HOME
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from ..files import atomic_folder, digest, find_damage, read_sealed, sealed
-from ..model.generation_vaswani import EARLY_STOPPING
+from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..translation.batches import to_translate
+from ..model.sentences_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
-from .protocol import Loaded, Translate
-from .settings import active_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
+from .protocol import Loaded
+from .settings import approximated_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
 logger = logging.getLogger("hf_vaswani")
 
-LIBRARIES = {"ctranslate2": "CTranslate2", "onnx": "ONNX Runtime"}
-# Names of the engines in `SETTINGS`.
-IN_SETTINGS = {"ctranslate2": "CTranslate2", "onnx": "OnnxTranslator"}
+ENGINES = ("auto", "torch", "ctranslate2")
+# Name of the library, in messages and in `SETTINGS`.
+NAME = "CTranslate2"
 RECORD = "engine.json"
 
 
@@ -48,13 +47,12 @@ class EngineOptions:
     Choice of an engine.
 
     Attributes:
-        name (`str`): `"torch"`, `"ctranslate2"`, `"onnx"`, or `"auto"`: CTranslate2 where it searches by exactly the
-            model's settings.
+        name (`str`): `"torch"`, `"ctranslate2"`, or `"auto"`: CTranslate2 where it searches by exactly the model's
+            settings.
         compute_type (`str`, *optional*): number format in which CTranslate2 computes: `"float32"` (default), `"int8"`,
             `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`): whether an engine may use the closest settings that it has.
         n_best (`int`, *optional*): size of the n-best lists.
-        in_code (`bool`): whether messages name arguments of Python, and not options of the command line.
         shortlist (`bool`): whether to search among the entries of the model's shortlist alone.
     """
 
@@ -62,39 +60,26 @@ class EngineOptions:
     compute_type: str | None = None
     approximate: bool = False
     n_best: int | None = None
-    in_code: bool = False
     shortlist: bool = False
 
     def check(self) -> None:
         """Raises a `ValueError` if the engine is unknown, or options contradict each other."""
-        known = ("auto", "torch", *LIBRARIES)
-        if self.name not in known:
-            raise ValueError(f"{self.option('engine')} must be one of {', '.join(known)}, but it is {self.name!r}.")
+        if self.name == "onnx":
+            raise ValueError(
+                "engine=onnx is no longer there: use engine=ctranslate2, which is faster and has beams; hf-vaswani "
+                "convert --to onnx still writes the graphs."
+            )
+        if self.name not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, but it is {self.name!r}.")
         for given, name in ((self.compute_type, "compute_type"), (self.approximate, "approximate")):
-            if given and self.name in ("torch", "onnx"):
-                needed = f"{self.option('engine', 'ctranslate2')} or {self.option('engine', 'auto')}"
-                raise ValueError(f"{self.option(name)} needs {needed}, but {self.option('engine')} is {self.name}.")
-
-    @property
-    def kind(self) -> str:
-        """The engine that is tried: `"auto"` tries CTranslate2."""
-        return "ctranslate2" if self.name == "auto" else self.name
-
-    def option(self, name: str, value: str = "") -> str:
-        """Returns an option, with or without a value, as the user writes it."""
-        if self.in_code:
-            return f"{name}={value!r}" if value else name
-        return f"--{name.replace('_', '-')} {value}".strip()
-
-    def switch(self, name: str) -> str:
-        """Returns a switch that is on as the user writes it."""
-        return f"{name}=True" if self.in_code else self.option(name)
+            if given and self.name == "torch":
+                raise ValueError(f"{name} needs engine=ctranslate2 or engine=auto, but engine is torch.")
 
 
 class UnsupportedError(ValueError):
     """An engine cannot translate as it should: why, and what to do."""
 
-    def __init__(self, why: str, advice: str) -> None:
+    def __init__(self, why: str, advice: str = "Use engine=torch") -> None:
         super().__init__(f"{why}. {advice}.")
         self.why = why
 
@@ -126,13 +111,11 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
     if options.name == "torch":
         return None
     try:
-        check_search(options, models, models[0].generation_config, options.n_best)
+        check_search(options, models, models[0].generation_config)
         found = _prepared(options, Loaded(models[0], tokenizer, folder), on_cpu=_only_on_cpu(models[0]))
     except (ImportError, ValueError, OSError) as error:
         _take_torch(options, error)
         return None
-    if options.kind == "onnx":
-        return lambda sentences: _with_words(found.translate, tokenizer, sentences)
     return lambda sentences: found.candidates(sentences, options.n_best)
 
 
@@ -143,9 +126,7 @@ def _take_torch(options: EngineOptions, error: Exception) -> None:
     logger.info(f"Engine: torch. {getattr(error, 'why', str(error)).rstrip('.')}.")
 
 
-def check_search(
-    options: EngineOptions, models: Sequence[Any], settings: GenerationConfig, n_best: int | None
-) -> None:
+def check_search(options: EngineOptions, models: Sequence[Any], settings: GenerationConfig) -> None:
     """
     Checks that an engine can translate with a model by exactly its settings, or, if the options allow it, by settings
     that are close to them.
@@ -154,7 +135,6 @@ def check_search(
         options ([`EngineOptions`]): the engine.
         models (`Sequence` of [`PreTrainedModel`]): one model, or an ensemble.
         settings ([`GenerationConfig`]): settings of the search.
-        n_best (`int`, *optional*): size of n-best lists.
 
     Raises:
         UnsupportedError: it cannot.
@@ -162,14 +142,22 @@ def check_search(
     """
     if fixed_limit(settings) == 0:
         raise ValueError("max_length must be at least 2, for the decoder's start token and another one, but it is 1.")
-    reasons = obstacles(options, models) or _unsupported(options, models[0], settings, n_best)
-    advice = f"Use {options.option('engine', 'torch')}"
-    if not reasons and options.kind == "ctranslate2" and not options.approximate:
-        reasons = inexact_rules(settings)
-        closest = options.switch("approximate")
-        advice = f"{closest} takes its closest settings, {options.option('engine', 'torch')} the exact ones"
+    advice, model = "Use engine=torch", models[0]
+    reasons = obstacles(options, models)
+    if not reasons:
+        found = unsupported_settings(settings, NAME)
+        if settings.eos_token_id in (None, []):
+            found["eos_token_id"] = None
+        start = start_token_id(settings, model.config)
+        # The converted model has its own.
+        if start != start_token_id(model.generation_config, model.config):
+            found["decoder_start_token_id"] = start
+        if not found and not options.approximate:
+            found = approximated_settings(settings)
+            advice += ", or its closest settings with approximate"
+        reasons = [f"{name}={value!r}" for name, value in found.items()]
     if reasons:
-        raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {'; '.join(reasons)}", advice)
+        raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(reasons)}", advice)
 
 
 def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
@@ -185,45 +173,9 @@ def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
     return []
 
 
-def _unsupported(options: EngineOptions, model: Any, settings: GenerationConfig, n_best: int | None) -> list[str]:
-    """Returns the settings that an engine does not have, in words that follow "with"."""
-    missing = unsupported_settings(settings, IN_SETTINGS[options.kind])
-    found = [f"{key}={value!r}" for key, value in missing.items()]
-    found += ["eos_token_id=None"] * (settings.eos_token_id in (None, []))
-    if options.kind == "ctranslate2":
-        start = start_token_id(settings, model.config)
-        # The converted model has its own.
-        is_other = start != start_token_id(model.generation_config, model.config)
-        found += [f"decoder_start_token_id={start}"] * is_other
-    else:
-        found += [options.switch("shortlist")] * options.shortlist
-        lists = "num_return_sequences" if options.in_code else "--n-best"
-        found += [f"num_beams={settings.num_beams}"] * ((settings.num_beams or 1) > 1) + [lists] * bool(n_best)
-    return found
-
-
-def inexact_rules(settings: GenerationConfig) -> list[str]:
-    """Returns the rules of beam search that CTranslate2 does not have, as `name=value`."""
-    if (settings.num_beams or 1) == 1:
-        return []
-    # CTranslate2 changes logits, and transformers log-probabilities, which no longer sum to 1.
-    changed = ("min_new_tokens", "no_repeat_ngram_size", "repetition_penalty")
-    rules = active_settings(settings, ("length_penalty_type", "finish_candidates", *changed))
-    rules |= {name: found for name in ("bad_words_ids", "suppress_tokens") if (found := getattr(settings, name, None))}
-    if settings.length_penalty == 0:
-        # Both types then compare log-probabilities.
-        rules.pop("length_penalty_type", None)
-    early_stopping = settings.early_stopping
-    if early_stopping is None:
-        early_stopping = EARLY_STOPPING[settings.length_penalty_type]
-    if early_stopping is not True:
-        rules["early_stopping"] = early_stopping
-    return [f"{name}={value!r}" for name, value in rules.items()]
-
-
 def is_on_cpu(engine: str, device: torch.device) -> bool:
     """Returns whether an engine that is named computes on the CPU, though the model may be on a device."""
-    return engine == "onnx" or (engine == "ctranslate2" and not _has_device(device.type, device.index or 0))
+    return engine == "ctranslate2" and not _has_device(device.type, device.index or 0)
 
 
 def _only_on_cpu(model: Any) -> bool:
@@ -242,30 +194,28 @@ def _has_device(device: str, index: int = 0) -> bool:
 
 def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False, on_cpu: bool = False) -> Any:
     """
-    Returns the translator of an engine, with the converted model. By default, each thread translates a batch of its
+    Returns the translator of CTranslate2, with the converted model. By default, each thread translates a batch of its
     own; for single sentences, they share one where that is much faster. The device is the model's, unless the engine
     computes on the CPU alone.
     """
-    if options.kind == "onnx":
-        return _onnx_translator(options, loaded)
     from . import ctranslate2
 
     is_on_gpu = loaded.model.device.type == "cuda" and not on_cpu
     device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
     compute_type = options.compute_type or "float32"
-    ctranslate2.check_compute_type(compute_type, device, options.option("compute_type"))
+    ctranslate2.check_compute_type(compute_type, device)
     settings, config = loaded.model.generation_config, loaded.model.config
 
     def write(to: Path) -> None:
         model = _as_saved(loaded)
         ctranslate2.write(replace(loaded, model=model), to)
         written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
-        _check_same(options, model, written)
+        with evaluation_mode(model):
+            _check_same(model, written)
 
     place = kept_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
-        why = f"CTranslate2 cannot translate with {options.switch('shortlist')}, because an entry has a space"
-        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
+        raise UnsupportedError(f"{NAME} cannot translate with the shortlist, because an entry has a space")
     threads = torch.get_num_threads() if device == "cpu" else 1
 
     def translator(threads_per_batch: int) -> Any:
@@ -282,66 +232,45 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
             index,
         )
 
-    found, how = translator(1), ""
+    speedup = 1.0
     if single_sentences and threads > 1:
-        shared = translator(threads)
-        speedup = found.seconds_of_a_sentence() / shared.seconds_of_a_sentence()
-        if speedup >= WORTHWHILE:
-            found, how = shared, f" that share each batch, which is {speedup:.1f} times as fast for a sentence"
+        findings = Findings(place.parent)
+        key = f"CTranslate2 {version('ctranslate2')}, {compute_type}: speedup of {threads} threads that share a batch"
+        if key not in findings.content:
+            alone, shared = (translator(number).seconds_of_a_sentence() for number in (1, threads))
+            findings.content[key] = alone / shared
+            findings.save()
+        speedup = findings.content[key]
+    share = speedup >= WORTHWHILE
+    found = translator(threads if share else 1)
+    how = f" that share each batch, which is {speedup:.1f} times as fast for a sentence" if share else ""
     kind, where = found.translator.compute_type, device if device == "cpu" else f"{device}:{index}"
     logger.info(f"Engine: CTranslate2 {version('ctranslate2')}, {kind}, {where}, {threads} threads{how}")
     return found
 
 
-def _onnx_translator(options: EngineOptions, loaded: Loaded) -> Any:
-    """Returns the translator of ONNX Runtime, with the converted model."""
-    from . import onnx
-
-    # Builds for other devices are distributions of other names.
-    library = importlib.import_module("onnxruntime").__version__
-
-    def write(to: Path) -> None:
-        # The exporter's inputs are on the CPU, and ONNX Runtime computes there.
-        model = _as_saved(loaded)
-        onnx.save(replace(loaded, model=model), to)
-        _check_same(options, model, onnx.OnnxTranslator(to))
-
-    place = kept_conversion(loaded, "onnx", library, write)
-    logger.info(f"Engine: ONNX Runtime {library}")
-    return onnx.OnnxTranslator(place)
-
-
 def _as_saved(loaded: Loaded) -> Any:
     """
-    Returns the model of the files in float32, on the CPU and in evaluation mode: the one that is loaded may be on
-    another device or have rounded weights.
+    Returns the model of the files in float32 and on the CPU: the one that is loaded may be on another device or have
+    rounded weights.
     """
     if loaded.model.dtype == torch.float32 and loaded.model.device.type == "cpu":
-        return copy.deepcopy(loaded.model).eval()
+        return loaded.model
     model = load_model(loaded.folder, torch.float32)
     model.generation_config = loaded.model.generation_config
     return model
 
 
-def _check_same(options: EngineOptions, model: Any, translator: Any) -> None:
-    """Raises an [`UnsupportedError`] if an engine computes other logits than the model that was converted for it."""
+def _check_same(model: Any, translator: Any) -> None:
+    """Raises an [`UnsupportedError`] if CTranslate2 computes other logits than the model that was converted for it."""
     from .convert import TOLERANCE, largest_difference
 
     difference = largest_difference(model, translator.logits)
     if not difference < TOLERANCE:
-        why = (
-            f"{LIBRARIES[options.kind]} computes other logits than this model: they differ by {difference:.2g}, but "
-            f"rounding explains at most {TOLERANCE:g}"
+        raise UnsupportedError(
+            f"{NAME} computes other logits than this model: they differ by {difference:.2g}, but rounding explains "
+            f"at most {TOLERANCE:g}"
         )
-        raise UnsupportedError(why, f"Use {options.option('engine', 'torch')}")
-
-
-def _with_words(translate: Translate, tokenizer: Any, sentences: Sequence[str]) -> list[Candidates]:
-    """Translates the sentences that have words; the others are their own translations."""
-    found, chosen, _ = to_translate(tokenizer, sentences)
-    for i, text in zip(chosen, translate([sentences[i] for i in chosen]), strict=True):
-        found[i] = text
-    return [[(0.0, text)] for text in found]
 
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------
@@ -372,15 +301,14 @@ def pipeline_engine(
         ValueError: the engine cannot translate with this model or the compute type, or the weights have changed.
         ImportError: its library is not installed.
     """
-    options = EngineOptions(engine, compute_type, approximate, in_code=True, shortlist=shortlist)
+    options = EngineOptions(engine, compute_type, approximate, shortlist=shortlist)
     options.check()
     if engine == "torch":
         return None
     try:
         # The settings of each call are checked then.
         if reasons := obstacles(options, [model]):
-            advice = f"Use {options.option('engine', 'torch')}"
-            raise UnsupportedError(f"{LIBRARIES[options.kind]} cannot translate with {reasons[0]}", advice)
+            raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}")
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
         found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True, on_cpu=_only_on_cpu(model))
@@ -412,12 +340,11 @@ class PipelineEngine:
     Args:
         options ([`EngineOptions`]): the engine.
         model ([`VaswaniForConditionalGeneration`]): the model.
-        translator ([`Ctranslate2Translator`] or [`OnnxTranslator`]): the engine with the converted model.
+        translator ([`Ctranslate2Translator`]): the engine with the converted model.
     """
 
     def __init__(self, options: EngineOptions, model: Any, translator: Any) -> None:
         self.options, self.model, self.translator = options, model, translator
-        self.name = LIBRARIES[options.kind]
         self.said: set[str] = set()
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **settings: Any) -> torch.Tensor | None:
@@ -449,9 +376,8 @@ class PipelineEngine:
         n_best = config.num_return_sequences if (config.num_return_sequences or 1) > 1 else None
         try:
             if given:
-                advice = f"Use {self.options.option('engine', 'torch')}"
-                raise UnsupportedError(f"{self.name} cannot translate with {'; '.join(given)}", advice)
-            check_search(self.options, [self.model], config, n_best)
+                raise UnsupportedError(f"{NAME} cannot translate with {'; '.join(given)}")
+            check_search(self.options, [self.model], config)
             self._check_length(int(attention_mask.sum(dim=1).max()))
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
@@ -460,11 +386,8 @@ class PipelineEngine:
             return None
         rows_of = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
         sources = [[id_ for id_, seen in zip(ids, mask, strict=True) if seen] for ids, mask in rows_of]
-        if self.options.kind == "onnx":
-            rows = self.translator.greedy(input_ids.cpu().numpy(), attention_mask.cpu().numpy(), config)
-        else:
-            found = self.translator.search(sources, config, n_best, all_entries)
-            rows = [row for candidates in found for _, row in candidates]
+        found = self.translator.search(sources, config, n_best, all_entries)
+        rows = [row for candidates in found for _, row in candidates]
         ends = eos_token_ids(config)
         if (forced := config.forced_eos_token_id) is not None:
             last = forced if isinstance(forced, int) else forced[0]
@@ -479,9 +402,8 @@ class PipelineEngine:
     def _check_length(self, longest: int) -> None:
         """Raises an [`UnsupportedError`] if a table of positions is too short for a source."""
         positions = self.translator.positions
-        if positions is not None and longest > positions:
-            why = f"{self.name} has {positions:,} positions, too few for a source of {longest:,} tokens"
-            raise UnsupportedError(why, f"Use {self.options.option('engine', 'torch')}")
+        if longest > positions:
+            raise UnsupportedError(f"{NAME} has {positions:,} positions, too few for a source of {longest:,} tokens")
 
 
 # ---- Converted models --------------------------------------------------------------------------------------------
@@ -504,35 +426,42 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     """
     folder = loaded.folder.resolve()
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".json", ".bin"))
-    record: dict[str, Any] = {"model": {file: digest(folder / file) for file in names}, "library": library}
+    place = _place(folder, name)
+    findings = Findings(place.parent)
+    record: dict[str, Any] = {"model": {file: findings.digest(folder / file) for file in names}, "library": library}
     # A tokenizer may be given that is not the one in the folder.
     vocabulary = json.dumps(sorted(loaded.tokenizer.get_vocab().items()))
     record["vocabulary"] = hashlib.sha256(vocabulary.encode("utf-8", "surrogatepass")).hexdigest()
     settings = loaded.model.generation_config
     record["tokens"] = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
     record["compared"] = True
-    place = _place(folder, name)
     try:
-        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record) is None:
+        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record, findings) is None:
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_name(f".{name}.lock")):
-            reason = _reason_to_write(place, record)
+            reason = _reason_to_write(place, record, findings)
             if reason is None:
+                findings.save()
                 return place
             if place.exists():
                 logger.warning(f"{place} is converted anew, because {reason}.")
+            start = time.perf_counter()
             with atomic_folder(place) as temporary:
                 write(temporary)
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
                 (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
+            for file, found in files.items():
+                findings.remember(place / file, found)
+            findings.save()
+            logger.info(f"Converted for {NAME} in {time.perf_counter() - start:.1f} s, once: {place}")
     except OSError as error:
-        why = f"The model converted for {LIBRARIES.get(name, name)} cannot be kept: {error}"
+        why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error
     return place
 
 
-def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
+def _reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -> str | None:
     """Returns why a converted model cannot be used, as the end of a sentence, or `None`."""
     if not place.exists():
         return "it does not exist"
@@ -552,7 +481,57 @@ def _reason_to_write(place: Path, record: dict[str, Any]) -> str | None:
         return "it was written for other tokens at the start and end"
     if noted.get("compared") != record["compared"]:
         return "it was not compared with the model"
-    return find_damage(place, noted.get("files", {}))
+    files = noted.get("files", {})
+    if all((place / file).is_file() and findings.digest(place / file) == found for file, found in files.items()):
+        return None
+    return find_damage(place, files)
+
+
+class Findings:
+    """
+    What earlier processes found out about a model: digests of files, each with what the file system said of the file,
+    and how fast threads are.
+
+    Args:
+        folder (`Path`): folder in which it lies, in `findings.json`; it is empty if there is none, or a damaged one.
+    """
+
+    # In seconds: a file that is younger may change again within the same tick of a file system's clock.
+    TICK = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "findings.json"
+        self.content: dict[str, Any] = {}
+        with suppress(ValueError, OSError):
+            self.content = read_sealed(self.path)
+        self.before = dict(self.content)
+
+    def digest(self, path: Path) -> str:
+        """Returns the SHA-256 of a file, which is read only if it may have changed."""
+        size, *times, inode = _signature(path)
+        noted = self.content.get(str(path))
+        if noted is not None and noted[:-1] == [size, *times, inode]:
+            return noted[-1]
+        found = digest(path)
+        if time.time_ns() - max(times) > self.TICK * 1e9:
+            self.content[str(path)] = [size, *times, inode, found]
+        return found
+
+    def remember(self, path: Path, sha256: str) -> None:
+        """Notes the SHA-256 of a file that this process has just written."""
+        self.content[str(path)] = [*_signature(path), sha256]
+
+    def save(self) -> None:
+        """Writes what is new, if that is possible."""
+        if self.content != self.before:
+            with suppress(OSError):
+                atomic_write_text(self.path, json.dumps(sealed(self.content)))
+
+
+def _signature(path: Path) -> list[int]:
+    """Returns the size of a file, the times when it was changed, and its number: others after each change."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _place(folder: Path, name: str) -> Path:

@@ -1,7 +1,7 @@
 """Conversion to ONNX: two graphs that ONNX Runtime and other engines run without torch.
 
 `encoder.onnx` reads the source, and `decoder.onnx` writes the target, one or more tokens at a time. Both accept any
-number of sentences and tokens. [`OnnxTranslator`] runs them, and shows how to search with them elsewhere.
+number of sentences and tokens; the search is up to whoever runs them.
 """
 
 import copy
@@ -9,25 +9,20 @@ import io
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from ..data.tokenizer import TOKENIZER_FILES, load_tokenizer
-from ..model.configuration_vaswani import VaswaniConfig
+from ..data.tokenizer import TOKENIZER_FILES
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..translation.batches import TOKENS_PER_BATCH
 from ..translation.loading import quiet
-from .protocol import Foreign, Loaded, check_quantization
-from .settings import eos_token_ids, forbidden_sequences, ignored_settings, max_new_tokens_for, start_token_id
+from .protocol import Foreign, Loaded, Logits, check_quantization
 
 try:
     import onnxruntime
@@ -125,123 +120,32 @@ class TargetGraph(nn.Module):
         }
 
 
-class OnnxTranslator:
+def read_graphs(folder: Path) -> Logits:
     """
-    Greedy translation with both graphs in ONNX Runtime, on the CPU.
+    Loads both graphs in ONNX Runtime, on the CPU.
 
     Args:
         folder (`Path`): folder that [`save`] has written.
+
+    Returns:
+        `Logits`: computes logits of given targets, without a cache.
     """
+    providers, settings = ["CPUExecutionProvider"], onnxruntime.SessionOptions()
+    # By itself, it would take all cores, whatever the share of this process.
+    settings.intra_op_num_threads = torch.get_num_threads()
+    encoder, decoder = (
+        onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), settings, providers=providers)
+        for name in ("encoder", "decoder")
+    )
 
-    def __init__(self, folder: Path) -> None:
-        providers, settings = ["CPUExecutionProvider"], onnxruntime.SessionOptions()
-        # By itself, it would take all cores, whatever the share of this process.
-        settings.intra_op_num_threads = torch.get_num_threads()
-        self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(str(folder / f"{name}.onnx"), settings, providers=providers)
-            for name in ("encoder", "decoder")
-        )
-        self.config = VaswaniConfig.from_pretrained(folder)
-        self.generation_config = GenerationConfig.from_pretrained(folder)
-        self.tokenizer = load_tokenizer(str(folder))
-        # `None`: no limit.
-        learned = self.config.position_encoding == "learned"
-        self.positions = self.config.max_position_embeddings if learned else None
-
-    def translate(self, sentences: Sequence[str]) -> list[str]:
-        """Translates sentences by greedy search, in batches of similar length."""
-        ids = self.tokenizer(list(sentences))["input_ids"] if sentences else []
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=True)
-        found = [""] * len(ids)
-        while order:
-            # The first one is the longest, to which the others are padded.
-            size = max(1, TOKENS_PER_BATCH // max(1, len(ids[order[0]])))
-            batch, order = order[:size], order[size:]
-            inputs = self.tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="np")
-            rows = self.greedy(inputs["input_ids"].astype(np.int64), inputs["attention_mask"].astype(np.int64))
-            for i, text in zip(batch, self.tokenizer.batch_decode(rows, skip_special_tokens=True), strict=True):
-                found[i] = text
-        return found
-
-    def greedy(self, input_ids: Any, attention_mask: Any, settings: GenerationConfig | None = None) -> list[list[int]]:
-        """
-        Generates translations by greedy search, with the length limits, end tokens and forbidden tokens of the
-        generation config.
-
-        Args:
-            input_ids (`np.ndarray` of shape `(batch, source)`, int64): source tokens.
-            attention_mask (`np.ndarray` of shape `(batch, source)`, int64): 1 for tokens, 0 for padding.
-            settings ([`GenerationConfig`], *optional*): settings of the search; by default the model's.
-
-        Returns:
-            `list[list[int]]`: ids of the translations, with their end token unless they reached the maximum length.
-        """
-        settings = settings or self.generation_config
-        source = self.read(input_ids, attention_mask)
-        past = self.empty_cache(source)
-        limits, min_new_tokens = self.limits(attention_mask, settings), settings.min_new_tokens or 0
-        forbidden = [ids[0] for ids in forbidden_sequences(settings) if len(ids) == 1]
-        ends = eos_token_ids(settings)
-        tokens = np.full((len(input_ids), 1), start_token_id(settings, self.config), dtype=np.int64)
-        found: list[list[int]] = [[] for _ in input_ids]
-        # A forced </s> may leave no room.
-        is_open = np.array(limits) > 0
-        while is_open.any():
-            logits, past = self.write(tokens, attention_mask, past, source)
-            logits[..., forbidden] = -np.inf
-            if past["self_keys"].shape[3] <= min_new_tokens:
-                logits[..., ends] = -np.inf
-            tokens = logits[:, -1:].argmax(axis=-1)  # [batch, 1]
-            # Finished sentences stay in the batch until all are.
-            for row in is_open.nonzero()[0]:
-                found[row].append(int(tokens[row, 0]))
-                is_open[row] = len(found[row]) < limits[row]
-            is_open &= ~np.isin(tokens[:, 0], ends)
-        return found
-
-    def limits(self, attention_mask: Any, settings: GenerationConfig) -> list[int]:
-        """Returns the maximum number of tokens in each translation, for a mask of shape `(batch, source)`."""
-        lengths = attention_mask.sum(axis=1).tolist()
-        return [max_new_tokens_for(settings, length, self.positions) for length in lengths]
-
-    def read(self, input_ids: Any, attention_mask: Any) -> dict[str, Any]:
-        """Runs the encoder; arguments and results of [`SourceGraph`]."""
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return dict(zip(("cross_keys", "cross_values"), self.encoder.run(None, inputs), strict=True))
-
-    def empty_cache(self, source: dict[str, Any]) -> dict[str, Any]:
-        """Returns the cache before the first token: keys and values with `past` 0."""
-        return {
-            "self_keys": source["cross_keys"][:, :, :, :0],
-            "self_values": source["cross_values"][:, :, :, :0],
-        }
-
-    def write(
-        self, decoder_input_ids: Any, attention_mask: Any, past: dict[str, Any], source: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """Runs the decoder; arguments and results of [`TargetGraph`]."""
-        inputs = {"decoder_input_ids": decoder_input_ids, "attention_mask": attention_mask}
-        logits, keys, values = self.decoder.run(None, inputs | past | source)
-        return logits, {"self_keys": keys, "self_values": values}
-
-    def logits(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """
-        Computes logits of given targets.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`): source tokens.
-            attention_mask (`torch.LongTensor` of shape `(batch, source)`): 1 for tokens, 0 for padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`): target tokens, after the start token.
-
-        Returns:
-            `torch.FloatTensor` of shape `(batch, target, vocab_size)`.
-        """
+    def logits(input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.long().numpy()
-        source = self.read(input_ids.numpy(), mask)
-        logits, _ = self.write(decoder_input_ids.numpy(), mask, self.empty_cache(source), source)
-        return torch.from_numpy(logits)
+        keys, values = encoder.run(None, {"input_ids": input_ids.numpy(), "attention_mask": mask})
+        past = {"self_keys": keys[:, :, :, :0], "self_values": values[:, :, :, :0]}
+        source = {"attention_mask": mask, "cross_keys": keys, "cross_values": values}
+        return torch.from_numpy(decoder.run(None, {"decoder_input_ids": decoder_input_ids.numpy()} | past | source)[0])
+
+    return logits
 
 
 @torch.no_grad()
@@ -283,15 +187,13 @@ def save(loaded: Loaded, folder: Path, quantization: str | None = None) -> Forei
     for name in TOKENIZER_FILES:
         if (loaded.folder / name).is_file():
             shutil.copyfile(loaded.folder / name, folder / name)
-    written = OnnxTranslator(folder)
-    notes = ["The graphs only compute logits; the search above is OnnxTranslator's, which is greedy, without beams."]
+    notes = ["The graphs compute logits alone: search with them as the manual shows, under Converting."]
     if model.config.position_encoding == "learned":
         notes.append(
             f"For more than {model.config.max_position_embeddings:,} positions, ONNX Runtime raises an error of its "
             "own."
         )
-    notes += ignored_settings(model.generation_config, "OnnxTranslator")
-    return Foreign(f"ONNX Runtime {onnxruntime.__version__}", written.logits, written.translate, notes)
+    return Foreign(f"ONNX Runtime {onnxruntime.__version__}", read_graphs(folder), notes=notes)
 
 
 def _export(graph: nn.Module, inputs: dict[str, torch.Tensor], axes: dict[str, dict[int, str]], path: Path) -> None:

@@ -1,75 +1,99 @@
 """Search settings of a `GenerationConfig`, for engines with a search of their own."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 from transformers import GenerationConfig
 
+from ..model.generation_vaswani import EARLY_STOPPING
+
 # The limit of `generate()` if nothing else limits a translation.
 DEFAULT_LENGTH = 20
-# Search settings with the values that turn them off, and the engines that follow them when they are on.
-SETTINGS: dict[str, tuple[tuple[Any, ...], set[str]]] = {
-    "do_sample": ((None, False), {"Marian"}),
-    "min_length": ((None, 0), {"Marian"}),
-    "min_new_tokens": ((None, 0), {"Marian", "CTranslate2", "OnnxTranslator"}),
-    "no_repeat_ngram_size": ((None, 0), {"Marian", "CTranslate2"}),
-    "encoder_no_repeat_ngram_size": ((None, 0), {"Marian"}),
-    "repetition_penalty": ((None, 1.0), {"Marian", "CTranslate2"}),
-    "forced_bos_token_id": ((None,), {"Marian"}),
-    "begin_suppress_tokens": ((None, []), {"Marian"}),
-    "bad_words_ids": (([],), {"Marian", "CTranslate2"}),
-    "max_length_offset": ((None,), {"CTranslate2", "OnnxTranslator"}),
-    "max_time": ((None,), {"Marian"}),
-    "stop_strings": ((None, []), {"Marian"}),
-    "encoder_repetition_penalty": ((None, 1.0), {"Marian"}),
-    "exponential_decay_length_penalty": ((None,), {"Marian"}),
-    "sequence_bias": ((None,), {"Marian"}),
-    "guidance_scale": ((None, 1.0), {"Marian"}),
-    "watermarking_config": ((None,), {"Marian"}),
-    "renormalize_logits": ((None, False), {"Marian"}),
-    "num_beam_groups": ((None, 1), {"Marian"}),
-    "penalty_alpha": ((None, 0.0), {"Marian"}),
-    "constraints": ((None,), {"Marian"}),
-    "force_words_ids": ((None,), {"Marian"}),
-    # OnnxTranslator has no beams, and CTranslate2's notes give its closest settings.
-    "length_penalty_type": (("power",), {"CTranslate2", "OnnxTranslator"}),
-    "finish_candidates": (("top",), {"CTranslate2", "OnnxTranslator"}),
+
+
+class Setting(NamedTuple):
+    """
+    A setting of a search, and who follows it.
+
+    Attributes:
+        off (`tuple`): values that turn it off.
+        marian (`bool`): whether a MarianMTModel follows it.
+        ctranslate2 (`str`, *optional*): `"exactly"`; or `"closely"`: exactly in greedy search, and in beam search by
+            the closest rule that CTranslate2 has. `None` if it does not follow it.
+    """
+
+    off: tuple[Any, ...]
+    marian: bool = True
+    ctranslate2: str | None = None
+
+
+SETTINGS = {
+    "do_sample": Setting((None, False)),
+    "min_length": Setting((None, 0)),
+    # CTranslate2 changes logits, and transformers log-probabilities, which no longer sum to 1.
+    "min_new_tokens": Setting((None, 0), ctranslate2="closely"),
+    "no_repeat_ngram_size": Setting((None, 0), ctranslate2="closely"),
+    "encoder_no_repeat_ngram_size": Setting((None, 0)),
+    "repetition_penalty": Setting((None, 1.0), ctranslate2="closely"),
+    "forced_bos_token_id": Setting((None,)),
+    "begin_suppress_tokens": Setting((None, [])),
+    "bad_words_ids": Setting((None, []), ctranslate2="closely"),
+    "suppress_tokens": Setting((None, []), ctranslate2="closely"),
+    "max_length_offset": Setting((None,), marian=False, ctranslate2="exactly"),
+    "max_time": Setting((None,)),
+    "stop_strings": Setting((None, [])),
+    "encoder_repetition_penalty": Setting((None, 1.0)),
+    "exponential_decay_length_penalty": Setting((None,)),
+    "sequence_bias": Setting((None,)),
+    "guidance_scale": Setting((None, 1.0)),
+    "watermarking_config": Setting((None,)),
+    "renormalize_logits": Setting((None, False)),
+    "num_beam_groups": Setting((None, 1)),
+    "penalty_alpha": Setting((None, 0.0)),
+    "constraints": Setting((None,)),
+    "force_words_ids": Setting((None,)),
+    "length_penalty_type": Setting(("power",), marian=False, ctranslate2="closely"),
+    "finish_candidates": Setting(("top",), marian=False, ctranslate2="closely"),
+    "early_stopping": Setting((True,), ctranslate2="closely"),
 }
 
 
-def active_settings(generation_config: GenerationConfig, names: Iterable[str]) -> dict[str, Any]:
+def unsupported_settings(generation_config: GenerationConfig, engine: str) -> dict[str, Any]:
     """
-    Returns the settings that are turned on.
+    Returns the settings that are turned on and that an engine does not follow.
 
     Args:
         generation_config ([`GenerationConfig`]): settings of the search.
-        names (`Iterable[str]`): keys of `SETTINGS` to look at.
+        engine (`str`): `"Marian"` or `"CTranslate2"`.
 
     Returns:
-        `dict[str, Any]`: values by name. Of `bad_words_ids`, only sequences of two or more tokens are listed: every
-        engine can forbid single tokens.
+        `dict[str, Any]`: values by name.
     """
-    values = {name: getattr(generation_config, name, None) for name in names}
-    if "bad_words_ids" in values:
-        values["bad_words_ids"] = [ids for ids in values["bad_words_ids"] or [] if len(ids) > 1]
-    return {name: value for name, value in values.items() if value not in SETTINGS[name][0]}
+    followed = {name for name, each in SETTINGS.items() if (each.marian if engine == "Marian" else each.ctranslate2)}
+    return _turned_on(generation_config, SETTINGS.keys() - followed)
 
 
-def unsupported_settings(generation_config: GenerationConfig, engine: str) -> dict[str, Any]:
-    """Returns the settings that are turned on and that an engine of `SETTINGS` does not follow, by name."""
-    return active_settings(generation_config, (name for name in SETTINGS if engine not in SETTINGS[name][1]))
+def approximated_settings(generation_config: GenerationConfig) -> dict[str, Any]:
+    """Returns the settings that are turned on and that CTranslate2 does not follow exactly, by name."""
+    if (generation_config.num_beams or 1) == 1:
+        return {}
+    return _turned_on(generation_config, {name for name, each in SETTINGS.items() if each.ctranslate2 == "closely"})
+
+
+def _turned_on(generation_config: GenerationConfig, names: Set[str]) -> dict[str, Any]:
+    values = {name: getattr(generation_config, name, None) for name in SETTINGS if name in names}
+    if values.get("early_stopping", True) is None:
+        values["early_stopping"] = EARLY_STOPPING[generation_config.length_penalty_type]
+    if generation_config.length_penalty == 0:
+        # Both types then compare log-probabilities.
+        values.pop("length_penalty_type", None)
+    return {name: value for name, value in values.items() if value not in SETTINGS[name].off}
 
 
 def ignored_settings(generation_config: GenerationConfig, engine: str) -> list[str]:
     """
-    Describes the settings that an engine does not follow.
-
-    Args:
-        generation_config ([`GenerationConfig`]): settings of the search.
-        engine (`str`): name of an engine in `SETTINGS`.
-
-    Returns:
-        `list[str]`: one sentence with all of them, or nothing.
+    Describes the settings that an engine does not follow, in one sentence with all of them, or in none.
+    Arguments are those of [`unsupported_settings`].
     """
     ignored = unsupported_settings(generation_config, engine)
     if not ignored:

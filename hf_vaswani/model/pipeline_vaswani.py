@@ -53,16 +53,16 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
         split_sentences (`bool`, *optional*, defaults to `False`), markup (`str`, *optional*): defaults of every call,
             see [`~VaswaniText2TextGenerationPipeline.__call__`].
-        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, `"onnx"`, or
-            `"auto"`: CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others
-            need the package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
+        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, or `"auto"`:
+            CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others need the
+            package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
         compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
             `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
             to those of a call.
         autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, with everything else in the
-            number format of the weights, or `"auto"` for the same where this machine is faster with it, by a
-            measurement of a second; by default products are in the format of the weights, too.
+            number format of the weights, or `"auto"` for the same where this machine has instructions for it and the
+            model is wide enough; by default products are in the format of the weights, too.
         shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
             by the shortlist that `hf-vaswani shortlist` has written beside the weights.
         longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into pieces
@@ -175,8 +175,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
         self.product_dtype = None if autocast is None else torch.bfloat16
         if autocast == "auto":
-            with evaluation_mode(self.model):
-                self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
+            self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
         if markup is not None:
             self._from_home("markup", f"markup={markup!r}")(self, markup)
 

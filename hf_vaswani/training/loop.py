@@ -28,7 +28,7 @@ from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..processes import build_accelerator, leave, on_main_process, threads_of_a_process
+from ..processes import build_accelerator, leave, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result, public
 from ..run_folder import (
@@ -156,12 +156,10 @@ def check_metric(recipe: Recipe) -> None:
 
 def _precision_of_auto(recipe: Recipe, device: torch.device) -> str:
     """Returns the precision of the run's newest checkpoint; without one, the fastest of this machine."""
-    checkpoint, training = checkpoint_to_resume(recipe), recipe.training
+    checkpoint = checkpoint_to_resume(recipe)
     if checkpoint is not None:
         return str(read_progress(checkpoint).launch["mixed_precision"])
-    if device.type == "cpu":
-        torch.set_num_threads(training.cpu_threads or threads_of_a_process())
-    dtype, why = fastest_training(device, training.tokens_per_batch, recipe.model.d_model, recipe.model.d_ff)
+    dtype, why = fastest_training(device, recipe.model.d_model)
     precision = "bf16" if dtype == torch.bfloat16 else "no"
     logger.info(f"training.mixed_precision auto is {precision}, because {why}")
     return precision

@@ -157,10 +157,9 @@ def accelerators(monkeypatch):
     ("kind", "asked", "engine", "int8", "expected"),
     [
         (None, "auto", "torch", False, "cpu"),
-        (None, "cpu", "onnx", False, "cpu"),
+        (None, "cpu", "ctranslate2", False, "cpu"),
         ("cuda", "auto", "torch", False, "cuda"),
         ("cuda", "auto", "torch", True, "cpu"),
-        ("cuda", "auto", "onnx", False, "cpu"),
         ("cuda", "auto", "ctranslate2", False, "cuda"),
         ("cuda", "cuda:1", "ctranslate2", False, "cuda:1"),
         ("cuda", "cuda", "auto", False, "cuda"),
@@ -188,7 +187,6 @@ def test_auto_is_the_accelerator_or_the_cpu_for_what_computes_there_alone(
         ("cuda", "cuda:2", {}, "--device is 'cuda:2', but torch finds cpu, cuda, cuda:0, cuda:1 on"),
         ("mps", "cuda", {}, "torch finds cpu, mps, mps:0, mps:1 on"),
         ("cuda", "cuda:1", {"int8": True}, "--device is cuda:1, but --int8 computes on the CPU alone here"),
-        ("cuda", "cuda", {"engine": "onnx"}, "--device is cuda, but --engine onnx computes on the CPU"),
         ("mps", "mps", {"engine": "ctranslate2"}, "--device is mps, but --engine ctranslate2 computes on the CPU"),
     ],
 )
@@ -243,10 +241,10 @@ def test_a_server_leaves_the_model_where_its_engine_computes(tiny_run, accelerat
     asked: list[Any] = []
     monkeypatch.setattr(serve, "load_models", lambda names, tag, device: asked.append(str(device)) or {}[device])
     options = serve.ServeOptions((), (), None, False, {}, 1, 1, 1, (), (), None)
-    for engine, device in (("torch", "auto"), ("onnx", "auto"), ("ctranslate2", "auto"), ("torch", "cpu")):
+    for engine, device in (("torch", "auto"), ("ctranslate2", "auto"), ("torch", "cpu")):
         with pytest.raises(KeyError):
             serve._load("model", replace(options, settings={"engine": engine}, device=device))
-    assert asked == ["mps", "cpu", "cpu", "cpu"]
+    assert asked == ["mps", "cpu", "cpu"]
 
 
 def test_the_device_stands_anywhere_among_the_keys_of_a_recipe() -> None:

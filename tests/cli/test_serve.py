@@ -214,13 +214,13 @@ def test_keys_are_read_from_a_file(teacher, tmp_path) -> None:
         (["--direction", "english"], "--direction must be a source and a target language, as en-de, but it is"),
         (["--direction", "en-de"], "--direction is for a model whose config names no languages"),
         (["--api-keys", "nowhere.txt"], "There is no file 'nowhere.txt'."),
-        (["--engine", "onnx", "--dtype", "auto"], "--dtype is for torch, but --engine is onnx"),
+        (["--engine", "auto", "--dtype", "auto"], "--dtype is for torch, but --engine is auto"),
         (
             ["--compute-type", "int8"],
-            "needs --engine ctranslate2 or --engine auto, but --engine is torch.",
+            "needs engine=ctranslate2 or engine=auto, but engine is torch.",
         ),
-        (["--engine", "ctranslate2"], "--approximate"),
-        (["--engine", "onnx"], "ONNX Runtime cannot translate with"),
+        (["--engine", "ctranslate2"], "with approximate."),
+        (["--engine", "onnx"], "engine=onnx is no longer there: use engine=ctranslate2"),
         (["--model", "nowhere"], "There is no model folder 'nowhere'"),
     ],
 )

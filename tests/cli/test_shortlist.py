@@ -119,20 +119,13 @@ def test_a_damaged_shortlist_stops_nobody_who_does_without(run, command, capsys)
     assert "is no shortlist, or it is damaged" in capsys.readouterr().err
 
 
-def test_onnx_runtime_has_no_shortlist(run, command, capsys) -> None:
-    pytest.importorskip("onnxruntime")
-    assert main(["shortlist", str(run[0] / "my.yaml")]) == 0
-    assert main([*command, "--engine=onnx", "--shortlist"]) == 2
-    assert "ONNX Runtime cannot translate with --shortlist" in capsys.readouterr().err
-
-
 def test_entries_with_spaces_are_no_shortlist_of_ctranslate2(run, command, capsys) -> None:
     pytest.importorskip("ctranslate2")
     # Its words begin with spaces.
     save_random(run[0] / "run" / "model")
     assert main(["shortlist", str(run[0] / "my.yaml")]) == 0
     assert main([*command, "--engine=ctranslate2", "--shortlist"]) == 2
-    assert "CTranslate2 cannot translate with --shortlist, because an entry has a space" in capsys.readouterr().err
+    assert "CTranslate2 cannot translate with the shortlist, because an entry has a space" in capsys.readouterr().err
     assert main([*command, "--engine=auto", "--shortlist"]) == 0
 
 

@@ -322,23 +322,21 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
 
     monkeypatch.setattr(translation, "translate_corpus", spy)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-    for options, speedup, expected in (
+    for options, least, expected in (
         ((), 0, False),
         (("--dtype", "float32"), 0, False),
         (("--dtype", "bfloat16"), 0, True),
-        (("--dtype", "auto"), 2, True),
-        (("--dtype", "auto"), 1, False),
+        (("--dtype", "auto"), 16, True),
+        (("--dtype", "auto"), 17, False),
     ):
         seen.clear()
-        monkeypatch.setattr(
-            "hf_vaswani.translation.precision.speedup_of_bfloat16", lambda work, device, found=speedup: found
-        )
+        monkeypatch.setattr("hf_vaswani.translation.precision.TRANSLATION", least)
         code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
-    assert "Products in float32, because bfloat16 is 1.00 times as fast, and 1.15 are needed" in caplog.text
+    assert "Products in float32, because d_model is 16, and bfloat16 is faster from 17 on" in caplog.text
     for options, words in (
         (("--dtype", "auto", "--int8"), "--dtype is for torch with unquantized weights, but --int8 is given"),
-        (("--dtype", "auto", "--engine", "onnx"), "but --engine is onnx: with ctranslate2, use --compute-type"),
+        (("--dtype", "auto", "--engine", "auto"), "but --engine is auto: with ctranslate2, use --compute-type"),
     ):
         code, _, err = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 2 and words in err

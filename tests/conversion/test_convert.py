@@ -17,7 +17,6 @@ from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.conversion import ctranslate2 as to_ctranslate2
-from hf_vaswani.conversion.onnx import OnnxTranslator
 from hf_vaswani.conversion.protocol import Foreign
 from hf_vaswani.metrics import score
 from hf_vaswani.translation.batches import translate_corpus
@@ -48,8 +47,9 @@ def test_a_model_converts_to_each_engine(tiny_run, tmp_path, capsys, kind) -> No
     code, said, err = convert(capsys, model, tmp_path / kind, "--to", kind, "--sentence", "one two three")
     assert code == 0, err
     assert difference(said) < 1e-5
-    ours, theirs = [line for line in said.splitlines() if line.startswith("  ")][::-1]
-    assert "one two three" in said and ours.split(": ")[1] == theirs.split(": ")[1]
+    *theirs, ours = [line.split(": ")[1] for line in said.splitlines() if line.startswith("  ")]
+    # The graphs of ONNX have no search.
+    assert "one two three" in said and theirs == ([ours] if kind == "ctranslate2" else [])
     assert said.splitlines()[-1] == f"Model     {tmp_path / kind}"
     assert not err
     assert kind == "ctranslate2" or "Note: " in said
@@ -356,42 +356,30 @@ def test_errors_of_the_source_do_not_name_the_destination(spms, tmp_path, capsys
     assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize(
-    ("to", "words"),
-    [
-        (
-            "ctranslate2",
-            ("translations: do_sample=True, min_length=5, begin_suppress_tokens=[7].",
-             "of the same names: pass repetition_penalty=1.3.", "pass min_decoding_length=0."),
-        ),
-        dear("onnx", ("min_length=5, repetition_penalty=1.3, begin_suppress_tokens=[7], bad_words_ids=[[7, 8]].",)),
-    ],
-    ids=["ctranslate2", "onnx"],
-)  # fmt: skip
-def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys, to, words) -> None:
+def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
     with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
-    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to)
-    assert code == 0 and all(each in said for each in words)
+    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
+    assert code == 0 and "translations: do_sample=True, min_length=5, begin_suppress_tokens=[7]." in said
+    assert "repetition_penalty=1.3," in said and "min_decoding_length=0," in said
 
 
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"max_length_offset": 0}, "the number of tokens in the longest source + 0."),
-        ({"max_length_offset": None}, "pass max_decoding_length=20."),
-        ({"max_length_offset": 2}, "longest source + 2."),
-        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "longest source + 1."),
-        ({"max_new_tokens": 5}, "pass max_decoding_length=5."),
-        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "pass max_decoding_length=4."),
-        ({"max_length": 5}, "pass max_decoding_length=4."),
-        ({"max_new_tokens": 5, "min_new_tokens": 3}, "pass min_decoding_length=3."),
+        ({"max_length_offset": 0}, "max_decoding_length=<source tokens + 0>"),
+        ({"max_length_offset": None}, "max_decoding_length=20 "),
+        ({"max_length_offset": 2}, "<source tokens + 2>"),
+        ({"max_length_offset": 2, "forced_eos_token_id": 2}, "<source tokens + 1>"),
+        ({"max_new_tokens": 5}, "max_decoding_length=5 "),
+        ({"max_new_tokens": 5, "forced_eos_token_id": 2}, "max_decoding_length=4 "),
+        ({"max_length": 5}, "max_decoding_length=4 "),
+        ({"max_new_tokens": 5, "min_new_tokens": 3}, "min_decoding_length=3,"),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("to", ["ctranslate2", dear("onnx")])
-def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words, to) -> None:
+def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, words) -> None:
     """With a model that repeats one word forever, only the limits decide the length of a translation."""
     model = VaswaniForConditionalGeneration.from_pretrained(tiny_run / "model")
     shutil.copytree(tiny_run / "model", tmp_path / "model")
@@ -403,25 +391,21 @@ def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, w
         norm.bias.copy_(model.lm_head.weight[word])
     model.generation_config.update(**{"num_beams": 1, "length_penalty": None, "max_length": None} | rules)
     model.save_pretrained(tmp_path / "model")
-    code, said, err = convert(
-        capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two three four"
-    )
+    arguments = ["--to", "ctranslate2", "--sentence", "one two three four"]
+    code, said, err = convert(capsys, tmp_path / "model", tmp_path / "out", *arguments)
     assert code == 0 and not err, err
-    assert "differs" not in said
-    assert to == "onnx" or words in said, said
-    assert "Vaswani: d" in said
+    assert "differs" not in said and words in said and "Vaswani: d" in said, said
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", dear("onnx")])
-def test_the_start_token_of_the_generation_config_counts(tiny_run, tmp_path, capsys, to) -> None:
+def test_the_start_token_of_the_generation_config_counts(tiny_run, tmp_path, capsys) -> None:
     shutil.copytree(tiny_run / "model", tmp_path / "model")
     start = AutoTokenizer.from_pretrained(tmp_path / "model").unk_token_id
     with_value(tmp_path / "model" / "generation_config.json", decoder_start_token_id=start)
-    code, said, err = convert(capsys, tmp_path / "model", tmp_path / to, "--to", to, "--sentence", "one two")
+    arguments = ["--to", "ctranslate2", "--sentence", "one two"]
+    code, said, err = convert(capsys, tmp_path / "model", tmp_path / "out", *arguments)
     assert code == 0 and difference(said) < 1e-5 and "differs" not in said, err
-    if to == "ctranslate2":
-        engine = json.loads((tmp_path / to / "config.json").read_text("utf-8"))
-        assert engine["decoder_start_token"] == "<unk>"
+    engine = json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))
+    assert engine["decoder_start_token"] == "<unk>"
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", dear("onnx")])
@@ -547,7 +531,7 @@ def test_a_trained_marian_translates_the_same_in_both_directions(
 
 @pytest.mark.real_data
 @pytest.mark.slow
-def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text, tmp_path) -> None:
+def test_ctranslate2_translates_what_ours_does(ours_of_marian, test_text, tmp_path) -> None:
     sentences, references = test_text
     model = VaswaniForConditionalGeneration.from_pretrained(ours_of_marian).eval()
     tokenizer = AutoTokenizer.from_pretrained(ours_of_marian)
@@ -569,9 +553,3 @@ def test_ctranslate2_and_onnx_translate_what_ours_does(ours_of_marian, test_text
         same = sum(texts[i] == expected[i] for i in ended)
         assert same >= least * len(ended), f"{quantization}: {same} of {len(ended)}"
         assert abs(score(texts, references)["bleu"] - bleu) <= most, quantization
-    conversion.convert(ours_of_marian, tmp_path / "onnx", "onnx")
-    greedy = translate_corpus(model, tokenizer, sentences, num_beams=1)
-    ended = [i for i, text in enumerate(greedy) if len(tokenizer(text)["input_ids"]) < 55]
-    assert len(ended) > 180
-    found = OnnxTranslator(tmp_path / "onnx").translate([sentences[i] for i in ended])
-    assert found == [greedy[i] for i in ended]

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, WatermarkingConfig
 from hf_vaswani import VaswaniConfig
 from hf_vaswani.conversion.settings import (
     SETTINGS,
-    active_settings,
+    approximated_settings,
     fixed_limit,
     forbidden_sequences,
     forces_eos,
@@ -15,7 +15,7 @@ from hf_vaswani.conversion.settings import (
     start_token_id,
 )
 
-OFF = {"max_length_offset": None, "length_penalty_type": "power", "finish_candidates": "top"}
+OFF = {"max_length_offset": None, "length_penalty_type": "power", "finish_candidates": "top", "early_stopping": True}
 # A value other than the default for every setting.
 ON = {
     "do_sample": True,
@@ -27,6 +27,7 @@ ON = {
     "forced_bos_token_id": 7,
     "begin_suppress_tokens": [7],
     "bad_words_ids": [[7, 8]],
+    "suppress_tokens": [9],
     "max_length_offset": 50,
     "max_time": 9.0,
     "stop_strings": ["a"],
@@ -42,6 +43,7 @@ ON = {
     "force_words_ids": [[7]],
     "length_penalty_type": "gnmt",
     "finish_candidates": "all",
+    "early_stopping": "never",
 }
 
 
@@ -84,20 +86,21 @@ def test_the_generation_config_overrides_the_start_token() -> None:
 
 def test_each_engine_reports_the_settings_that_it_ignores() -> None:
     assert ON.keys() == SETTINGS.keys()
-    for engine in ("Marian", "CTranslate2", "OnnxTranslator"):
+    for engine, followed in (("Marian", "marian"), ("CTranslate2", "ctranslate2")):
         assert ignored_settings(config(), engine) == []
         for name, value in ON.items():
             told = ignored_settings(config(**{name: value}), engine)
-            assert told == [] if engine in SETTINGS[name][1] else f"{engine} ignores" in told[0]
-            assert all(told_one.endswith(f": {name}={value!r}.") for told_one in told)
+            expected = f"{engine} ignores settings of the generation config and may find other translations"
+            assert told == ([] if getattr(SETTINGS[name], followed) else [f"{expected}: {name}={value!r}."])
     (told,) = ignored_settings(config(**ON), "CTranslate2")
     assert "do_sample=True, min_length=5, encoder_no_repeat_ngram_size=2, forced_bos_token_id=7, begin" in told
 
 
-def test_only_settings_that_change_something_are_active() -> None:
-    assert active_settings(config(), SETTINGS) == {}
-    assert active_settings(config(**ON), SETTINGS) == ON
-    assert active_settings(config(**ON), ("min_length",)) == {"min_length": 5}
-    # Every engine can forbid single tokens.
-    assert active_settings(config(bad_words_ids=[[4]]), SETTINGS) == {}
-    assert active_settings(config(bad_words_ids=[[4], [5, 6]]), SETTINGS) == {"bad_words_ids": [[5, 6]]}
+def test_ctranslate2_comes_close_to_some_in_beam_search_alone() -> None:
+    close = {name: value for name, value in ON.items() if SETTINGS[name].ctranslate2 == "closely"}
+    assert approximated_settings(config(**ON, num_beams=4)) == close
+    assert approximated_settings(config(**ON, num_beams=1)) == approximated_settings(config(num_beams=4)) == {}
+    # What the model's rule is by default, and what has no effect.
+    assert approximated_settings(config(num_beams=4, early_stopping=None)) == {"early_stopping": False}
+    flat = config(num_beams=4, length_penalty_type="gnmt", length_penalty=0.0, early_stopping=None)
+    assert approximated_settings(flat) == {"early_stopping": "never"}

@@ -194,13 +194,11 @@ PROGRAM = """
 import torch
 from tests.model.test_search import random_model, sentences
 from hf_vaswani.model import products_vaswani
-from hf_vaswani.translation.precision import fastest_translation
 for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE"):
     setattr(products_vaswani, name, 1)
 model, inputs = random_model(), sentences(3)
 with torch.autocast("cpu", torch.bfloat16):
     model.generate(**inputs, num_beams=2, max_new_tokens=4)
-fastest_translation(model)
 model.bfloat16().generate(**inputs, num_beams=2, max_new_tokens=4)
 print("well")
 """

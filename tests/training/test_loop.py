@@ -313,21 +313,21 @@ def test_bf16_trains_and_keeps_its_weights_in_fp32(tmp_path, new_state) -> None:
 def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path, monkeypatch, caplog) -> None:
     from accelerate.state import AcceleratorState
 
-    def precision(name: str, steps: int, speedup: float) -> str:
+    def precision(name: str, steps: int, least: int) -> str:
         AcceleratorState._reset_state(reset_partial_state=True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-        monkeypatch.setattr("hf_vaswani.translation.precision.speedup_of_bfloat16", lambda work, device: speedup)
+        monkeypatch.setattr("hf_vaswani.translation.precision.TRAINING", least)
         assert train(tmp_path, tmp_path / name, mixed_precision="auto", max_steps=steps) == 0
         AcceleratorState._reset_state(reset_partial_state=True)
         return json.loads((tmp_path / name / "checkpoint-4" / "progress.json").read_text())["launch"][
             "mixed_precision"
         ]
 
-    assert precision("fast", 4, 2.0) == "bf16" and precision("slow", 4, 0.5) == "no"
-    assert caplog.text.count("training.mixed_precision auto is bf16, because bfloat16 is 2.00 times as fast") == 1
-    # On another machine, it is the same run, without a measurement.
+    assert precision("fast", 4, 16) == "bf16" and precision("slow", 4, 17) == "no"
+    assert caplog.text.count("training.mixed_precision auto is bf16, because the cpu of this machine has") == 1
+    # On another machine, it is the same run, without a choice.
     caplog.clear()
-    assert precision("fast", 8, 0.5) == "bf16" and precision("slow", 8, 2.0) == "no"
+    assert precision("fast", 8, 17) == "bf16" and precision("slow", 8, 16) == "no"
     assert "mixed_precision auto" not in caplog.text
 
 
