@@ -1,8 +1,9 @@
-"""Averages the weights of checkpoints (Section 6.1)."""
+"""Reads the weights of checkpoints, averages them (Section 6.1), and loads them by name."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -121,6 +122,28 @@ def load_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def load_stored(model: Any, weights: Mapping[str, Any], is_new: Callable[[str], bool] = lambda name: False) -> None:
+    """
+    Loads weights into a model by their names. A matrix that is tied to another may be named once.
+
+    Args:
+        model (`nn.Module`): the model.
+        weights (`Mapping[str, torch.Tensor]`): weights by name.
+        is_new (`Callable[[str], bool]`): whether a weight of the model keeps its value if it is not among them.
+
+    Raises:
+        ValueError: the model lacks one of the weights, or they lack one of the model.
+    """
+    own = model.state_dict(keep_vars=True)
+    named = {id(weight) for name, weight in own.items() if name in weights}
+    missing = [name for name, weight in own.items() if id(weight) not in named and not is_new(name)]
+    kinds = {"missing": missing, "unexpected": weights.keys() - own.keys()}
+    found = [f"{len(names)} {kind} (first: {min(names)})" for kind, names in kinds.items() if names]
+    if found:
+        raise ValueError(f"Weights do not fit to the {type(model).__name__}: {', '.join(found)}.")
+    model.load_state_dict(weights, strict=False)
 
 
 def _check_files(folder: Path) -> None:

@@ -214,8 +214,8 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
 
     Args:
         folder (`Path`): the folder.
-        digests (`Mapping[str, str]`): SHA-256 by file name. Other files are not checked. Code that [`renew_code`] has
-            replaced since is intact.
+        digests (`Mapping[str, str]`): SHA-256 by file name. Other files are not checked. Code that was renewed
+            since is intact.
 
     Returns:
         `str`, *optional*: the first file that differs and how, as the beginning of a sentence; `None` if no file does.
@@ -231,13 +231,16 @@ def find_damage(folder: Path, digests: Mapping[str, str]) -> str | None:
     return None
 
 
-def check_weights(folder: Path) -> None:
+def check_weights(folder: Path) -> bool:
     """
     Compares `model.safetensors` with the digest that its training recorded: in the `progress.json` of a checkpoint, or
-    in the `test.json` beside the `model` folder of a run. Models without such a record are not checked.
+    in the `test.json` beside the `model` folder of a run.
 
     Args:
         folder (`Path`): the folder that `from_pretrained` is about to load.
+
+    Returns:
+        `bool`: whether there is such a record, and the weights are those that the training wrote.
 
     Raises:
         ValueError: the weights differ from those that were written, or the record of the checkpoint is damaged.
@@ -254,6 +257,7 @@ def check_weights(folder: Path) -> None:
     damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
     if damage is not None:
         raise ValueError(f"{damage}.")
+    return weights in digests
 
 
 SEAL = "digest"
@@ -378,51 +382,16 @@ def decode_lines(file: IO[bytes], name: str, most_bytes: int = -1) -> Iterator[s
 
 # ---- The code of a model -----------------------------------------------------------------------------------------
 
-# End of the names of the files that travel with every model.
+# End of the names of the files that travel with a model, and the folder that has those of this version.
 CODE = "_vaswani.py"
-
-
 INSTALLED = Path(__file__).parent / "model"
 
 
-def installed_code() -> dict[str, bytes]:
-    """Returns the files that are saved beside the weights of every model, by name, as this version has them."""
-    return {path.name: path.read_bytes() for path in sorted(INSTALLED.glob(f"*{CODE}"))}
-
-
-def renew_code(folder: Path) -> list[str]:
-    """
-    Replaces the code that a model was saved with by that of this version; all other files stay as they are.
-
-    Args:
-        folder (`Path`): folder of a model or a checkpoint.
-
-    Returns:
-        `list[str]`: names of the files that were written.
-
-    Raises:
-        ValueError: the folder has no Vaswani model.
-        OSError: a file cannot be written.
-    """
-    check_has_code(folder, read_json(folder / "config.json"))
-    code = installed_code()
-    changed = [name for name in code if not is_renewed(folder / name)]
-    for name in changed:
-        atomic_write_bytes(folder / name, code[name])
-    return changed
-
-
-def check_has_code(name: Path | str, config: Mapping[str, Any]) -> None:
-    """Raises a `ValueError` if a config.json is of another type of model, or does not name the model's code."""
-    if config.get("model_type") != "vaswani":
-        raise ValueError(f"{name} has no Vaswani model, but one of the type {config.get('model_type')!r}.")
-    if "auto_map" not in config:
-        raise ValueError(f"config.json of {name} names no code (auto_map): load the model, and save it again.")
-
-
 def is_renewed(path: Path) -> bool:
-    """Returns whether a file is code of a model, as this version has it."""
+    """Returns whether a file is code of a model, as this version has it, or absent like one that it no longer has."""
     if not path.name.endswith(CODE):
         return False
     installed = INSTALLED / path.name
-    return path.is_file() and installed.is_file() and path.read_bytes() == installed.read_bytes()
+    if not installed.is_file():
+        return not path.exists()
+    return path.is_file() and path.read_bytes() == installed.read_bytes()

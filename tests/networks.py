@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 
@@ -64,6 +65,18 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
     return found
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the number of elements of the largest tensor that any operation makes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
 
 
 # Widths that divide nothing.

@@ -1,5 +1,6 @@
-"""The mean of checkpoints is the mean, and nothing that was damaged goes into it."""
+"""The mean of checkpoints is the mean, nothing that was damaged goes into it, and weights are loaded by name."""
 
+import ast
 import json
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_vaswani.averaging import average_checkpoints, load_weights, save_average
+from hf_vaswani.averaging import average_checkpoints, load_stored, load_weights, save_average
 from hf_vaswani.files import digest, sealed
 
+from .conftest import ROOT
+from .networks import tiny_model
 from .test_run_folder import checkpoint, seal
 
 
@@ -92,3 +95,46 @@ def test_the_model_of_a_run_is_averaged_only_as_it_was_scored(tmp_path) -> None:
     save_file({"w": torch.zeros(2)}, model / "model.safetensors")
     with pytest.raises(ValueError, match="model.safetensors was changed or damaged"):
         average_checkpoints([model])
+
+
+# ---- Loading by name ---------------------------------------------------------------------------------------------
+
+FC1 = "model.decoder.layers.0.feed_forward.fc1.weight"
+SOURCE, TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+
+
+def test_weights_are_loaded_in_one_place_if_names_may_be_missing() -> None:
+    for path in (ROOT / "hf_vaswani").rglob("*.py"):
+        code = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(code)) if "load_state_dict" in code else ():
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load_state_dict":
+                is_strict = not any(keyword.arg == "strict" for keyword in node.keywords)
+                assert is_strict or path.name == "averaging.py", (path, node.lineno)
+
+
+def test_weights_are_loaded_by_name_or_not_at_all() -> None:
+    model, stored = tiny_model(0), dict(tiny_model(1).state_dict())
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    cases = {
+        f"1 missing .first: {FC1}.*, 1 unexpected .first: {FC1.replace('fc1', 'fc_1')}": {
+            name.replace(FC1, FC1.replace("fc1", "fc_1")): weight for name, weight in stored.items()
+        },
+        f"1 missing .first: {FC1}": {name: weight for name, weight in stored.items() if name != FC1},
+        "1 unexpected .first: extra": stored | {"extra": torch.ones(1)},
+        "3 missing .first: lm_head": {
+            name: stored[name] for name in stored if "embed" not in name and "lm" not in name
+        },
+    }
+    for message, weights in cases.items():
+        with pytest.raises(ValueError, match=f"Weights do not fit to the VaswaniForConditionalGeneration: {message}"):
+            load_stored(model, weights)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    # One matrix, whichever of its names is there.
+    for name in (SOURCE, TARGET, "lm_head.weight"):
+        other = tiny_model(0)
+        load_stored(
+            other, {key: stored[key] for key in stored if ("embed" not in key and "lm" not in key) or key == name}
+        )
+        assert all(torch.equal(weight, stored[key]) for key, weight in other.state_dict().items())
+    load_stored(model, {FC1: stored[FC1]}, is_new=lambda name: name != FC1)
+    assert torch.equal(model.get_parameter(FC1), stored[FC1]) and torch.equal(model.lm_head.weight, before[SOURCE])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani.files import (
+    INSTALLED,
     append_line,
     atomic_folder,
     atomic_lines,
@@ -18,12 +19,10 @@ from hf_vaswani.files import (
     decode_lines,
     digest,
     find_damage,
-    installed_code,
     read_json,
     read_json_lines,
     read_lines,
     read_sealed,
-    renew_code,
     sealed,
     temporary_name,
     tsv_cell,
@@ -207,12 +206,12 @@ def test_weights_are_compared_with_the_record_of_their_training(tmp_path, record
     weights = folder / "model.safetensors"
     weights.write_bytes(b"weights")
     (folder / record).write_text(json.dumps(sealed({"files": {weights.name: digest(weights), "other": "0"}})))
-    check_weights(folder)
+    assert check_weights(folder)
     weights.write_bytes(b"Weights")
     with pytest.raises(ValueError, match=r"model\.safetensors was changed or damaged"):
         check_weights(folder)
     (folder / record).unlink()
-    check_weights(folder)
+    assert not check_weights(folder)
 
 
 def test_a_log_is_read_up_to_its_damage_and_beyond(tmp_path) -> None:
@@ -245,41 +244,16 @@ def test_lines_are_decoded_or_named(tmp_path) -> None:
 # ---- The code of a model
 
 
-def test_the_code_of_a_model_is_renewed_and_nothing_else(tmp_path) -> None:
-    config = '{"model_type": "vaswani", "auto_map": {}}'
-    files = {"config.json": config, "model.safetensors": "weights", "notes.py": "mine", "my_vaswani.py": "mine"}
-    for name, text in (files | {"modeling_vaswani.py": "old"}).items():
-        (tmp_path / name).write_text(text)
-    assert renew_code(tmp_path) == [*installed_code()]
-    # Other files stay, also those that look like code of a model.
-    expected = {name: text.encode() for name, text in files.items()} | installed_code()
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == expected
-    assert renew_code(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (None, "config.json is missing"),
-        ('{"model_type": "marian"}', "no Vaswani model, but one of the type 'marian'"),
-        ('{"model_type": "vaswani"}', r"names no code \(auto_map\): load the model, and save it again"),
-    ],
-)
-def test_the_folder_of_another_model_is_left_alone(tmp_path, config, words) -> None:
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ValueError, match=words):
-        renew_code(tmp_path)
-    assert not list(tmp_path.glob("*.py"))
-
-
 def test_renewed_code_is_no_damage(tmp_path) -> None:
-    for name in ("config.json", "modeling_vaswani.py", "older_vaswani.py"):
-        (tmp_path / name).write_text('{"model_type": "vaswani", "auto_map": {}}')
-    recorded = {path.name: digest(path) for path in tmp_path.iterdir()}
-    renew_code(tmp_path)
+    recorded = {}
+    for name in ("modeling_vaswani.py", "older_vaswani.py", "weights"):
+        (tmp_path / name).write_text("earlier")
+        recorded[name] = digest(tmp_path / name)
+    (tmp_path / "modeling_vaswani.py").write_bytes((INSTALLED / "modeling_vaswani.py").read_bytes())
+    (tmp_path / "older_vaswani.py").unlink()
     assert find_damage(tmp_path, recorded) is None
-    (tmp_path / "modeling_vaswani.py").write_text("by hand")
-    assert "modeling_vaswani.py was changed or damaged" in str(find_damage(tmp_path, recorded))
-    (tmp_path / "modeling_vaswani.py").unlink()
+    for name in ("older_vaswani.py", "modeling_vaswani.py"):
+        (tmp_path / name).write_text("by hand")
+        assert f"{name} was changed or damaged" in str(find_damage(tmp_path, recorded))
+        (tmp_path / name).unlink()
     assert "modeling_vaswani.py is missing" in str(find_damage(tmp_path, recorded))

@@ -402,7 +402,6 @@ def load_models(
     """
     import torch
 
-    from ..files import check_weights
     from ..model.sentences_vaswani import LanguageTags
     from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
@@ -411,7 +410,6 @@ def load_models(
     torch.set_num_threads(min(torch.get_num_threads(), threads_of_a_process()))
     for name in names:
         check_name(name)
-        check_weights(Path(name))
     loaded = [load_translator(name) for name in names]
     models, tokenizer = [model for model, _ in loaded], loaded[0][1]
     for name, (_, other) in zip(names, loaded, strict=True):

@@ -259,7 +259,7 @@ def _push(options: argparse.Namespace) -> None:
 
 
 def _renew(options: argparse.Namespace) -> None:
-    from ..files import renew_code
+    from ..hub.code import renew_code
 
     for model in options.models:
         check_name(model)

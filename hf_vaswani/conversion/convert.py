@@ -11,7 +11,7 @@ import torch
 from ..files import atomic_folder
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..translation.batches import translate_corpus
-from ..translation.loading import check_finite, check_settings, load_translator, quiet
+from ..translation.loading import check_finite, load_translator, quiet
 from . import fairseq, marian, marian_npz
 from .protocol import Converted, Foreign, Loaded, Logits, Source, Target, check_quantization, model_type
 from .settings import start_token_id
@@ -98,8 +98,6 @@ def convert(
     # A missing library or an unsupported number format is reported before the model is read.
     target = _target(to)
     check_quantization(quantization, () if target is None else target.QUANTIZATIONS)
-    if kind in ("vaswani", "marian"):
-        check_settings(source)
     with quiet(), _as_value_error(source), TemporaryDirectory() as temporary:
         # The source is read before anything is written, because errors of `atomic_folder` name the destination.
         if kind == "vaswani":

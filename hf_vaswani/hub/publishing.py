@@ -30,15 +30,7 @@ from huggingface_hub.errors import (
 )
 
 from ..adapters import has_adapter
-from ..files import (
-    CODE,
-    check_has_code,
-    digest,
-    installed_code,
-    is_renewed,
-    read_json,
-    temporary_name,
-)
+from ..files import CODE, digest, is_renewed, read_json, temporary_name
 from ..recipe import PAIR_TASKS, HubRecipe, Recipe, measure_name
 from ..recipe_file import load_recipe
 from ..records import Scored, Verdict, from_json, public_text, to_json
@@ -57,6 +49,7 @@ from ..run_folder import (
     read_result,
 )
 from .card import card_files
+from .code import installed_code, renewed_files
 from .evaluation import main_score, measures_of
 from .gate import check_not_worse
 
@@ -234,7 +227,7 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
         PublishingError: the Hub refused, or could not be reached; or the repository has no Vaswani model.
     """
     with publishing_errors(f"New code of {repo_id}", repo_id, revision):
-        api, files = HfApi(), installed_code()
+        api = HfApi()
         head = api.model_info(repo_id, revision=revision)
         names = {each.rfilename for each in head.siblings or []}
         if "config.json" not in names:
@@ -244,15 +237,20 @@ def renew_published_code(repo_id: str, revision: str = "main") -> str | None:
             return Path(api.hf_hub_download(repo_id, name, revision=head.sha))
 
         try:
-            check_has_code(f"{repo_id} ({revision})", read_json(download("config.json")))
+            files = renewed_files(f"{repo_id} ({revision})", names, download)
         except ValueError as error:
+            # The client's error for a lost connection is a ValueError, too.
+            if type(error) is not ValueError:
+                raise
             raise PublishingError(str(error)) from error
-        new = [name for name, content in files.items() if name not in names or download(name).read_bytes() != content]
-        if not new:
+        if not files:
             return None
         commit = api.create_commit(
             repo_id,
-            [CommitOperationAdd(name, files[name]) for name in new],
+            [
+                CommitOperationDelete(name) if content is None else CommitOperationAdd(name, content)
+                for name, content in files.items()
+            ],
             commit_message="Renew the model's code",
             revision=revision,
             parent_commit=head.sha,
@@ -319,7 +317,8 @@ def _scored_files(folder: Path, scored: dict[str, str]) -> dict[str, str | bytes
             raise ValueError(f"{path} {what} since the model was scored: {folder} is not published.")
         # If there is a moving average, it was validated.
         found[WEIGHTS if name == EMA_WEIGHTS else name] = str(path)
-    return {name: path for name, path in found.items() if not name.endswith(CODE)} | installed_code()
+    code = installed_code(read_json(folder / "config.json"))
+    return {name: path for name, path in found.items() if not name.endswith(CODE)} | code
 
 
 @contextlib.contextmanager

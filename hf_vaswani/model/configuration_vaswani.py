@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ AUTO_MAP = {
     "AutoModel": "modeling_vaswani.VaswaniModel",
     "AutoModelForSeq2SeqLM": "modeling_vaswani.VaswaniForConditionalGeneration",
     "AutoModelForTextEncoding": "modeling_vaswani.VaswaniEncoderModel",
+}
+# Named for models of one stack alone, and saved with them.
+HEADS = "heads_vaswani."
+AUTO_MAP_OF_HEADS = {
     "AutoModelForCausalLM": "heads_vaswani.VaswaniForCausalLM",
     "AutoModelForMaskedLM": "heads_vaswani.VaswaniForMaskedLM",
     "AutoModelForPreTraining": "heads_vaswani.VaswaniForPreTraining",
@@ -42,6 +47,22 @@ CUSTOM_PIPELINES = {
         "type": "text",
     }
 }
+
+
+def travelling_files(auto_map: Mapping[str, Any]) -> list[Path]:
+    """
+    Finds the code that is saved beside the weights of a model: all files of this folder, but the heads only where they
+    are named.
+
+    Args:
+        auto_map (`Mapping[str, Any]`): classes by the name of the Auto class, as config.json has them.
+
+    Returns:
+        `list[Path]`: the files that exist here, by name. Code that came with a model may lack the heads.
+    """
+    has_heads = any(HEADS in str(name) for name in auto_map.values())
+    files = sorted(Path(__file__).parent.glob("*_vaswani.py"))
+    return [path for path in files if has_heads or path.name != f"{HEADS}py"]
 
 
 class PipelineTasks(dict[str, Any]):
@@ -251,10 +272,11 @@ class VaswaniConfig(PreTrainedConfig):
             "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings "
             "longest_sentence"
         )
-        for name in sizes.split():
+        least = dict.fromkeys(sizes.split(), 1) | {"type_vocab_size": 0, "position_offset": 0}
+        for name, minimum in least.items():
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {size}.")
+            if size is not None and size < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, but it is {size}.")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 expected = " or ".join(f'"{choice}"' for choice in choices)
@@ -263,10 +285,6 @@ class VaswaniConfig(PreTrainedConfig):
             raise ValueError(
                 f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
             )
-        if self.type_vocab_size < 0:
-            raise ValueError(f"type_vocab_size must be at least 0, but it is {self.type_vocab_size}.")
-        if self.position_offset < 0:
-            raise ValueError(f"position_offset must be at least 0, but it is {self.position_offset}.")
         if self.position_encoding == "learned" and self.position_offset:
             raise ValueError(
                 "position_offset must be 0, because the rows of a learned table are counted from 0, "
@@ -290,10 +308,10 @@ class VaswaniConfig(PreTrainedConfig):
         for pair in self.language_pairs or ():
             if len(pair) != 2:
                 raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
-        if self.initializer_range is not None and not 0 < self.initializer_range < math.inf:
-            raise ValueError(f"initializer_range must be above 0 and finite, but it is {self.initializer_range}.")
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise ValueError(f"layer_norm_eps must be above 0 and finite, but it is {self.layer_norm_eps}.")
+        for name in ("initializer_range", "layer_norm_eps"):
+            number = getattr(self, name)
+            if number is not None and not 0 < number < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, but it is {number}.")
         for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
@@ -332,11 +350,11 @@ class VaswaniConfig(PreTrainedConfig):
         name only the class that is saved, and copy no code for a subclass.
         """
         os.makedirs(save_directory, exist_ok=True)
-        for path in Path(__file__).parent.glob("*_vaswani.py"):
+        # Loaded with trust_remote_code=True, the encoder of a model of both stacks came without the heads.
+        has_heads = not self.is_encoder_decoder and (Path(__file__).parent / f"{HEADS}py").is_file()
+        named = AUTO_MAP | AUTO_MAP_OF_HEADS | (getattr(self, "auto_map", None) or {})
+        self.auto_map = {auto: name for auto, name in named.items() if has_heads or HEADS not in str(name)}
+        for path in travelling_files(self.auto_map):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
-        # Loaded with trust_remote_code=True, a model of both stacks came without the file of the heads.
-        missing = "" if (Path(__file__).parent / "heads_vaswani.py").is_file() else "heads_vaswani."
-        named = AUTO_MAP | (getattr(self, "auto_map", None) or {})
-        self.auto_map = {auto: name for auto, name in named.items() if not (missing and missing in name)}
         super().save_pretrained(save_directory, push_to_hub, **kwargs)

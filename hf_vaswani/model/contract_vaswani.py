@@ -5,8 +5,8 @@
 - A keyword that no module reads is refused ([`refuse_unread`]): what vanishes in `**kwargs` gives a wrong result.
 - `generate()` proves at its first use that its steps with a cache compute what they compute without one
   ([`prove_generate`]).
-- Names of transformers that only make something faster are looked up where they are used ([`existing`],
-  [`is_of_transformers`]): a release without them imports this code, and loads, trains and translates.
+- Names of transformers that only make something faster are looked up where they are used ([`is_of_transformers`]), or
+  imported by the first search: a release without them imports this code, and loads, trains and translates.
 """
 
 import functools
@@ -59,7 +59,9 @@ def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def renamed(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("past_key_values") is not None and CACHE == "cache" and not torch.compiler.is_compiling():
+        if "past_key_values" not in kwargs:
+            return forward(*args, **kwargs)
+        if kwargs["past_key_values"] is not None and CACHE == "cache" and not torch.compiler.is_compiling():
             warnings.warn(
                 f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead.",
                 FutureWarning,
@@ -253,11 +255,13 @@ def _contract_error(kind: type, reason: str) -> ImportError:
 # ---- Names that may be missing -----------------------------------------------------------------------------------
 
 
-def existing(module: Any, *names: str) -> list[Any]:
-    """Returns those attributes of a module of transformers that it has."""
-    return [getattr(module, name) for name in names if hasattr(module, name)]
-
-
 def is_of_transformers(kind: type, names: set[str]) -> bool:
     """Returns whether a class is one of transformers with one of these names."""
     return kind.__name__ in names and kind.__module__.split(".")[0] == "transformers"
+
+
+# ---- Classes that may be changed ---------------------------------------------------------------------------------
+
+# The modules of this package and how each computes, as their files say. By it the search of `generate()` sees which
+# modules of a model somebody changed.
+FORWARD: dict[type, Callable[..., Any]] = {}

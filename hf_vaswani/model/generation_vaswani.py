@@ -44,22 +44,22 @@ does so unless it is 0, this model's default, or missing: then the first `eos_to
 
 import inspect
 import itertools
+import json
 import math
+import os
 from collections.abc import Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import is_offline_mode, try_to_load_from_cache
 from transformers import GenerationConfig, MaxLengthCriteria
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
 from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
-from .loading_vaswani import check_settings_file, check_shapes, find_loading_error
 from .products_vaswani import fast_products
-from .rules_vaswani import BeamSearchRules, SourceLengthCriteria
-from .search_vaswani import beam_search, fast_search_inputs, single_search
+from .rules_vaswani import CALL, BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
 
 logger = logging.get_logger(__name__)
 
@@ -81,12 +81,37 @@ CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "t
 # Settings that are whole numbers of at least 1, and the largest exponent of a length that float32 can represent.
 COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
 LARGEST_ALPHA = 10
-# Rules of the beam search of transformers that is running: its hooks have no argument for them.
-RUNNING_RULES: ContextVar[BeamSearchRules] = ContextVar("running_rules")
+
+
+def fast_search(model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+    """
+    Returns the inputs of the searches of `search_vaswani.py`, or `None` if transformers' own search is to run. Only
+    here is that file imported, so that a transformers without a name that it needs still loads and trains the model.
+
+    Raises:
+        ValueError: as [`fast_search_inputs`], or the file cannot be imported and the call has an ensemble or a
+            shortlist.
+    """
+    try:
+        from .search_vaswani import fast_search_inputs
+    except (ImportError, AttributeError) as error:
+        logger.warning_once(f"Falling back to transformers' own search, because {error}.")
+        if search_call().ensemble or search_call().shortlist:
+            raise ValueError(f"Ensembles and shortlists need the search of this model, but {error}.") from error
+        return None
+    return fast_search_inputs(model, input_ids, generation_config, **kwargs)
 
 
 class FastSearchMixin(GenerationMixin):
     """Runs the searches of `search_vaswani.py`; in front of [`PreTrainedModel`]."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generates as [`GenerationMixin.generate`] does, with the settings of this module."""
+        token = CALL.set(SearchCall())
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            CALL.reset(token)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any
@@ -100,8 +125,10 @@ class FastSearchMixin(GenerationMixin):
     def _sample(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`single_search`], or transformers' own search if it cannot take the call."""
         streamer = kwargs.pop("streamer", None)
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is not None:
+            from .search_vaswani import single_search
+
             return single_search(input_ids, generation_config, inputs, streamer)
         return super()._sample(input_ids, generation_config=generation_config, streamer=streamer, **kwargs)
 
@@ -115,7 +142,8 @@ class CausalGenerationMixin(FastSearchMixin):
         """Notes the padding, which [`_prepare_generated_length`] does not receive."""
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
         mask = model_kwargs.get("attention_mask")
-        prepared._padding = int((mask == 0).sum(dim=1).min()) if mask is not None and mask.dim() == 2 else 0
+        if mask is not None and mask.dim() == 2:
+            search_call().padding = int((mask == 0).sum(dim=1).min())
         return prepared, model_kwargs
 
     def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
@@ -123,24 +151,26 @@ class CausalGenerationMixin(FastSearchMixin):
         config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
         if self.config.position_encoding == "learned":
             # The last token of a text is not read.
-            most = self.config.max_position_embeddings + config._padding + 1
+            padding = search_call().padding
+            most = self.config.max_position_embeddings + padding + 1
             if kwargs["input_ids_length"] >= most:
                 raise ValueError(
-                    f"The longest prompt has {kwargs['input_ids_length'] - config._padding} tokens, but the model has "
+                    f"The longest prompt has {kwargs['input_ids_length'] - padding} tokens, but the model has "
                     f"only {self.config.max_position_embeddings} positions (max_position_embeddings): shorten it."
                 )
             limit_length(config, most)
-        config._ensemble, config._shortlist = (), None
         config.length_penalty_type, config.finish_candidates = "power", "top"
         texts = kwargs["inputs_tensor"]
-        config._max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
+        search_call().max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
         return config
 
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`beam_search`], or transformers' own if it cannot take the call."""
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is None:
             return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
+        from .search_vaswani import beam_search
+
         rules = BeamSearchRules.from_config(generation_config, input_ids)
         return beam_search(input_ids, generation_config, inputs, rules)
 
@@ -148,27 +178,12 @@ class CausalGenerationMixin(FastSearchMixin):
 class VaswaniGenerationMixin(FastSearchMixin):
     """Overrides hooks of `generate()` with the rules of this module; a base class in front of [`PreTrainedModel`]."""
 
-    # See [`find_loading_error`]. A pipeline rejects a model that has one.
+    # Weights that the files of the model lack, or have beyond it. A pipeline rejects a model that has one.
     loading_error: str | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         _fill_in(self.generation_config)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """
-        Loads a model as [`PreTrainedModel`] does, and sets `loading_error` if its weights are incomplete or damaged.
-
-        Raises:
-            RuntimeError: a weight has another shape in the file than in the model, without `ignore_mismatched_sizes`.
-        """
-        ours = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model, report = super().from_pretrained(*args, **kwargs | ours)
-        if not kwargs.get("ignore_mismatched_sizes"):
-            check_shapes(model, report)
-        model.loading_error = find_loading_error(model, report)
-        return (model, report) if kwargs.get("output_loading_info") else model
 
     def train(self, mode: bool = True) -> Any:
         """Sets the mode as [`nn.Module`] does. Training a model accepts the weights that it was loaded with."""
@@ -183,14 +198,13 @@ class VaswaniGenerationMixin(FastSearchMixin):
         Loads the generation config for `from_pretrained`, and adds the settings that an older file lacks.
 
         Raises:
-            ValueError: generation_config.json is damaged, or has a number that no search can use.
+            ValueError: generation_config.json cannot be read.
         """
         try:
             super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
             is_made_up = getattr(self.generation_config, "_from_model_config", True)
             if generation_config is None and name is not None and is_made_up:
-                check_settings_file(name, **kwargs)
-            check_settings(self.generation_config)
+                check_readable(name, **kwargs)
         # transformers uses values of any type before it checks them.
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"generation_config.json of {name} cannot be used: {error}") from error
@@ -205,7 +219,8 @@ class VaswaniGenerationMixin(FastSearchMixin):
         shortlist = kwargs.pop("shortlist", None)
         check_shortlist(self, shortlist, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        prepared._ensemble, prepared._shortlist = tuple(ensemble), shortlist
+        call = search_call()
+        call.ensemble, call.shortlist = tuple(ensemble), shortlist
         given = {} if generation_config is None else vars(generation_config)
         layers = (kwargs, given, vars(self.generation_config))
         for name, default in DEFAULTS.items():
@@ -226,7 +241,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
                 setattr(prepared, name, defaults[prepared.length_penalty_type])
         # _prepare_generated_length needs these and does not receive the mask.
         mask = model_kwargs.get("attention_mask")
-        prepared._source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
+        call.source_lengths = (mask != 0).sum(dim=1) if mask is not None and mask.dim() == 2 else None
         return prepared, model_kwargs
 
     def _validate_generation_mode(
@@ -237,7 +252,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         if generation_mode in ("greedy_search", "beam_search"):
             return
         for name in ("ensemble", "shortlist"):
-            if getattr(generation_config, f"_{name}"):
+            if getattr(search_call(), name):
                 raise ValueError(
                     f"{name} supports plain greedy and beam search only, but the settings ask for "
                     f"{generation_mode.replace('_', ' ')}."
@@ -251,12 +266,13 @@ class VaswaniGenerationMixin(FastSearchMixin):
         inputs_tensor: torch.Tensor,
         **kwargs: Any,
     ) -> GenerationConfig:
-        """Sets the maximum lengths of the sentences, `_max_lengths`, and the longest of them for the batch."""
+        """Finds the maximum lengths of the sentences, and sets the longest of them for the batch."""
         offset, max_lengths = generation_config.max_length_offset, None
-        configs = [model.config for model in (self, *generation_config._ensemble)]
+        call = search_call()
+        configs = [model.config for model in (self, *call.ensemble)]
         tables = [each.max_position_embeddings for each in configs if each.position_encoding == "learned"]
         if has_default_max_length and generation_config.max_new_tokens is None and offset is not None:
-            lengths = generation_config._source_lengths
+            lengths = call.source_lengths
             if lengths is None:
                 # Ids, embeddings, or the placeholder for ids that transformers makes from `encoder_outputs`.
                 lengths = torch.full(inputs_tensor.shape[:1], inputs_tensor.shape[1], device=inputs_tensor.device)
@@ -275,14 +291,14 @@ class VaswaniGenerationMixin(FastSearchMixin):
             limit_length(generation_config, positions + 1)
         same = torch.full(inputs_tensor.shape[:1], generation_config.max_length, device=inputs_tensor.device)
         # The other models of an ensemble encode the source from these.
-        generation_config._inputs = inputs_tensor
-        generation_config._max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
+        call.inputs = inputs_tensor
+        call.max_lengths = (same if max_lengths is None else max_lengths).to(inputs_tensor.device)
         return generation_config
 
     def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Calls the encoder, with fast products. A transformers without this method calls it by another one."""
         inputs = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
-        with fast_products(self.config, inputs):
+        with fast_products(self.get_encoder(), inputs):
             return super()._maybe_prepare_encoder_kwargs_for_generation(*args, **kwargs)
 
     def _get_stopping_criteria(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
@@ -293,26 +309,26 @@ class VaswaniGenerationMixin(FastSearchMixin):
                 if isinstance(criterion, MaxLengthCriteria):
                     # Sinusoids have no table that a long output could exceed; transformers would warn.
                     criterion.max_position_embeddings = None
-        if generation_config._max_lengths.min() < generation_config.max_length:
-            criteria.append(SourceLengthCriteria(generation_config._max_lengths))
+        max_lengths = search_call().max_lengths
+        if max_lengths.min() < generation_config.max_length:
+            criteria.append(SourceLengthCriteria(max_lengths))
         return criteria
 
     def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """Runs [`beam_search`], or transformers' own if it cannot take the call, both by [`BeamSearchRules`]."""
         rules = BeamSearchRules.from_config(generation_config, input_ids)
-        inputs = fast_search_inputs(self, input_ids, generation_config, **kwargs)
+        inputs = fast_search(self, input_ids, generation_config, **kwargs)
         if inputs is not None:
+            from .search_vaswani import beam_search
+
             return beam_search(input_ids, generation_config, inputs, rules)
         # transformers returns scores of hypotheses only together with the scores of every step.
         only_scores = generation_config.return_dict_in_generate and not generation_config.output_scores
         generation_config.output_scores |= only_scores
-        token = RUNNING_RULES.set(rules)
-        try:
-            # transformers creates tensors without naming a device.
-            with input_ids.device:
-                found = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
-        finally:
-            RUNNING_RULES.reset(token)
+        search_call().rules = rules
+        # transformers creates tensors without naming a device.
+        with input_ids.device:
+            found = super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
         if only_scores:
             found.scores = None
         return found
@@ -333,7 +349,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         **kwargs: Any,
     ) -> Any:
         """Keeps the best finished hypotheses, by [`BeamSearchRules.finish`]."""
-        scores, is_finished, chosen = RUNNING_RULES.get().finish(
+        scores, is_finished, chosen = search_call().rules.finish(
             is_early_stop_heuristic_unsatisfied,
             beam_scores,
             is_sent_finished,
@@ -360,7 +376,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Returns which sentences can still improve, by [`BeamSearchRules.may_improve`]."""
-        return RUNNING_RULES.get().may_improve(
+        return search_call().rules.may_improve(
             is_early_stop_heuristic_unsatisfied,
             running_beam_scores,
             beam_scores,
@@ -417,6 +433,22 @@ def _fill_in(generation_config: GenerationConfig) -> None:
     for name, default in DEFAULTS.items():
         if not hasattr(generation_config, name):
             setattr(generation_config, name, default)
+
+
+def check_readable(name: str, **kwargs: Any) -> None:
+    """
+    Checks a generation_config.json that transformers has not read: it treats a file that is damaged, or that the Hub
+    did not send, like a missing one. Raises a `ValueError`; `kwargs` are those of `from_pretrained`.
+    """
+    file = os.path.join(kwargs.get("subfolder") or "", "generation_config.json")
+    path: Any = os.path.join(name, file)
+    if not os.path.isdir(name):
+        path = try_to_load_from_cache(name, file, kwargs.get("cache_dir"), kwargs.get("revision"))
+        if path is None and not (kwargs.get("local_files_only") or is_offline_mode()):
+            raise ValueError("the Hub did not send it.")
+    if isinstance(path, str) and os.path.isfile(path):
+        with open(path, encoding="utf-8") as opened:
+            json.load(opened)
 
 
 def check_settings(generation_config: GenerationConfig) -> None:

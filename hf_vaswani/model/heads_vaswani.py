@@ -10,20 +10,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import Cache, GenerationMixin
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
-from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
-from .contract_vaswani import CausalLMOutputWithPast, takes_both_cache_names
+from .contract_vaswani import FORWARD, CausalLMOutputWithPast, takes_both_cache_names
 from .generation_vaswani import CausalGenerationMixin
 from .modeling_vaswani import (
     HEADS,
-    KERNELS,
     VaswaniDropout,
     VaswaniLanguageModel,
     VaswaniModel,
@@ -257,7 +254,6 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
 class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, GenerationMixin):
     """The decoder alone with the linear transformation on top: predicts the next token (Radford et al., 2018)."""
 
-    as_written: AsWritten
     stacks = ("decoder",)
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)encoder\.", r"\.cross_attn(_norm)?\.", *HEADS]
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
@@ -547,5 +543,4 @@ def check_class_labels(name: str, labels: torch.Tensor, batch: int, num_labels: 
     check_ids(name, labels.masked_fill(labels == -100, 0), num_labels, "num_labels")
 
 
-# As in `modeling_vaswani.py`: a model that was changed is left to transformers' search.
-VaswaniForCausalLM.as_written = AsWritten("VaswaniForCausalLM", globals(), check_ids.__globals__, KERNELS)
+FORWARD[VaswaniForCausalLM] = VaswaniForCausalLM.forward

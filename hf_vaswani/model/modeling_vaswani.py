@@ -29,10 +29,10 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .as_written_vaswani import AsWritten
 from .configuration_vaswani import VaswaniConfig
 from .contract_vaswani import (
     CACHE,
+    FORWARD,
     NAMES_OF_THE_CACHE,
     OF_PACKED_TEXTS,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -45,17 +45,15 @@ from .contract_vaswani import (
 )
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
-    Consistency,
-    consistent_linear_cross_entropy,
     cpu_dropout,
     is_plain_linear,
     share_of_others,
     smoothed_linear_cross_entropy,
 )
-from .loading_vaswani import check_names
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
+from .products_vaswani import attention_of, linear
 
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
@@ -114,6 +112,9 @@ class VaswaniAttention(nn.Module):
         layer_idx (`int`, *optional*): index of the layer in its stack, which selects its entry in the cache.
     """
 
+    # Each head has keys and values of its own; the attention functions of transformers ask.
+    num_key_value_groups = 1
+
     def __init__(self, config: VaswaniConfig, is_causal: bool = False, layer_idx: int | None = None) -> None:
         super().__init__()
         self.config = config
@@ -156,9 +157,9 @@ class VaswaniAttention(nn.Module):
             The output of shape `(batch, target, d_model)`, and the attention weights of shape
             `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
         """
-        query = self.split_heads(self.q_proj(hidden_states))
+        query = self.split_heads(linear(self.q_proj, hidden_states))
         key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache, kwargs)
-        attention: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+        attention = attention_of(self) or ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
         attended, weights = attention(
@@ -172,7 +173,7 @@ class VaswaniAttention(nn.Module):
             **kwargs,
         )
         concatenated = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
-        return self.out_proj(concatenated), weights
+        return linear(self.out_proj, concatenated), weights
 
     def keys_and_values(
         self,
@@ -190,7 +191,7 @@ class VaswaniAttention(nn.Module):
             if own_cache is not None and cache.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
                 return own_cache.layers[self.layer_idx].keys, own_cache.layers[self.layer_idx].values
         states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        key, value = self.split_heads(self.k_proj(states)), self.split_heads(self.v_proj(states))
+        key, value = (self.split_heads(linear(layer, states)) for layer in (self.k_proj, self.v_proj))
         if own_cache is not None:
             key, value = update_cache(own_cache, key, value, self.layer_idx, keywords)
             if encoder_hidden_states is not None:
@@ -213,7 +214,7 @@ class VaswaniFeedForward(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`(batch, length, d_model)` -> the same shape."""
-        return self.fc2(self.dropout(self.activation(self.fc1(hidden_states))))
+        return linear(self.fc2, self.dropout(self.activation(linear(self.fc1, hidden_states))))
 
 
 # ---- 3.4 Embeddings and Softmax ----------------------------------------------------------------------------------
@@ -502,8 +503,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         package the stacks and heads that both have; transformers reports the weights that are new.
 
         Raises:
-            ValueError: if the folder's model has none of the stacks of this class, or weights have other names in the
-                file than in the model.
+            ValueError: if the folder's model has none of the stacks of this class, or is of this class and has weights
+                under other names.
         """
         with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
@@ -512,7 +513,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         model, report = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
         )
-        check_names(model, report)
+        kinds = {kind: each for kind in ("missing", "unexpected") if (each := report[f"{kind}_keys"])}
+        if kinds:
+            found = ", ".join(f"{len(each)} {kind} (first: {min(each)})" for kind, each in kinds.items())
+            model.loading_error = f"The weights of {model.name_or_path} do not match its config.json: {found}."
+            # Under another name, a weight of the same class would stay random.
+            if len(kinds) == 2 and model.config.architectures == [cls.__name__]:
+                raise ValueError(model.loading_error)
         if names:
             # transformers would save the matrix under the name that it was loaded from.
             model.__dict__.pop("_weight_conversions", None)
@@ -764,7 +771,7 @@ class VaswaniDecoder(VaswaniStack):
             if self.has_source:
                 cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
         if cache is not None:
-            check_layer_indices(self.layers)
+            self.check_layer_indices()
         past_length = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
         batch, target = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
@@ -788,17 +795,58 @@ class VaswaniDecoder(VaswaniStack):
                 encoder_hidden_states=encoder_hidden_states,
             )
         hidden_states = self.positions(inputs_embeds, attention_mask, past_length, position_ids)
+        hidden_states = self.run_layers(
+            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, cache, **kwargs
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, cache=cache)
+
+    def run_layers(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        encoder_attention_mask: torch.Tensor | None,
+        cache: Any = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        """
+        Computes the N layers on top of embeddings and positions.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of [`VaswaniPositions`].
+            attention_mask (`torch.Tensor` of shape `(batch, 1, target, past + target)`, *optional*): which positions
+                of the target each position sees, in the form that the attention takes.
+            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): the encoder's
+                output.
+            encoder_attention_mask (`torch.Tensor` of shape `(batch, 1, 1 or target, source)`, *optional*): the same
+                for the source.
+            cache ([`Cache`], *optional*): keys and values so far, updated in place.
+
+        Returns:
+            `torch.Tensor` of the shape of `hidden_states`.
+        """
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                causal_mask,
+                attention_mask,
                 encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
                 # By the name under which gradient checkpointing leaves it out.
                 **{CACHE: cache},
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.norm(hidden_states), cache=cache)
+        return self.norm(hidden_states)
+
+    def check_layer_indices(self) -> None:
+        """Checks that no two layers write to one entry of the cache, as a layer used twice would."""
+        for position, layer in enumerate(self.layers):
+            for attention in (getattr(layer, "self_attn", None), getattr(layer, "cross_attn", None)):
+                layer_idx = getattr(attention, "layer_idx", position)
+                if layer_idx != position:
+                    raise ValueError(
+                        f"An attention of decoder layer {position} has layer_idx {layer_idx}: two layers would share "
+                        "an entry of the cache. Give each its own layer_idx, or set use_cache=False."
+                    )
 
 
 # ---- 5.4 Regularization ------------------------------------------------------------------------------------------
@@ -809,7 +857,9 @@ class VaswaniDropout(nn.Dropout):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Any shape -> the same shape. Draws from torch's global generator, as `nn.Dropout` does."""
-        if self.training and input.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not self.training:
+            return input
+        if input.device.type == "cpu" and not torch.compiler.is_compiling():
             return cpu_dropout(input, self.p)
         return super().forward(input)
 
@@ -843,40 +893,6 @@ def smoothed_cross_entropy(
         label_smoothing=spread,
     )
     return loss if num_items_in_batch is None else loss / num_items_in_batch
-
-
-def consistent_cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.LongTensor,
-    consistency: Consistency,
-    epsilon_ls: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-) -> torch.Tensor:
-    """
-    Cross-entropy with label smoothing of two passes of the same pairs, and the divergences between their predictions,
-    weighted and summed as [`Consistency`] defines.
-
-    Args:
-        logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax, of the first passes
-            of the pairs, followed by those of the second passes.
-        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
-            label.
-        consistency ([`Consistency`]): weights of the terms.
-        epsilon_ls (`float`), num_items_in_batch (`int`, *optional*): as in [`smoothed_cross_entropy`].
-
-    Returns:
-        `torch.Tensor`, a scalar in float32.
-    """
-    is_label = labels.to(logits.device) != -100
-    items = is_label.sum() if num_items_in_batch is None else num_items_in_batch
-    first, second = (smoothed_cross_entropy(part, labels, epsilon_ls, items) for part in logits.chunk(2))
-    loss = (1 - consistency.second) * first + consistency.second * second
-    p, q = (part.float().log_softmax(dim=-1) for part in logits.chunk(2))  # [batch / 2, target, vocab_size]
-    for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
-        if factor:
-            divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
-            loss = loss + factor * (divergence * is_label).sum() / items
-    return loss
 
 
 # ---- The models --------------------------------------------------------------------------------------------------
@@ -1008,6 +1024,11 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
 
     lm_head: nn.Linear
 
+    @property
+    def frozen_row(self) -> int | None:
+        """Row of the output matrix that gets no gradient: tied to the embedding of `<pad>`, it is to stay zero."""
+        return self.config.zero_row if self.training and self.config.tie_word_embeddings else None
+
     def logits_and_loss(
         self,
         hidden_states: torch.Tensor,
@@ -1015,7 +1036,6 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         epsilon_ls: float,
         num_items_in_batch: torch.Tensor | int | None,
         loss_only: bool,
-        consistency: Consistency | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
         Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in
@@ -1028,35 +1048,24 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
             Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
             labels.
         """
-        # The padding row of the embedding is zero and stays zero: as a row of the tied output matrix it gets no
-        # gradient either.
-        frozen = self.config.zero_row if self.training and self.config.tie_word_embeddings else None
+        frozen = self.frozen_row
         if labels is not None:
-            batch, target = hidden_states.shape[:2]
-            check_shape("labels", labels, batch if consistency is None else batch // 2, target)
+            check_shape("labels", labels, *hidden_states.shape[:2])
             check_ids("labels", labels.masked_fill(labels == -100, 0), self.config.vocab_size, "vocab_size")
             if loss_only and is_plain_linear(self.lm_head, hidden_states):
-                weight, settings = self.lm_head.weight, (epsilon_ls, num_items_in_batch, frozen)
-                if consistency is None:
-                    return None, smoothed_linear_cross_entropy(hidden_states, weight, labels, *settings)
-                return None, consistent_linear_cross_entropy(hidden_states, weight, labels, consistency, *settings)
+                settings = (epsilon_ls, num_items_in_batch, frozen)
+                return None, smoothed_linear_cross_entropy(hidden_states, self.lm_head.weight, labels, *settings)
         logits = self.lm_head(hidden_states)  # [batch, target, vocab_size]
         if frozen is not None:
             # In place: autograd then cuts this column's gradient, and the logits are not copied.
             logits[..., frozen] = logits[..., frozen].detach()
-        if labels is None:
-            loss = None
-        elif consistency is None:
-            loss = smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
-        else:
-            loss = consistent_cross_entropy(logits, labels, consistency, epsilon_ls, num_items_in_batch)
+        loss = None if labels is None else smoothed_cross_entropy(logits, labels, epsilon_ls, num_items_in_batch)
         return None if loss_only else logits, loss
 
 
 class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageModel, GenerationMixin):
     """The translation model: all of Figure 1, a [`VaswaniModel`] and the linear transformation on top."""
 
-    as_written: AsWritten
     stacks = ("encoder", "decoder")
 
     def __init__(self, config: VaswaniConfig) -> None:
@@ -1104,7 +1113,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
-        consistency: Consistency | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
@@ -1120,9 +1128,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
                 the number of labels of a whole update, the losses of its micro-batches add up exactly.
             loss_only (`bool`): whether to return `loss` without `logits`. It is then computed a few positions at a
                 time, which takes less time and a fraction of the memory. Its `backward` can run once only.
-            consistency ([`Consistency`], *optional*): weights of a loss over two passes, for a batch that has every
-                pair twice: the first passes, then the second passes. `labels` then has every pair once, in the shape
-                `(batch / 2, target)`.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
@@ -1138,8 +1143,6 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-                if consistency is not None:
-                    decoder_input_ids = decoder_input_ids.repeat(2, 1)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -1153,7 +1156,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             **kwargs,
         )
         logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only, consistency
+            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only
         )
         return Seq2SeqLMOutput(
             loss=loss,
@@ -1378,19 +1381,8 @@ def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int |
         raise ValueError(f"{name} is {given.shape[1]} tokens wide, but there are {length} tokens.")
 
 
-def check_layer_indices(layers: nn.ModuleList) -> None:
-    """Checks that no two decoder layers write to one entry of the cache, as a layer used twice would."""
-    for position, layer in enumerate(layers):
-        for attention in (getattr(layer, "self_attn", None), getattr(layer, "cross_attn", None)):
-            layer_idx = getattr(attention, "layer_idx", position)
-            if layer_idx != position:
-                raise ValueError(
-                    f"An attention of decoder layer {position} has layer_idx {layer_idx}: two layers would share an "
-                    "entry of the cache. Give each its own layer_idx, or set use_cache=False."
-                )
-
-
-# The fast search of `generate()` has its own computation of the decoder above: change both together. Models that were
-# changed, subclassed or patched are recognised by this snapshot, and left to transformers' search.
-KERNELS = smoothed_linear_cross_entropy.__globals__
-VaswaniForConditionalGeneration.as_written = AsWritten("VaswaniForConditionalGeneration", globals(), KERNELS)
+FORWARD.update(
+    (kind, kind.forward)
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, nn.Module) and kind.__module__ == __name__
+)

@@ -126,6 +126,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             )
         if getattr(model, "loading_error", None):
             raise ValueError(f"{model.loading_error} To translate anyway, set the model's loading_error to None.")
+        if name := find_non_finite(model):
+            raise ValueError(f"The weights of {model.name_or_path} have non-finite values in {name}.")
         if not getattr(model.config, "is_encoder_decoder", False):
             raise ValueError(f"The pipeline needs an encoder-decoder model, and {type(model).__name__} is not one.")
         # T5's config has settings for each pair of languages, among them a prefix for the sentences.
@@ -156,7 +158,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Arguments of `generate()` that an engine does without.
         self.torch_settings: dict[str, Any] = {}
         if shortlist:
-            if not hasattr(self.model, "as_written"):
+            if self.model.config.model_type != "vaswani":
                 raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
             config = self.model.config
             self.torch_settings["shortlist"] = self._from_home("shortlist", "shortlist=True").load(
@@ -648,6 +650,25 @@ class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
     """
 
     return_name = "summary"
+
+
+@torch.no_grad()
+def find_non_finite(model: Any) -> str | None:
+    """Returns the name of the first parameter or buffer of a model with NaN or infinity, or `None`."""
+    # In a sum, such a number stays one: each tensor is read once. Torch adds numbers of 8 bits in other formats only,
+    # and those of 4 bits are all finite.
+    sums = {
+        name: (each.to(torch.bfloat16) if each.dtype.itemsize == 1 else each).sum(dtype=torch.float32)
+        for name, each in (*model.named_parameters(), *model.named_buffers())
+        if type(each) in (torch.Tensor, torch.nn.Parameter)
+        and each.is_floating_point()
+        and each.dtype != torch.float4_e2m1fn_x2
+        and not each.is_meta
+    }
+    # The sums are read together: a GPU waits for each reading.
+    totals = [*sums.values()]
+    are_finite = torch.stack([each.to(totals[0].device) for each in totals]).isfinite().tolist() if totals else []
+    return next((name for name, is_finite in zip(sums, are_finite, strict=True) if not is_finite), None)
 
 
 def require_text(sentence: object, where: str, alternatives: str = "") -> None:

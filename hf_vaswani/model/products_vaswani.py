@@ -5,30 +5,122 @@ takes half the time on others (`docs/benchmarks.md` has two). It is fastest with
 in the order in which oneDNN reads them. Small products are left to MKL, because calling oneDNN takes longer.
 
 Packed matrices are kept for the next call as long as their weights exist. Weights can change without a trace
-(`.data`), so each call multiplies them by a fixed random vector and compares the products, which takes about as long
+(`.data`), so each search multiplies them by a fixed random vector and compares the products, which takes about as long
 as one step with one hypothesis. A change that these products do not show is smaller than their rounding errors.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .kernels_vaswani import type_of_products
 
-# Multiplications of a product from which on oneDNN takes less time than MKL: with a packed matrix, with a packed
-# matrix and one row, and with any other matrix.
-WORTH_PACKING = 2**19
-WORTH_PACKING_FOR_ONE = 2**21
-WORTH_ONEDNN = 2**20
-# Multiplications of the largest product of a module from which on looking at each product pays.
-WORTH_LOOKING = 2**23
+# Multiplications of a product from which on calling oneDNN pays, which takes 20 microseconds longer.
+MIN_ONEDNN = 2**22
+
+# A linear layer as a function of states of shape `(..., d_in)`.
+Product = Callable[[torch.Tensor], torch.Tensor]
+# What this thread computes in place of modules.
+INSTEAD: ContextVar[Mapping[nn.Module, Callable[..., Any]]] = ContextVar("instead", default=MappingProxyType({}))
+
+
+def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """Calls a linear layer, or the product that [`using`] puts in its place."""
+    # A compiler cannot trace a context variable.
+    if torch.compiler.is_compiling():
+        return layer(states)
+    found: torch.Tensor = INSTEAD.get().get(layer, layer)(states)
+    return found
+
+
+def attention_of(module: nn.Module) -> Any:
+    """Returns the attention function that [`using`] lets a module call, or `None`."""
+    return None if torch.compiler.is_compiling() else INSTEAD.get().get(module)
+
+
+@contextmanager
+def using(functions: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Puts functions in the place of modules, in this thread: see [`linear`] and [`attention_of`]."""
+    token = INSTEAD.set(functions)
+    try:
+        yield
+    finally:
+        INSTEAD.reset(token)
+
+
+def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractContextManager[None]:
+    """
+    Returns the context in which the layers of an encoder compute fast products on a CPU.
+
+    Args:
+        stack ([`VaswaniEncoder`]): the encoder.
+        inputs (`torch.Tensor` of shape `(batch, source, ...)`, *optional*): what it computes on.
+    """
+    config: Any = stack.config
+    if inputs is None or inputs.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return nullcontext()
+    if inputs.shape[:2].numel() * config.d_model * config.d_ff < MIN_ONEDNN:
+        return nullcontext()
+    return using(products_of(stack))
+
+
+def products_of(module: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
+    """
+    Chooses the products of the linear layers of a module.
+
+    Args:
+        module (`nn.Module`): the module.
+        rows (`int`): number of rows of most states, by which matrices are packed or not; with 0, none is.
+
+    Returns:
+        `dict[nn.Module, Callable]`: the products, by layer. Those of layers that are not plain are missing.
+    """
+    layers: Iterator[Any] = filter(is_plain, module.modules())
+    return {layer: product(layer.weight, layer.bias, type_of_products(layer.weight), rows) for layer in layers}
+
+
+def is_plain(layer: Any) -> bool:
+    """Returns whether a linear layer is just a matrix and a bias: no adapter, not quantized, nobody looks on."""
+    return (
+        type(layer) is nn.Linear
+        and type(layer.weight) is nn.Parameter
+        and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
+    )
+
+
+def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rows: int) -> Product:
+    """
+    Returns a linear transformation as a function of states, without the overhead of calling a module.
+
+    Args:
+        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
+        bias (`torch.Tensor` of shape `(d_out,)`, *optional*): added to the product.
+        dtype (`torch.dtype`): number format in which it is computed; the result is in that of the states.
+        rows (`int`): as in [`products_of`].
+    """
+    packed = packed_for_onednn(weight, dtype, rows) if rows else None
+    matrix, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    onednn, smallest = torch.ops.mkldnn._linear_pointwise, MIN_ONEDNN / len(weight)
+    can_be_large = dtype == torch.float32 and matrix.is_contiguous() and has_onednn(weight.device, dtype)
+
+    def multiply(states: torch.Tensor) -> torch.Tensor:
+        if packed is not None:
+            return onednn(states, packed, bias, "none", [], "")
+        if can_be_large and states.numel() >= smallest and states.is_contiguous():
+            return onednn(states, matrix, bias, "none", [], "")
+        return nn.functional.linear(states, matrix, bias)
+
+    if dtype == weight.dtype:
+        return multiply
+    return lambda states: multiply(states.to(dtype)).to(states.dtype)
 
 
 # ---- Packed matrices ---------------------------------------------------------------------------------------------
@@ -39,10 +131,10 @@ class PackedMatrix:
     """A matrix for `torch.ops.mkldnn._linear_pointwise`, and what it was packed from."""
 
     matrix: torch.Tensor
-    fingerprint: torch.Tensor  # products of the weights' rows with `probe`
+    fingerprint: torch.Tensor  # products of the weight's rows with `probe`
 
 
-# By the first of the weights that a matrix was packed from: matrices by number format and groups.
+# By the weight that a matrix was packed from: matrices by number format.
 KEPT: Any = WeakTensorKeyDictionary()
 
 
@@ -65,165 +157,40 @@ def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     )
 
 
-def packed_for_onednn(weights: Sequence[torch.Tensor], dtype: torch.dtype, groups: int, rows: int) -> Any:
+def packed_for_onednn(weight: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor | None:
     """
-    Packs the matrix that weights make up, or finds it packed by an earlier call.
+    Packs a matrix, or finds it packed by an earlier search.
 
     Args:
-        weights (`Sequence` of `torch.Tensor` of shape `(d_out, d_in)`): the weights.
+        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
         dtype (`torch.dtype`): number format of the product.
-        groups (`int`): how the weights make up one matrix, see [`interleave_heads`].
         rows (`int`): number of rows of the other factor.
 
     Returns:
         `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
     """
-    first, multiplications = weights[0], rows * sum(weight.numel() for weight in weights)
-    if not has_onednn(first.device, dtype):
-        # After a move of the model, no call asks for them again.
-        KEPT.pop(first, None)
+    if not has_onednn(weight.device, dtype):
+        # After a move of the model, no search asks for them again.
+        KEPT.pop(weight, None)
         return None
-    if multiplications < (WORTH_PACKING if rows > 1 else WORTH_PACKING_FOR_ONE):
+    if rows * weight.numel() < MIN_ONEDNN:
         return None
     with torch.no_grad():
-        if type(first) is not nn.Parameter:
-            # A matrix of this call alone.
-            return _packed(weights, dtype, groups)
-        vector = probe(first.shape[1])
-        fingerprint = torch.cat([torch.mv(weight.detach().float(), vector) for weight in weights])
-        matrices = KEPT.setdefault(first, {})
-        kept = matrices.get((dtype, groups))
+        if type(weight) is not nn.Parameter:
+            # A matrix of this search alone.
+            return _packed(weight, dtype)
+        fingerprint = torch.mv(weight.detach().float(), probe(weight.shape[1]))
+        matrices = KEPT.setdefault(weight, {})
+        kept = matrices.get(dtype)
         if kept is None or not fingerprint.equal(kept.fingerprint):
-            # Those of changed weights go, in whatever format they are.
+            # Those of a changed weight go, in whatever format they are.
             for key in [key for key, each in matrices.items() if not fingerprint.equal(each.fingerprint)]:
                 del matrices[key]
-            kept = matrices[dtype, groups] = PackedMatrix(_packed(weights, dtype, groups), fingerprint)
+            kept = matrices[dtype] = PackedMatrix(_packed(weight, dtype), fingerprint)
     return kept.matrix
 
 
-def _packed(weights: Sequence[torch.Tensor], dtype: torch.dtype, groups: int) -> torch.Tensor:
+def _packed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # The layout is the same for any number of rows from some on.
-    matrix: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
-        interleave_heads(weights, groups).to(dtype).detach(), 32
-    )
+    matrix: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).detach(), 32)
     return matrix
-
-
-# ---- Linear layers as functions ----------------------------------------------------------------------------------
-
-
-def is_matrix(layer: Any) -> bool:
-    """Returns whether a linear layer is just a matrix and a bias: no adapter, not quantized."""
-    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
-
-
-def interleave_heads(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
-    """Concatenates tensors along their first dimension, group by group (groups are heads)."""
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
-
-
-def fused_linear(*layers: Any, rows: int, groups: int = 1) -> Callable[[torch.Tensor], torch.Tensor]:
-    """
-    Fuses linear layers with the same input into one matrix product, if all of them are plain matrices.
-
-    Args:
-        layers ([`nn.Linear`] or a replacement): the layers.
-        rows (`int`): number of rows of most states.
-        groups (`int`): number of groups that each layer's output is split into; the fused output has the first groups
-            of all layers, then their second groups, and so on.
-
-    Returns:
-        A function of states of shape `(rows, d_in)`.
-    """
-    if len(layers) == 1 and not is_matrix(layers[0]):
-        return layers[0]
-    if not all(is_matrix(layer) for layer in layers):
-        return lambda states: interleave_heads([layer(states).t() for layer in layers], groups).t()
-    has_bias = layers[0].bias is not None
-    bias = interleave_heads([layer.bias for layer in layers], groups) if has_bias else None
-    weights = [layer.weight for layer in layers]
-    return product(weights, bias, type_of_products(weights[0]), rows, groups)
-
-
-def product(
-    weights: Sequence[torch.Tensor], bias: torch.Tensor | None, dtype: torch.dtype, rows: int, groups: int = 1
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """
-    Returns the linear transformation by a matrix that weights make up, as a function of states.
-
-    Args:
-        weights (`Sequence` of `torch.Tensor` of shape `(d_out, d_in)`): the weights.
-        bias (`torch.Tensor` of shape `(sum of d_out,)`, *optional*): added to the product.
-        dtype (`torch.dtype`): number format of the product.
-        rows (`int`), groups (`int`): as in [`fused_linear`].
-    """
-    bias = None if bias is None else bias.to(dtype)
-    packed = packed_for_onednn(weights, dtype, groups, rows)
-    if packed is not None:
-        multiply = torch.ops.mkldnn._linear_pointwise
-        return lambda states: multiply(states.to(dtype), packed, bias, "none", [], "")
-    matrix = interleave_heads(weights, groups).to(dtype).t()
-    if bias is None:
-        return lambda states: torch.mm(states.to(dtype), matrix)
-    return lambda states: torch.addmm(bias, states.to(dtype), matrix)
-
-
-def linear_add(layer: Any, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Fuses a linear layer and the residual connection behind it: a function of states and residual."""
-    if is_matrix(layer) and layer.bias is None and type_of_products(layer.weight) == layer.weight.dtype:
-        packed = packed_for_onednn([layer.weight], layer.weight.dtype, 1, rows)
-        if packed is not None:
-            multiply_add = torch.ops.mkldnn._linear_pointwise.binary
-            return lambda states, residual: multiply_add(states, residual, packed, None, "add")
-        matrix = layer.weight.t()
-        return lambda states, residual: torch.addmm(residual, states, matrix)
-    project = fused_linear(layer, rows=rows)
-    # With autocast, the product is in bfloat16, and the sum in the type of the residual connection.
-    return lambda states, residual: torch.add(residual, project(states))
-
-
-# ---- Modules -----------------------------------------------------------------------------------------------------
-
-
-def fast_products(config: Any, inputs: torch.Tensor | None) -> AbstractContextManager[Any]:
-    """
-    Returns the context in which the modules of a model compute fast products on a CPU.
-
-    Args:
-        config ([`VaswaniConfig`]): widths of the model.
-        inputs (`torch.Tensor` of shape `(batch, source, ...)`, *optional*): what they compute on.
-    """
-    if inputs is None or not has_onednn(inputs.device, torch.float32):
-        return nullcontext()
-    largest = inputs.shape[:2].numel() * config.d_model * config.d_ff
-    return LinearByOneDNN() if largest >= WORTH_LOOKING and not torch.is_autocast_enabled("cpu") else nullcontext()
-
-
-class LinearByOneDNN(TorchFunctionMode):
-    """Context in which linear layers multiply float32 matrices by oneDNN, if no gradient is needed."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls a function of torch."""
-        # A compiler traces this, and would stop at the conditions.
-        if torch.compiler.is_compiling():
-            return func(*args, **(kwargs or {}))
-        if func is nn.functional.linear and not kwargs and is_for_onednn(*args):
-            states, weight, *bias = args
-            return torch.ops.mkldnn._linear_pointwise(states, weight, bias[0] if bias else None, "none", [], "")
-        return func(*args, **(kwargs or {}))
-
-
-def is_for_onednn(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Returns whether a product of `nn.functional.linear` takes less time by oneDNN."""
-    return (
-        states.numel() * len(weight) >= WORTH_ONEDNN
-        and states.dtype == weight.dtype == torch.float32
-        and type(states) is torch.Tensor
-        and type(weight) in (torch.Tensor, nn.Parameter)
-        and states.is_contiguous()
-        and weight.is_contiguous()
-        and has_onednn(weight.device, weight.dtype)
-        and not torch.is_grad_enabled()
-    )

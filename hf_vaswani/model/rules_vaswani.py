@@ -1,6 +1,7 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +109,7 @@ class BeamSearchRules:
             generation_config ([`GenerationConfig`]): settings of the call, prepared by [`VaswaniGenerationMixin`].
             input_ids (`torch.LongTensor` of shape `(rows, prompt)`): the decoder's prompt.
         """
-        max_lengths = generation_config._max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
+        max_lengths = search_call().max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
         return cls(
             alpha=generation_config.length_penalty,
             length_penalty_type=generation_config.length_penalty_type,
@@ -228,3 +229,41 @@ class BeamSearchRules:
         longest = self.max_lengths if look_ahead and self.alpha > 0 else length
         worst = scores.amin(dim=1, keepdim=True).where(is_finished.all(dim=1, keepdim=True), MISSING)
         return running_scores[:, :1] / self.penalty(longest), worst
+
+
+# ---- One call of generate() --------------------------------------------------------------------------------------
+
+
+@dataclass
+class SearchCall:
+    """
+    What a call of `generate()` has beside its generation config. The methods that transformers calls in between have
+    no argument for it.
+
+    Attributes:
+        ensemble (`tuple`): other models that translate together with the model.
+        shortlist (`Shortlist`, *optional*): chooses the entries of the vocabulary to search among.
+        inputs (`torch.Tensor` of shape `(batch, source)`, *optional*): ids of the source.
+        source_lengths (`torch.LongTensor` of shape `(batch,)`, *optional*): tokens of each source, if its mask is
+            known.
+        max_lengths (`torch.LongTensor` of shape `(batch,)`): maximum length of each target, the decoder's prompt
+            included.
+        padding (`int`): columns of a decoder's prompt that are padding in every row.
+        rules ([`BeamSearchRules`]): those of the beam search of transformers that is running.
+    """
+
+    ensemble: tuple[Any, ...] = ()
+    shortlist: Any = None
+    inputs: Any = None
+    source_lengths: Any = None
+    max_lengths: Any = None
+    padding: int = 0
+    rules: Any = None
+
+
+CALL: ContextVar[SearchCall] = ContextVar("call")
+
+
+def search_call() -> SearchCall:
+    """Returns the record of the call of `generate()` that runs in this thread."""
+    return CALL.get()

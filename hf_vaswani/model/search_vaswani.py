@@ -24,11 +24,10 @@ from transformers.generation import (
     GenerateEncoderDecoderOutput,
 )
 
-from .as_written_vaswani import is_unmodified
+from .cache_vaswani import EnsembleDecoder, Prompt, find_change
 from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
-from .decoding_vaswani import EnsembleDecoder, Prompt
 from .products_vaswani import fast_products
-from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, special_ids
+from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, search_call, special_ids
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
 FIRST_LENGTH = 16
@@ -154,10 +153,11 @@ def fast_search_inputs(
     Raises:
         ValueError: only transformers' searches can do it, but the call has an ensemble or a shortlist.
     """
-    models = (model, *generation_config._ensemble)
+    call = search_call()
+    models = (model, *call.ensemble)
     obstacle = find_obstacle(models, input_ids, generation_config, stopping_criteria, synced_gpus, model_kwargs)
     if obstacle is not None:
-        for name, is_given in (("ensemble", len(models) > 1), ("shortlist", generation_config._shortlist is not None)):
+        for name, is_given in (("ensemble", len(models) > 1), ("shortlist", call.shortlist is not None)):
             if is_given:
                 raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
         return None
@@ -172,8 +172,8 @@ def fast_search_inputs(
         return FastSearchInputs(models, logits_processor, [prompt.states[:, None]], None, prompt, clocks=clocks)
     encoder_states = [model_kwargs["encoder_outputs"][0][of_each]]
     for other in models[1:]:
-        with fast_products(other.config, generation_config._inputs):
-            encoder_states.append(other.get_encoder()(input_ids=generation_config._inputs, attention_mask=mask)[0])
+        with fast_products(other.get_encoder(), call.inputs):
+            encoder_states.append(other.get_encoder()(input_ids=call.inputs, attention_mask=mask)[0])
     return FastSearchInputs(models, logits_processor, encoder_states, mask, entries=entries, clocks=clocks)
 
 
@@ -186,7 +186,8 @@ def searched_entries(
     Raises:
         ValueError: the call has a processor that cannot be used with a shortlist, or too few entries are selected.
     """
-    if generation_config._shortlist is None:
+    call = search_call()
+    if call.shortlist is None:
         return None
     for processor in logits_processor:
         # Others may allow or favour only tokens that are not on the list.
@@ -195,7 +196,7 @@ def searched_entries(
     ends, _ = special_ids(generation_config)
     needed = (ends, generation_config.forced_bos_token_id, generation_config.forced_eos_token_id)
     always = torch.cat([torch.as_tensor(each).flatten().cpu() for each in needed if each is not None])
-    entries: torch.Tensor = generation_config._shortlist.entries(generation_config._inputs, always)
+    entries: torch.Tensor = call.shortlist.entries(call.inputs, always)
     # Each running hypothesis needs a continuation that is not the end.
     least = 1 + len(ends)
     if len(entries) < least:
@@ -234,9 +235,9 @@ def find_obstacle(
     if positions is not None and not is_left_padded(model_kwargs.get("attention_mask")):
         return "a text is padded on the right"
     for number, model in enumerate(models):
-        if not is_unmodified(model):
-            which = f"item {number} of it" if number else "this model"
-            return f"{which} is in training mode, or has hooks or modified modules"
+        change = find_change(model)
+        if change is not None:
+            return f"{f'item {number} of it' if number else 'this model'} {change}"
     device = input_ids.device.type
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != torch.bfloat16:
         return f"autocast to {torch.get_autocast_dtype(device)} is enabled"
@@ -294,7 +295,7 @@ def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates
     beams, length = prompt.shape[1:]
     decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams, inputs.entries)
     if inputs.prompt is not None:
-        decoder.recall(inputs.prompt)
+        decoder.start(inputs.prompt)
     else:
         for column in range(length):
             decoder.read(prompt[:, :1, column])
@@ -612,7 +613,7 @@ def single_search(
     fill, eos = pad or 0, ends.to(device)
     decoder = start_decoder(inputs, input_ids[:, None], num_candidates=1)
     # Rows of `sequences` that are in the decoder, and their limits: several rows of a sentence if they are drawn.
-    numbers, max_lengths = torch.arange(batch, device=device), generation_config._max_lengths.to(device)
+    numbers, max_lengths = torch.arange(batch, device=device), search_call().max_lengths.to(device)
     max_lengths = max_lengths.repeat_interleave(batch // len(max_lengths))
     unfinished = torch.ones(batch, dtype=torch.bool, device=device)
     sequences, no_offsets = input_ids, torch.zeros(batch, 1, device=device)

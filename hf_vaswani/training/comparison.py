@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from ..averaging import load_weights
+from ..averaging import load_stored, load_weights
 from ..data.sources import EvaluationText, evaluation_texts, read_evaluation_sources
 from ..hub.gate import compare_sets
 from ..hub.publishing import Publisher, check_score, last_push, read_score
 from ..metrics import score
-from ..model.loading_vaswani import load_stored
 from ..processes import on_main_process
 from ..recipe import EvaluationRecipe, HubRecipe
 from ..records import Result, Scored, Verdict

@@ -1,18 +1,41 @@
-"""Two passes over each training pair, whose predictions are to agree: SimCut and R-Drop."""
+"""Two passes over each training pair, whose predictions are to agree: the batches and losses of SimCut and R-Drop."""
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import nn
 
 from ..data.batching import Batch
-from ..model.kernels_vaswani import Consistency
-from ..model.modeling_vaswani import VaswaniForConditionalGeneration
+from ..model.kernels_vaswani import is_plain_linear, positions_at_once, share_of_others, type_of_products
+from ..model.modeling_vaswani import VaswaniForConditionalGeneration, smoothed_cross_entropy
 from ..recipe import Recipe
+
+
+class Consistency(NamedTuple):
+    """
+    Weights of a loss over two passes of the same pairs, which predict the distributions P1 and P2:
+
+        (1 - second) * CE(P1) + second * CE(P2) + forward * KL(P1 || P2) + backward * KL(P2 || P1)
+
+    A batch has the first passes of its pairs in its first half, the second passes in its second half, in the same
+    order.
+
+    Attributes:
+        second (`float`): weight of the second pass's cross-entropy.
+        forward (`float`), backward (`float`): weights of the divergences.
+    """
+
+    second: float
+    forward: float
+    backward: float
 
 
 class TwoPasses:
     """
-    Makes batches that have every pair twice, for the loss of `training.simcut` or `training.r_drop`.
+    Makes batches that have every pair twice, and computes the loss of `training.simcut` or `training.r_drop`.
 
     Args:
         recipe ([`Recipe`]): the experiment.
@@ -24,11 +47,14 @@ class TwoPasses:
         self.seed, self.simcut, self.model = recipe.seed, training.simcut, model
         self.consistency: Consistency | None = None
         if training.simcut is not None:
-            self.consistency = Consistency.simcut(training.simcut.alpha)
+            # Gao et al. (2022), equation 6: the second pass is that of the pairs with embeddings cut off.
+            self.consistency = Consistency(0.0, training.simcut.alpha, 0.0)
         elif training.r_drop is not None:
-            self.consistency = Consistency.r_drop(training.r_drop.alpha)
+            # Wu et al. (2021), equation 4, divided by 2, which makes it a loss per target token as well: the passes
+            # differ by their dropout.
+            self.consistency = Consistency(0.5, training.r_drop.alpha / 4, training.r_drop.alpha / 4)
 
-    def __call__(self, batch: Batch, numbers: torch.Tensor, step: int) -> dict[str, Any]:
+    def __call__(self, batch: Batch, numbers: torch.Tensor, step: int) -> Batch:
         """
         Doubles a batch.
 
@@ -38,10 +64,10 @@ class TwoPasses:
             step (`int`): updates so far.
 
         Returns:
-            `dict[str, Any]`: arguments of the model; the batch itself, if the recipe asks for one pass.
+            `dict[str, torch.Tensor]`: arguments of the model; the batch itself, if the recipe asks for one pass.
         """
         if self.consistency is None:
-            return dict(batch)
+            return batch
         source, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
         target = self.model.prepare_decoder_input_ids_from_labels(labels)  # type: ignore[arg-type]
         return {
@@ -49,8 +75,25 @@ class TwoPasses:
             "attention_mask": mask.repeat(2, 1),
             "decoder_input_ids": torch.cat([target, self._cut(target, numbers, step, 1)]),
             "labels": labels,
-            "consistency": self.consistency,
         }
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """
+        Gives the model the loss of doubled batches for the length of a block, if the recipe asks for two passes.
+
+        The model is called as ever, through whatever wraps it: gradients are reduced, shards gathered and products
+        rounded as for one pass.
+        """
+        if self.consistency is None:
+            yield
+            return
+        loss = partial(loss_of_two_passes, self.model, self.consistency)
+        self.model.logits_and_loss = loss  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self.model.logits_and_loss
 
     def _cut(self, ids: torch.Tensor, numbers: torch.Tensor, step: int, side: int) -> torch.Tensor:
         """
@@ -110,3 +153,140 @@ def _mixed(state: torch.Tensor) -> torch.Tensor:
 def _shifted(state: torch.Tensor, bits: int) -> torch.Tensor:
     """Shifts an int64 to the right as if it had no sign."""
     return (state >> bits) & (2 ** (64 - bits) - 1)
+
+
+def loss_of_two_passes(
+    model: VaswaniForConditionalGeneration,
+    consistency: Consistency,
+    hidden_states: torch.Tensor,
+    labels: torch.LongTensor,
+    epsilon_ls: float,
+    num_items_in_batch: torch.Tensor | int,
+    loss_only: bool = True,
+) -> tuple[None, torch.Tensor]:
+    """
+    Computes the loss that [`Consistency`] defines, in place of [`VaswaniForConditionalGeneration.logits_and_loss`].
+
+    Args:
+        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output for the first passes
+            of the pairs, followed by that for the second passes.
+        labels (`torch.LongTensor` of shape `(batch / 2, target)`): true tokens of the pairs, or -100 where there is no
+            label.
+        epsilon_ls (`float`), num_items_in_batch (`int`): as in [`VaswaniForConditionalGeneration.forward`].
+
+    Returns:
+        `None` in place of logits, and the loss, a `torch.Tensor` in float32. Its `backward` can run once only.
+    """
+    is_label = labels != -100
+    if is_plain_linear(model.lm_head, hidden_states):
+        states = torch.stack([half[is_label] for half in hidden_states.chunk(2)])  # [2, labels, d_model]
+        settings = (consistency, epsilon_ls, model.frozen_row, torch.is_grad_enabled())
+        total = _ConsistentLinearCrossEntropy.apply(states, model.lm_head.weight, labels[is_label], *settings)
+        return None, total / num_items_in_batch
+    logits, _ = VaswaniForConditionalGeneration.logits_and_loss(model, hidden_states, None, 0.0, None, False)
+    halves = cast(torch.Tensor, logits).chunk(2)
+    first, second = (smoothed_cross_entropy(half, labels, epsilon_ls, num_items_in_batch) for half in halves)
+    loss = (1 - consistency.second) * first + consistency.second * second
+    p, q = (half.float().log_softmax(dim=-1) for half in halves)  # [batch / 2, target, vocab_size]
+    for factor, log, other in ((consistency.forward, p, q), (consistency.backward, q, p)):
+        if factor:
+            divergence = nn.functional.kl_div(other, log, reduction="none", log_target=True).sum(dim=-1)
+            loss = loss + factor * (divergence * is_label).sum() / num_items_in_batch
+    return None, loss
+
+
+class _ConsistentLinearCrossEntropy(torch.autograd.Function):
+    """
+    The sum over positions, and its gradients in the same pass. With the logits z and y of the two passes, which become
+    the distributions p and q, and with d = log(p) - log(q):
+
+        KL(p || q) = sum(p * d)    d / dz = p * (d - KL(p || q))    d / dy = q - p.
+
+    KL(q || p) is the same with the passes exchanged. The cross-entropies are those of
+    [`_SmoothedLinearCrossEntropy`], in terms of log(p) and of log(sum(exp(z))).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        consistency: Consistency,
+        epsilon_ls: float,
+        frozen_row: int | None,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        vocab_size, dtype = weight.shape[0], type_of_products(weight)
+        share = share_of_others(epsilon_ls, vocab_size)
+        rest = 1 - share * vocab_size
+        matrix, inputs = weight.to(dtype), states.to(dtype)
+        # The weights of the two cross-entropies.
+        factors = torch.tensor([1 - consistency.second, consistency.second], device=states.device)[:, None, None]
+        sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
+        sum_of_states = (factors * states).sum(dim=(0, 1), dtype=torch.float32)  # [d_model]
+        total = -share * sum_of_states.dot(sum_of_rows)
+        needs_state_grad, needs_weight_grad = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
+        state_grad = torch.empty_like(inputs) if needs_state_grad else None
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
+        size = positions_at_once(weight)
+        # On a CPU, all work of the size of the vocabulary is done while a few positions are in its cache.
+        rows = max(1, 2**18 // vocab_size) if states.device.type == "cpu" else size
+        for start in range(0, len(labels), size):
+            part, true = inputs[:, start : start + size], labels[start : start + size, None].expand(2, -1, -1)
+            logits = part @ matrix.T  # [2, positions, vocab_size]
+            for block, true_block in zip(logits.split(rows, dim=1), true.split(rows, dim=1), strict=True):
+                true_logits, largest = block.gather(2, true_block).float(), block.amax(dim=2, keepdim=True).float()
+                probabilities = torch.softmax(block, dim=2, dtype=torch.float32)
+                # log(sum(exp(z))): the largest probability is exp(largest z) over that sum.
+                normalizers = largest - probabilities.amax(dim=2, keepdim=True).log()
+                total += (factors * (normalizers - rest * true_logits)).sum()
+                difference = torch.sub(*block.float()).sub_(normalizers[0] - normalizers[1])
+                total += _divergence(probabilities, difference, consistency)
+                block.copy_(probabilities.scatter_add_(2, true_block, (-rest * factors).expand(true_block.shape)))
+            if state_grad is not None:
+                state_grad[:, start : start + size] = logits @ matrix
+            if weight_grad is not None:
+                weight_grad += logits.flatten(0, 1).T @ part.flatten(0, 1)
+        if state_grad is not None:
+            state_grad = state_grad.to(states.dtype).sub_(factors * share * sum_of_rows)
+        if weight_grad is not None:
+            weight_grad = weight_grad.sub_(share * sum_of_states).to(weight.dtype)
+            if frozen_row is not None:
+                weight_grad[frozen_row] = 0
+        ctx.save_for_backward(state_grad, weight_grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # In place: another tensor of the size of the matrix would be the largest of all.
+        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
+        return *scaled, None, None, None, None, None
+
+
+def _divergence(probabilities: torch.Tensor, difference: torch.Tensor, consistency: Consistency) -> torch.Tensor:
+    """
+    Computes the divergences between two passes.
+
+    Args:
+        probabilities (`torch.Tensor` of shape `(2, positions, vocab_size)`): distributions p and q. They become the
+            gradients of the divergences and of the cross-entropies' normalizers by the logits.
+        difference (`torch.Tensor` of shape `(positions, vocab_size)`): log(p) - log(q), which is overwritten.
+        consistency ([`Consistency`]): weights.
+
+    Returns:
+        `torch.Tensor`, the weighted sum of the divergences.
+    """
+    second, forward, backward = consistency
+    p, q = probabilities
+    p_to_q = torch.linalg.vecdot(p, difference)[:, None]
+    total = forward * p_to_q.sum()
+    if not backward:
+        q.mul_(second + forward).sub_(p, alpha=forward)
+        p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second))
+        return total
+    q_to_p = -torch.linalg.vecdot(q, difference)[:, None]
+    by_second = q * (second + forward - backward * (difference + q_to_p)) - forward * p
+    p.mul_(difference.sub_(p_to_q).mul_(forward).add_(1 - second + backward)).sub_(q, alpha=backward)
+    q.copy_(by_second)
+    return total + backward * q_to_p.sum()

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
-from ..averaging import average_checkpoints
+from ..averaging import average_checkpoints, load_stored
 from ..files import append_line, atomic_folder, atomic_write_bytes, atomic_write_text, digest, find_damage
 from ..hub.card import PICTURE, card_files
 from ..hub.gate import compare_sets
@@ -26,7 +26,6 @@ from ..hub.publishing import Publisher, is_due
 from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclusive_run, stopped_by_sigterm
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
-from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import build_accelerator, leave, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
@@ -296,7 +295,8 @@ def _train(run: Run, state: TrainState, interruption: Interruption, publisher: P
             rate = float(state.schedule.get_last_lr()[0])
             # The clock of the main process decides for all.
             due = accelerator.is_main_process and time.monotonic() - saved >= seconds
-            update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
+            with passes.loss():
+                update = _update(accelerator, state.wrapped, state.optimizer, batches, training, interruption, due)
             _advance(state, update, position)
             step = state.step
             if not update.finite:

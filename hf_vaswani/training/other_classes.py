@@ -10,15 +10,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..adapters import has_adapter
-from ..averaging import load_weights
+from ..averaging import load_stored, load_weights
 from ..data.tokenizer import put_special_tokens
+from ..files import check_weights
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM
-from ..model.loading_vaswani import check_shapes, find_non_finite, load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel, stored_embedding
 from ..recipe import EvaluationRecipe, Recipe
 from ..run_folder import EMA_WEIGHTS
-from ..translation.loading import check_vocabulary, load_whole_tokenizer, quiet
+from ..translation.loading import check_finite, check_report, check_vocabulary, load_whole_tokenizer, quiet
 from .tasks import config_of_labels, model_class
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ def load_other(
     """
     if has_adapter(folder):
         raise ValueError(f"{folder} has only adapters: name the model of the finished run.")
+    is_recorded = check_weights(folder)
     kind, tokenizer = model_class(recipe), load_whole_tokenizer(folder)
     config = VaswaniConfig.from_pretrained(folder)
     saved = config.stacks
@@ -63,15 +64,10 @@ def load_other(
         model._init_weights(model.classifier)
         report["mismatched_keys"] = {each for each in report["mismatched_keys"] if not each[0].startswith(LABELS)}
         report["missing_keys"] = {*report["missing_keys"], f"{LABELS}weight"}
-    try:
-        check_shapes(model, report)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
-    lost = [name for name in report["missing_keys"] if is_same or not _may_be_new(name, saved)]
-    if lost:
-        raise ValueError(f"{folder} lacks {len(lost)} weights (first: {min(lost)}).")
-    if name := find_non_finite(model):
-        raise ValueError(f"{folder} has non-finite values in {name}.")
+    lost = {name for name in report["missing_keys"] if is_same or not _may_be_new(name, saved)}
+    check_report(report | {"missing_keys": lost, "unexpected_keys": ()}, folder)
+    if not is_recorded:
+        check_finite(model, folder)
     if (folder / EMA_WEIGHTS).is_file():
         _load_average(model, folder, None if is_same else saved)
     if isinstance(model, VaswaniForConditionalGeneration):

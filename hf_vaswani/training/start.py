@@ -12,12 +12,11 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..averaging import load_weights
+from ..averaging import load_stored, load_weights
 from ..data.sources import Source, make_tokenizer, prefix_tags
 from ..data.tokenizer import has_tag, is_tag, language_tag
-from ..files import atomic_folder, check_weights, find_damage, read_json, split_revision
+from ..files import atomic_folder, find_damage, read_json, split_revision
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..model.sentences_vaswani import LanguageTags
 from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
@@ -80,7 +79,6 @@ def load_start(recipe: Recipe, labels: Sequence[str] = ()) -> tuple[VaswaniPreTr
     name = str(recipe.initialize.from_)
     path = _model_in(_local(name, recipe.initialize.revision))
     try:
-        check_weights(path)
         if _is_vaswani(path):
             return _load(path, recipe, labels)
         with TemporaryDirectory() as temporary:

@@ -15,12 +15,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import GenerationConfig
 
 from ..adapters import base_folder
-from ..averaging import load_weights
+from ..averaging import load_stored, load_weights
 from ..data.batching import EpochUpdates
 from ..data.renewed_epochs import RenewedUpdates
 from ..files import atomic_folder
 from ..model.configuration_vaswani import VaswaniConfig
-from ..model.loading_vaswani import load_stored
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import on_main_process
 from ..records import Progress

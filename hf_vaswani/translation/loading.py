@@ -1,10 +1,12 @@
 """Strict loading of models and tokenizers: complete, or one error that names the damaged file."""
 
+import json
 import logging
 import math
+import re
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -27,55 +29,55 @@ from transformers.utils import logging as transformers_logging
 
 from ..adapters import has_adapter, merged_weights
 from ..data.tokenizer import load_tokenizer
-from ..files import read_json, split_revision
+from ..files import check_weights, read_json, split_revision
+from ..model import heads_vaswani as heads
 from ..model.generation_vaswani import CHOICES, LARGEST_ALPHA
 from ..model.generation_vaswani import COUNTS as SEARCH_COUNTS
-from ..model.heads_vaswani import (
-    VaswaniForCausalLM,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-    VaswaniForSequenceClassification,
-    VaswaniForTokenClassification,
-)
-from ..model.loading_vaswani import check_shapes, find_loading_error, find_non_finite, load_stored
-from ..model.modeling_vaswani import VaswaniEncoderModel
+from ..model.modeling_vaswani import VaswaniEncoderModel, VaswaniForConditionalGeneration
+from ..model.pipeline_vaswani import find_non_finite
 
 logger = logging.getLogger(__name__)
 
 SINGLE_STACKS = (
     VaswaniEncoderModel,
-    VaswaniForMaskedLM,
-    VaswaniForPreTraining,
-    VaswaniForCausalLM,
-    VaswaniForSequenceClassification,
-    VaswaniForTokenClassification,
+    heads.VaswaniForMaskedLM,
+    heads.VaswaniForPreTraining,
+    heads.VaswaniForCausalLM,
+    heads.VaswaniForSequenceClassification,
+    heads.VaswaniForTokenClassification,
 )
-
 SETTINGS = ("config.json", "generation_config.json")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Token ids in the configs and generation configs of transformers.
 IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
-# Counts, each with its minimum.
-COUNTS = dict.fromkeys(SEARCH_COUNTS, 1) | {
-    "max_length_offset": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
+LIST = r"\[(\d+(, \d+)*)?\]"
+FORMS_OF_IDS = {
+    "|".join((*IDS, "forced_bos_token_id", "forced_eos_token_id")): (
+        rf"\d+|{LIST}",
+        "an id, a whole number of at least 0",
+    ),
+    "(begin_)?suppress_tokens": (LIST, "a list of ids"),
+    "bad_words_ids": (rf"\[({LIST}(, {LIST})*)?\]", "a list of lists of ids"),
 }
-NUMBERS = ("length_penalty", "repetition_penalty", "temperature", "top_p")
-FLAGS = ("do_sample", "use_cache", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# A larger count would make a search practically endless.
-HIGHEST_COUNT = 1_000_000
-# Nesting of lists of ids.
-DEPTHS = {"suppress_tokens": 1, "begin_suppress_tokens": 1, "bad_words_ids": 2}
-# A model has at least as many weights as each of these sizes, and at least one tensor per layer.
-SIZES = (
-    *("vocab_size", "decoder_vocab_size", "d_model", "d_ff", "d_k", "d_v", "num_heads"),
-    *("encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads", "decoder_attention_heads"),
-)
-LAYERS = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers", "num_hidden_layers")
+# Names of settings, the form of their values in JSON, and this form in words. Without the highest count, a search
+# could be practically endless.
+FORMS = FORMS_OF_IDS | {
+    "|".join(SEARCH_COUNTS): (r"[1-9]\d{0,6}", "a whole number from 1 to 9,999,999"),
+    "max_length_offset|min_length|min_new_tokens|(encoder_)?no_repeat_ngram_size": (
+        r"\d{1,7}",
+        "a whole number from 0 to 9,999,999",
+    ),
+    "length_penalty": (
+        rf"-?({LARGEST_ALPHA}(\.0)?|\d(\.\d+)?(e-\d+)?)",
+        f"a number from -{LARGEST_ALPHA} to {LARGEST_ALPHA}",
+    ),
+    "repetition_penalty|temperature|top_p": (r"-?\d.*", "a number"),
+    "do_sample|use_cache|output_(scores|logits|attentions|hidden_states)": ("true|false", "true or false"),
+    "early_stopping": ('true|false|"never"', "true, false or 'never'"),
+    **{name: ("|".join(f'"{each}"' for each in each), " or ".join(map(repr, each))) for name, each in CHOICES.items()},
+}
+# Sizes in the config of any model of transformers: it has at least as many weights, or as many tensors as layers.
+SIZES, LAYERS = r"d_\w+|num_heads|\w+_(size|dim|heads)", r"\w+_layers"
 # Data types of weights, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 # Weights of other libraries, and what lies in folders of a repository, such as an ONNX export.
@@ -100,9 +102,7 @@ def load_translator(name: str | Path, dtype: Any = "auto") -> tuple[Any, PreTrai
             model cannot translate.
     """
     name = pinned(name)
-    _check_config(name)
-    tokenizer = load_whole_tokenizer(name)
-    model = load_model(name, dtype)
+    model, tokenizer = load_model(name, dtype), load_whole_tokenizer(name)
     check_vocabulary(model, tokenizer, name)
     # No list of settings is complete, neither of generation configs nor of tokenizers.
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot translate", name), torch.inference_mode():
@@ -126,23 +126,17 @@ def load_single_stack(name: str | Path) -> tuple[Any, PreTrainedTokenizerBase]:
         ValueError: a file is missing or damaged, or the model is of another kind.
     """
     name = pinned(name)
-    folder = _check_config(name)
+    folder, config = _check_settings(name)
     classes = {each.__name__: each for each in SINGLE_STACKS}
-    (kind,) = _read(folder / SETTINGS[0]).get("architectures") or [None]
+    (kind,) = config.get("architectures") or [None]
     if kind not in classes:
         raise ValueError(
             f"{folder / SETTINGS[0]} has the architecture {_shown(kind)}, but it must be one of {', '.join(classes)}."
         )
+    model = _load(classes[kind], name, folder, config)
     tokenizer = load_whole_tokenizer(name)
-    _check_sizes(folder)
-    with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
-        model, report = classes[kind].from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True)
-        check_shapes(model, report)
-    problem = find_loading_error(model, report)
-    if problem is not None:
-        raise ValueError(problem)
     check_vocabulary(model, tokenizer, name)
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def load_model(name: str | Path, dtype: Any = "auto") -> Any:
@@ -157,17 +151,23 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
         [`PreTrainedModel`] on the CPU, in evaluation mode.
 
     Raises:
-        ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite or do not match
-            the config; the message names the file.
+        ValueError: a file is missing or damaged, a setting is invalid, or the weights are non-finite, do not match the
+            config or are not those that the training wrote; the message names the file.
     """
     name = pinned(name)
-    folder = _check_config(name)
+    folder, config = _check_settings(name)
     if has_adapter(folder):
         return _load_merged(folder, dtype)
-    _check_sizes(folder)
+    return _load(AutoModelForSeq2SeqLM, name, folder, config, dtype)
+
+
+def _load(kind: Any, name: str | Path, folder: Path, config: dict[str, Any], dtype: Any = "auto") -> Any:
+    """Loads a model by a class of transformers, and checks its weights in one pass."""
+    is_recorded = check_weights(folder)
+    _check_headers(folder, config)
     with quiet(), _as_value_error(f"The model {str(name)!r} cannot be loaded", folder):
         try:
-            model, report = AutoModelForSeq2SeqLM.from_pretrained(
+            model, report = kind.from_pretrained(
                 name,
                 dtype=dtype,
                 output_loading_info=True,
@@ -181,26 +181,27 @@ def load_model(name: str | Path, dtype: Any = "auto") -> Any:
                 "model.safetensors."
             ) from error
         except Exception:
-            _read_tensors(folder)
+            _check_headers(folder, config)
             raise
-        check_shapes(model, report)
-    # A model of this package has looked at its weights itself.
-    problem = model.loading_error if hasattr(model, "loading_error") else find_loading_error(model, report)
-    if problem is None and report["error_msgs"]:
-        problem = f"The weights of {name} cannot be loaded: {report['error_msgs'][0]}"[:SAID]
-    if problem is not None:
-        raise ValueError(problem)
+    check_report(report, name)
+    if not is_recorded:
+        check_finite(model, name)
     return model.eval()
 
 
 def _load_merged(checkpoint: Path, dtype: Any) -> Any:
     """Loads the model of a checkpoint with adapters, as in [`load_model`], and merges them into its weights."""
     with quiet(), _as_value_error(f"The model {str(checkpoint)!r} cannot be loaded", checkpoint):
-        weights = merged_weights(checkpoint)
-        config = AutoConfig.from_pretrained(checkpoint)
-        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32 if dtype == "auto" else dtype)
-        load_stored(model, weights)
+        model, report = VaswaniForConditionalGeneration.from_pretrained(
+            None,
+            config=AutoConfig.from_pretrained(checkpoint),
+            state_dict=merged_weights(checkpoint),
+            dtype=torch.float32 if dtype == "auto" else dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
         model.generation_config = GenerationConfig.from_pretrained(checkpoint)
+    check_report(report, checkpoint)
     return model.eval()
 
 
@@ -218,20 +219,19 @@ def load_whole_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         ValueError: the tokenizer is missing or lacks what translation needs, or one of its files is damaged.
     """
     name = pinned(name)
-    folder = Path(name)
-    if not folder.is_dir():
-        folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
-    for file in TOKENIZER_SETTINGS:
-        if (folder / file).exists():
-            _read(folder / file)
+    folder = model_folder(name, "tokenizer.json", *TOKENIZER_SETTINGS)
+    path = folder / "tokenizer.json"
+    content, *_ = [
+        _read(folder / each) if (folder / each).exists() else {} for each in (path.name, *TOKENIZER_SETTINGS)
+    ]
     with quiet(), _as_value_error(f"The tokenizer in {name} cannot be loaded", folder):
         try:
             tokenizer = load_tokenizer(str(name))
         except Exception as error:
             if not (isinstance(error, ValueError) and str(name) in str(error)):
-                _check_tokenizer_file(folder / "tokenizer.json")
+                _check_tokenizer_file(path)
             raise
-        _check_template(folder / "tokenizer.json")
+        _check_template(path, content.get("post_processor") or {})
         tokenizer("a")
     longest = tokenizer.model_max_length
     if type(longest) not in (int, float) or not longest >= 2:
@@ -245,7 +245,6 @@ def _check_tokenizer_file(path: Path) -> None:
     """Raises a `ValueError` with the path of a damaged tokenizer.json, which the errors of the libraries lack."""
     if not path.exists():
         raise ValueError(f"{path} is missing, and so are the files that it could be converted from.")
-    _read(path)
     try:
         Tokenizer.from_file(str(path))
     # tokenizers raises plain exceptions.
@@ -253,21 +252,14 @@ def _check_tokenizer_file(path: Path) -> None:
         raise ValueError(f"{path} is not a tokenizer: {str(error)[:SAID]}") from error
 
 
-def _check_template(path: Path) -> None:
+def _check_template(path: Path, processor: dict[str, Any]) -> None:
     """Raises a `ValueError` for a template with an undefined token, on which tokenizers would panic."""
-    processor = _read(path).get("post_processor") if path.exists() else None
-    for each in (processor or {}).get("processors", [processor or {}]):
+    for each in processor.get("processors", [processor]):
         pieces = [*each.get("single", []), *each.get("pair", [])] if each.get("type") == "TemplateProcessing" else []
         for piece in pieces:
             token = piece.get("SpecialToken", {}).get("id")
             if token is not None and token not in each["special_tokens"]:
                 raise ValueError(f"{path} has {_shown(token)} in a template, but not among its special_tokens.")
-
-
-def check_finite(model: Any, name: str | Path) -> None:
-    """Raises a `ValueError` if a weight of a model is NaN or infinite."""
-    if tensor := find_non_finite(model):
-        raise ValueError(f"The weights in {name} have non-finite values in {tensor}.")
 
 
 def check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase, name: str | Path) -> None:
@@ -311,83 +303,44 @@ def quiet() -> Iterator[None]:
                 RESTORE.close()
 
 
-def _check_config(name: str | Path) -> Path:
-    """Checks the config files of a model, and returns their folder."""
-    folder = model_folder(name)
-    check_settings(folder)
-    model_type = _read(folder / SETTINGS[0])["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        raise ValueError(
-            f"{folder / SETTINGS[0]} has the model_type {_shown(model_type)}, which the installed version of "
-            "transformers does not have."
-        )
-    with quiet(), _as_value_error(f"{folder / SETTINGS[0]} cannot be used", folder):
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-    return folder
-
-
 # ---- Settings ----------------------------------------------------------------------------------------------------
 
 
-def check_settings(folder: Path) -> None:
+def _check_settings(name: str | Path) -> tuple[Path, dict[str, Any]]:
     """
     Checks the values in `config.json` and `generation_config.json`, many of which transformers accepts unchecked.
-
-    Args:
-        folder (`Path`): folder with `config.json` and, optionally, `generation_config.json`.
-
-    Raises:
-        ValueError: a setting is invalid; the message has file, name, value and expectation.
+    Returns the folder of the model, and the content of its `config.json`.
     """
-    size: Any = None
-    for path in (folder / file for file in SETTINGS):
-        settings = _read(path) if path.name == SETTINGS[0] or path.exists() else {}
-        if path.name == SETTINGS[0] and not isinstance(settings.get("model_type"), str):
-            raise ValueError(f"{path} has no model_type, so it is not the config of a model.")
-        size = size or settings.get("decoder_vocab_size") or settings.get("vocab_size")
-        for name, value in settings.items():
-            if value is None:
-                continue
-            expected = _expected(name, value)
+    folder = model_folder(name)
+    paths = [folder / file for file in SETTINGS]
+    config, generation = _read(paths[0]), _read(paths[1]) if paths[1].exists() else {}
+    kind = config.get("model_type")
+    if str(kind) not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{paths[0]} has the model_type {_shown(kind)}, which the installed transformers does not have."
+        )
+    size = config.get("decoder_vocab_size") or config.get("vocab_size")
+    for path, settings in zip(paths, (config, generation), strict=True):
+        for key, value in settings.items():
+            text = json.dumps(value)
+            expected = None if value is None else _expected(key, text)
             if expected:
-                raise ValueError(f"{path} has {name} {_shown(value)}, but it must be {expected}.")
-            for id_ in _flat(value) if name in (*IDS, *FORCED_IDS, *DEPTHS) else ():
-                if isinstance(size, int) and id_ >= size:
-                    raise ValueError(f"{path} has the id {id_} as {name}, but the vocabulary has {size} entries.")
+                raise ValueError(f"{path} has {key} {_shown(value)}, but it must be {expected}.")
+            for id_ in re.findall(r"\d+", text) if any(re.fullmatch(keys, key) for keys in FORMS_OF_IDS) else ():
+                if isinstance(size, int) and int(id_) >= size:
+                    raise ValueError(f"{path} has the id {id_} as {key}, but the vocabulary has {size} entries.")
+    with quiet(), _as_value_error(f"{paths[0]} cannot be used", folder):
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return folder, config
 
 
-def _expected(name: str, value: Any) -> str | None:
-    """Returns the expected kind of value, for an error message, or `None` if the value is valid."""
-    if any(_is_extreme(number) for number in _flat(value)):
+def _expected(name: str, text: str) -> str | None:
+    """Returns what a setting must be, in words, or `None` if it is that; `text` is its value in JSON."""
+    # Whole numbers that torch cannot represent are no better.
+    if '"' not in text and re.search(r"NaN|Infinity|\d{19}", text):
         return "finite"
-    if name in COUNTS and not (_is_count(value, COUNTS[name]) and value <= HIGHEST_COUNT):
-        return f"a whole number from {COUNTS[name]} to {HIGHEST_COUNT}"
-    if name in NUMBERS and type(value) not in (int, float):
-        return "a number"
-    if name == "length_penalty" and abs(value) > LARGEST_ALPHA:
-        return f"from -{LARGEST_ALPHA} to {LARGEST_ALPHA}"
-    if name in FLAGS and type(value) is not bool:
-        return "true or false"
-    if name == "early_stopping" and not (type(value) is bool or value == "never"):
-        return "true, false or 'never'"
-    if name in CHOICES and value not in CHOICES[name]:
-        return " or ".join(map(repr, CHOICES[name]))
-    if name in (*IDS, *FORCED_IDS) and not all(map(_is_count, value if isinstance(value, list) else [value])):
-        return "an id, a whole number of at least 0"
-    if name in DEPTHS:
-        lists = value if DEPTHS[name] == 2 else [value]
-        if not isinstance(lists, list) or not all(isinstance(ids, list) and all(map(_is_count, ids)) for ids in lists):
-            return f"a list of {'lists of ' if DEPTHS[name] == 2 else ''}ids"
-    return None
-
-
-def _is_extreme(value: Any) -> bool:
-    """Returns whether a value is a number outside the range of torch."""
-    return (isinstance(value, float) and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
+    forms = (form for names, form in FORMS.items() if re.fullmatch(names, name))
+    return next((words for form, words in forms if not re.fullmatch(form, text)), None)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -395,11 +348,6 @@ def _read(path: Path) -> dict[str, Any]:
         return read_json(path)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _flat(value: Any) -> list[Any]:
-    """Flattens nested lists."""
-    return [id_ for each in value for id_ in _flat(each)] if isinstance(value, list) else [value]
 
 
 def _shown(value: Any) -> str:
@@ -491,47 +439,61 @@ def _as_value_error(what: str, name: str | Path) -> Iterator[None]:
         raise ValueError(f"{what}: {kind}{text[:SAID] if text else type(error).__name__}") from error
 
 
-def _read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
+def _check_headers(folder: Path, config: dict[str, Any]) -> None:
     """
-    Reads data types and shapes of the tensors in a folder from the headers of its safetensors files, if it has any.
-
-    Raises:
-        ValueError: a file is damaged; the message names it.
+    Checks the headers of the safetensors files in a folder, if it has any: files are whole, weights are floating-point
+    numbers, and no size in the config exceeds them.
     """
     index = folder / "model.safetensors.index.json"
-    paths = [folder / "model.safetensors"]
-    if index.exists() and not paths[0].exists():
-        files = _read(index).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-            raise ValueError(f"{index} has no weight_map from tensor names to files.")
-        paths = [folder / file for file in sorted(set(files.values()))]
-    found: dict[str, tuple[str, list[int]]] = {}
-    for path in paths:
-        if not path.exists():
-            continue
+    is_sharded = index.exists() and not (folder / "model.safetensors").exists()
+    if is_sharded and not isinstance(_read(index).get("weight_map"), dict):
+        raise ValueError(f"{index} has no weight_map from tensor names to files.")
+    shapes: dict[str, list[int]] = {}
+    for path in folder.glob("model*.safetensors"):
         try:
             with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_slice(name)
-                    found[name] = (tensor.get_dtype(), tensor.get_shape())
+                tensors = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                shapes |= {name: tensor.get_shape() for name, tensor in tensors.items()}
+                dtypes = {name: tensor.get_dtype() for name, tensor in tensors.items()}
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
-    return found
-
-
-def _check_sizes(folder: Path) -> None:
-    """Checks that weights are floating-point numbers, and that no size in the config exceeds them."""
-    tensors, config = _read_tensors(folder), _read(folder / SETTINGS[0])
-    for name, (dtype, _) in tensors.items():
-        if dtype not in FLOATS and "quantization_config" not in config:
-            raise ValueError(
-                f"The weights in {folder} have {name} as {dtype}, but weights must be floating-point numbers."
-            )
+        for name, dtype in dtypes.items():
+            if dtype not in FLOATS and "quantization_config" not in config:
+                raise ValueError(
+                    f"The weights in {folder} have {name} as {dtype}, but weights must be floating-point numbers."
+                )
     # Checked before a model of such a size is allocated.
-    weights = sum(math.prod(shape) for _, shape in tensors.values())
-    for names, most, what in ((SIZES, weights, "values"), (LAYERS, len(tensors), "tensors")):
-        for name, value in config.items() if tensors else ():
-            if name in names and type(value) is int and value > most:
+    weights = sum(map(math.prod, shapes.values()))
+    for pattern, most, what in ((SIZES, weights, "values"), (LAYERS, len(shapes), "tensors")):
+        for name, value in config.items() if shapes else ():
+            if type(value) is int and value > most and re.fullmatch(pattern, name):
                 raise ValueError(
                     f"{folder / SETTINGS[0]} has {name} {_shown(value)}, but its weights have only {most} {what}."
                 )
+
+
+def check_report(report: Mapping[str, Any], name: str | Path) -> None:
+    """
+    Checks that a file has every weight of the model, in its shape, and no other.
+
+    Args:
+        report (`Mapping[str, Any]`): what `from_pretrained(..., output_loading_info=True)` returns beside the model.
+        name (`str` or `Path`): model folder, or id of a repository on the Hub.
+
+    Raises:
+        ValueError: naming the first weight of each kind.
+    """
+    shapes = [
+        f"{name}, {(*there,)} in the file and {(*here,)} in the model"
+        for name, there, here in report["mismatched_keys"]
+    ]
+    kinds = {"missing": report["missing_keys"], "unexpected": report["unexpected_keys"], "of another shape": shapes}
+    found = ", ".join(f"{len(names)} {kind} (first: {min(names)})" for kind, names in kinds.items() if names)
+    if found:
+        raise ValueError(f"The weights of {name} do not match its config.json: {found}.")
+
+
+def check_finite(model: Any, name: str | Path) -> None:
+    """Raises a `ValueError` if a weight of a model is NaN or infinite."""
+    if tensor := find_non_finite(model):
+        raise ValueError(f"The weights of {name} have non-finite values in {tensor}.")

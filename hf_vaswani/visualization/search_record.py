@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..model.rules_vaswani import MISSING, BeamSearchRules, special_ids
+from ..model.rules_vaswani import MISSING, BeamSearchRules, search_call, special_ids
 from ..model.search_vaswani import Alive, Step, beam_search, fast_search_inputs, find_obstacle, single_search
 from ..model.sentences_vaswani import evaluation_mode
 
@@ -260,7 +260,7 @@ class _SingleRecorder:
 
     def __init__(self, generation_config: Any, prompt: int) -> None:
         self.settings = _settings(generation_config, "num_beams", "do_sample")
-        self.max_length = int(generation_config._max_lengths[0]) - prompt
+        self.max_length = int(search_call().max_lengths[0]) - prompt
         self.eos = set(special_ids(generation_config)[0].tolist())
         self.steps: list[SearchStep] = []
         self.total = 0.0

@@ -18,6 +18,7 @@ import huggingface_hub.constants
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import _http
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
@@ -27,6 +28,7 @@ from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import load_tokenizer
 from hf_vaswani.files import digest
 from hf_vaswani.hub import publishing
+from hf_vaswani.hub.code import installed_code
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
 from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
@@ -37,12 +39,12 @@ from hf_vaswani.translation.shortlist import FILE
 
 from ..campaign.verbs import on_the_hub
 from ..children import End, run_launched, run_python
-from ..conftest import ROOT, dear, tiny_recipe
+from ..conftest import dear, tiny_recipe
 from ..hub_server import Access, HubServer
 
 WRITE, READ, WRONG = "hf_the_writing_token", "hf_the_reading_token", "hf_a_token_of_nobody"
-CODE = {path.name for path in (ROOT / "hf_vaswani" / "model").glob("*_vaswani.py")}
-MODEL_FILES = CODE | {
+INSTALLED = installed_code({})
+MODEL_FILES = INSTALLED.keys() | {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     "README.md", "curve.png",
 }  # fmt: skip
@@ -381,15 +383,15 @@ def test_leftovers_of_an_earlier_push_are_deleted_and_files_of_others_are_kept(h
 # ---- Code --------------------------------------------------------------------------------------------------------
 
 CONFIG = b'{"model_type": "vaswani", "auto_map": {}}'
-INSTALLED = {name: (ROOT / "hf_vaswani" / "model" / name).read_bytes() for name in CODE}
 
 
 @pytest.mark.parametrize("branch", ["main", "v2"])
-def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, branch) -> None:
+def test_the_code_of_a_published_model_is_renewed_by_one_commit(hub, push, command, monkeypatch, branch) -> None:
+    monkeypatch.setattr("hf_vaswani.hub.code.SAVED", "older")
     assert push("--revision", branch)[0] == 0
     before = hub.files("alice/m", branch)
     theirs = {"notes.py": b"mine", "my_vaswani.py": b"mine"}
-    hub.commit("alice/m", theirs | {"modeling_vaswani.py": b"old"}, revision=branch)
+    hub.commit("alice/m", theirs | dict.fromkeys(("modeling_vaswani.py", "older_vaswani.py"), b"old"), revision=branch)
     count = len(hub.commits("alice/m", branch))
     assert command("renew", "alice/m", "--revision", branch) == (0, "alice/m has new code\n")
     assert hub.files("alice/m", branch) == before | theirs
@@ -433,6 +435,17 @@ def test_what_cannot_be_renewed_is_named(hub, command, files, arguments, setting
     code, said = command("renew", *arguments, **settings)
     assert code == 2 and words in said and said.count("\n") == 1, said
     assert not files or hub.files("alice/m").keys() == files.keys() | {".gitattributes"}
+
+
+def test_a_connection_that_is_lost_before_the_renewal_is_named(hub, push, command, monkeypatch) -> None:
+    assert push()[0] == 0
+
+    def lost(*arguments: object, **options: object) -> str:
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(publishing.HfApi, "hf_hub_download", lost)
+    code, said = command("renew", "alice/m")
+    assert code == 2 and "failed, or could not be reached (LocalEntryNotFoundError: no connection)" in said
 
 
 def test_a_model_with_earlier_code_is_published_with_that_of_this_version(hub, run, push, command) -> None:
@@ -941,7 +954,7 @@ def test_generation_settings_that_cannot_be_downloaded_are_an_error(hub, push, m
     monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=lambda _: None, time=time.time))
     for method in ("HEAD", "GET"):
         hub.fault(method, "generation_config.json", status=status, times=None)
-    with pytest.raises(OSError, match="cannot find the requested files"):
+    with pytest.raises(ValueError, match="the Hub did not send it"):
         AutoModelForSeq2SeqLM.from_pretrained("alice/m")
     hub.clear_faults()
     for offline in (False, True):

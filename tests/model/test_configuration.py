@@ -79,13 +79,15 @@ def test_only_sinusoids_need_an_even_d_model() -> None:
 def test_a_config_says_where_its_classes_lie(tmp_path) -> None:
     """In files that are copied beside it; the names of a config that came with other classes stay."""
     config = VaswaniConfig()
-    config.auto_map = {"AutoModel": "mine.MyModel"}
+    config.auto_map = {"AutoModel": "mine.MyModel", "AutoModelForCausalLM": "heads_vaswani.VaswaniForCausalLM"}
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text("utf-8"))
     assert saved["auto_map"]["AutoModel"] == "mine.MyModel"
     assert saved["auto_map"]["AutoConfig"] == "configuration_vaswani.VaswaniConfig"
     assert saved["custom_pipelines"]["translation"]["impl"] == "pipeline_vaswani.VaswaniTranslationPipeline"
     assert (tmp_path / "configuration_vaswani.py").is_file()
+    # Earlier versions named the heads for models of both stacks, too.
+    assert "heads_vaswani" not in str([*saved["auto_map"].values(), *tmp_path.iterdir()])
     assert not hasattr(VaswaniConfig.from_pretrained(tmp_path), "custom_pipelines")
 
 

@@ -27,12 +27,12 @@ from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.model.generation_vaswani import (
     CHANGED_HOOKS,
     HOOKS,
-    RUNNING_RULES,
     CausalGenerationMixin,
     FastSearchMixin,
     VaswaniGenerationMixin,
     changed_hooks,
 )
+from hf_vaswani.model.rules_vaswani import search_call
 
 from .. import networks
 from ..conftest import ROOT, dear
@@ -651,7 +651,9 @@ def test_an_older_checkpoint_gets_the_papers_settings(tmp_path, content) -> None
         (tmp_path / "generation_config.json").write_text(content)
     loaded = VaswaniForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.generation_config.length_penalty_type == "gnmt"
-    assert search(loaded, a_batch(4), num_beams=4) == search(tiny_model(2), a_batch(4), num_beams=4)
+    ((score, tokens),) = search(loaded, a_batch(4), num_beams=4)
+    # Products round by where their matrices lie in memory.
+    assert [(pytest.approx(score, abs=1e-5), tokens)] == search(tiny_model(2), a_batch(4), num_beams=4)
 
 
 def test_the_call_comes_before_its_config_and_that_before_the_models() -> None:
@@ -811,7 +813,7 @@ def test_a_search_within_a_search_has_rules_of_its_own(fails) -> None:
     assert search(model, inputs, **outer, logits_processor=[Translates()]) == expected
     assert len(inside) > 2 and all(found == expected_inside for found in inside)
     with pytest.raises(LookupError):
-        RUNNING_RULES.get()
+        search_call()
 
 
 def test_changed_methods_of_transformers_are_found() -> None:

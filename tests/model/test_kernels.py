@@ -7,21 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani.model import kernels_vaswani
 from hf_vaswani.model.kernels_vaswani import (
-    Consistency,
-    consistent_linear_cross_entropy,
     cpu_dropout,
     is_plain_linear,
     positions_at_once,
     smoothed_linear_cross_entropy,
     type_of_products,
 )
-from hf_vaswani.model.modeling_vaswani import VaswaniDropout, consistent_cross_entropy, smoothed_cross_entropy
+from hf_vaswani.model.modeling_vaswani import VaswaniDropout, smoothed_cross_entropy
 
-from ..networks import batch, gradients, tiny_model, with_labels
+from ..networks import Sizes, batch, gradients, tiny_model, with_labels
 
 # ---- Dropout
 
@@ -184,32 +181,6 @@ def test_only_a_layer_that_is_nothing_but_a_matrix_is_passed_by() -> None:
         assert not is_plain_linear(plain, states)
 
 
-@pytest.mark.parametrize("name", ["cpu_dropout", "positions_at_once", "_SmoothedLinearCrossEntropy"])
-def test_the_fast_search_notices_a_replaced_kernel(monkeypatch, name) -> None:
-    model = tiny_model()
-    assert model.as_written.matches(model)
-    monkeypatch.setattr(kernels_vaswani, name, lambda *args: None)
-    assert not model.as_written.matches(model)
-
-
-def test_the_fast_search_notices_a_kernel_with_another_method(monkeypatch) -> None:
-    model = tiny_model()
-    monkeypatch.setattr(kernels_vaswani._CpuDropout, "forward", staticmethod(lambda ctx, input, threshold: input))
-    assert not model.as_written.matches(model)
-
-
-class Sizes(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation makes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.largest = max(self.largest, result.numel())
-        return result
-
-
 @pytest.mark.variants(3)
 @pytest.mark.parametrize("at_once", [1, 5, 12, 1000])
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}, {"share_embeddings": False}], ids=str)
@@ -318,117 +289,3 @@ def test_the_loss_alone_does_not_pass_by_an_output_layer_that_is_more_than_a_mat
     alone, whole = (model(**data, epsilon_ls=0.1, loss_only=loss_only) for loss_only in (True, False))
     assert alone.logits is None and torch.equal(alone.loss, whole.loss)
     assert len(called) == (2 if kind == "hooked" else 0)
-
-
-# ---- Loss of two passes
-
-
-def simcut_by_formula(first, second, labels, alpha, epsilon_ls, items):
-    """Gao et al. (2022), equation 6, position by position: CE of the first pass + alpha * KL(first || second)."""
-    total = torch.zeros((), dtype=first.dtype)
-    for row, column in (labels != -100).nonzero().tolist():
-        p, q = first[row, column].softmax(0), second[row, column].softmax(0)
-        smoothed = torch.full_like(p, epsilon_ls / (len(p) - 1))
-        smoothed[labels[row, column]] = 1 - epsilon_ls
-        total = total - (smoothed * p.log()).sum() + alpha * (p * (p / q).log()).sum()
-    return total / items
-
-
-def r_drop_by_formula(first, second, labels, alpha, epsilon_ls, items):
-    """Wu et al. (2021), equations 2 to 4: the sum of both CE + alpha * the mean of both KL; all of it halved."""
-    total = torch.zeros((), dtype=first.dtype)
-    for row, column in (labels != -100).nonzero().tolist():
-        p, q = first[row, column].softmax(0), second[row, column].softmax(0)
-        smoothed = torch.full_like(p, epsilon_ls / (len(p) - 1))
-        smoothed[labels[row, column]] = 1 - epsilon_ls
-        divergence = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
-        total = total - (smoothed * (p.log() + q.log())).sum() + alpha * divergence
-    return total / 2 / items
-
-
-FORMULAS = [(Consistency.simcut, simcut_by_formula), (Consistency.r_drop, r_drop_by_formula)]
-
-
-@pytest.mark.parametrize("at_once", [1, 4, 1000])
-@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, 12), (0.1, 31)])
-@pytest.mark.parametrize(("consistency", "formula"), FORMULAS)
-def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
-    monkeypatch, at_once, epsilon_ls, items, consistency, formula
-) -> None:
-    monkeypatch.setattr(kernels_vaswani, "positions_at_once", lambda weight: at_once)
-    torch.manual_seed(0)
-    states, weight = torch.randn(6, 5, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
-    labels = torch.randint(0, 20, (3, 5))
-    labels[0, 3:] = labels[2, 1] = -100
-    inputs = [tensor.detach().double().requires_grad_() for tensor in (states, weight)]
-    expected = formula(*(inputs[0] @ inputs[1].T).chunk(2), labels, 3.0, epsilon_ls, items)
-    expected.backward()
-    fused = consistent_linear_cross_entropy(states, weight, labels, consistency(3.0), epsilon_ls, items)
-    fused.backward()
-    found = [[fused, states.grad, weight.grad]]
-    states.grad = weight.grad = None
-    whole = consistent_cross_entropy(states @ weight.T, labels, consistency(3.0), epsilon_ls, items)
-    whole.backward()
-    found.append([whole, states.grad, weight.grad])
-    for ours in found:
-        assert ours[0].dtype == torch.float32
-        for tensor, true in zip(ours, (expected, inputs[0].grad, inputs[1].grad), strict=True):
-            torch.testing.assert_close(tensor.double(), true, rtol=1e-5, atol=1e-5)
-
-
-def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value if name == "labels" else value.repeat(2, 1) for name, value in data.items()}
-
-
-@pytest.mark.parametrize("consistency", [Consistency.simcut(3.0), Consistency.r_drop(5.0)])
-def test_equal_passes_have_the_loss_of_one(consistency) -> None:
-    """Without dropout and cuts nothing diverges, and both cross-entropies are the same."""
-    model, data = tiny_model(dropout=0.0).train(), with_labels()
-    expected = model(**data, epsilon_ls=0.1).loss
-    expected.backward()
-    of_one = gradients(model)
-    for loss_only in (False, True):
-        loss = model(**twice(data), consistency=consistency, epsilon_ls=0.1, loss_only=loss_only).loss
-        loss.backward()
-        torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
-        for name, gradient in gradients(model).items():
-            torch.testing.assert_close(gradient, of_one[name], atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("consistency", [Consistency.simcut(3.0), Consistency.r_drop(5.0)])
-def test_two_passes_make_no_logits_but_a_few(monkeypatch, consistency) -> None:
-    monkeypatch.setattr(kernels_vaswani, "positions_at_once", lambda weight: 3)
-    model, data = tiny_model(vocab_size=1000).train(), batch(rows=8, target=10)
-    data["labels"] = data.pop("decoder_input_ids")
-    largest = []
-    for loss_only in (False, True):
-        with Sizes() as sizes:
-            model(**twice(data), consistency=consistency, epsilon_ls=0.1, loss_only=loss_only).loss.backward()
-        largest.append(sizes.largest)
-    assert largest == [2 * 8 * 10 * 1000, 1000 * 16]
-
-
-def test_two_passes_in_half_precision_and_without_labels() -> None:
-    model, data, consistency = tiny_model(dropout=0.0).train(), twice(with_labels()), Consistency.simcut(3.0)
-    data["input_ids"][3:, 0] = 0
-    expected = model(**data, consistency=consistency, epsilon_ls=0.1).loss
-    expected.backward()
-    gradient = gradients(model)["model.encoder.embed_tokens.weight"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = model(**data, consistency=consistency, epsilon_ls=0.1, loss_only=True).loss
-    mixed.backward()
-    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=0)
-    found = gradients(model)["model.encoder.embed_tokens.weight"]
-    assert (found - gradient).norm() < 0.25 * gradient.norm() and not found[0].any()
-    data["labels"][:] = -100
-    loss = model(**data, consistency=consistency, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
-    loss.backward()
-    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
-
-
-def test_labels_that_do_not_have_each_pair_once_are_refused() -> None:
-    model, data = tiny_model(), twice(with_labels())
-    data["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(data["labels"]).repeat(2, 1)
-    data["labels"] = data["labels"].repeat(2, 1)
-    with pytest.raises(ValueError, match="labels has 6 sentences, but the tokens have 3"):
-        model(**data, consistency=Consistency.simcut(3.0), loss_only=True)

@@ -19,7 +19,7 @@ from hf_vaswani import (
     VaswaniModel,
 )
 from hf_vaswani.model import modeling_vaswani
-from hf_vaswani.model.decoding_vaswani import IncrementalDecoder
+from hf_vaswani.model.cache_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,

@@ -15,10 +15,11 @@ from hf_vaswani.model import products_vaswani
 from hf_vaswani.model.products_vaswani import (
     KEPT,
     fast_products,
-    fused_linear,
     has_onednn,
-    linear_add,
+    linear,
     packed_for_onednn,
+    products_of,
+    using,
 )
 
 from ..conftest import ROOT
@@ -34,8 +35,7 @@ FORMATS = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)]
 
 def pack_from(monkeypatch: pytest.MonkeyPatch, multiplications: int) -> None:
     """Makes products with so many multiplications use oneDNN: those of small models are too small by default."""
-    for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE", "WORTH_ONEDNN", "WORTH_LOOKING"):
-        monkeypatch.setattr(products_vaswani, name, multiplications)
+    monkeypatch.setattr(products_vaswani, "MIN_ONEDNN", multiplications)
 
 
 @pytest.fixture
@@ -47,30 +47,42 @@ def always(monkeypatch) -> None:
 def test_large_products_alone_use_packed_matrices() -> None:
     weight = torch.randn(1024, 256)
     assert weight not in KEPT, "a matrix of one call alone"
-    assert packed_for_onednn([weight], weight.dtype, 1, rows=1) is None
-    assert packed_for_onednn([weight], weight.dtype, 1, rows=2) is not None
-    assert packed_for_onednn([weight.double()], torch.float64, 1, rows=1000) is None
-    assert packed_for_onednn([weight.to("meta")], weight.dtype, 1, rows=1000) is None
+    assert packed_for_onednn(weight, weight.dtype, rows=15) is None
+    assert packed_for_onednn(weight, weight.dtype, rows=16) is not None
+    assert packed_for_onednn(weight.double(), torch.float64, rows=1000) is None
+    assert packed_for_onednn(weight.to("meta"), weight.dtype, rows=1000) is None
+
+
+def product_of(layer: nn.Linear, rows: int = 8):
+    """Returns what a search with so many hypotheses puts in the place of a layer."""
+    return products_of(layer, rows)[layer]
 
 
 @needs_onednn
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_packed_products_equal_the_modules(rows, bias, dtype, always) -> None:
-    layers = [nn.Linear(24, 16, bias=bias, dtype=dtype) for _ in range(3)]
-    states, residual = torch.randn(rows, 24, dtype=dtype), torch.randn(rows, 16, dtype=dtype)
-    # A sum may be rounded before the residual connection is added, or after it.
+@pytest.mark.parametrize("rows", [0, 1, 5, 40])
+def test_products_equal_their_modules(rows, bias, dtype, always) -> None:
+    layer = nn.Linear(24, 16, bias=bias, dtype=dtype)
     close = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
     with torch.no_grad():
         # Twice: packed, and found packed.
         for _ in range(2):
-            fused = fused_linear(*layers, rows=rows, groups=2)(states).unflatten(1, (2, 3, 8))
-            for number, layer in enumerate(layers):
-                torch.testing.assert_close(fused[:, :, number].flatten(1), layer(states), **close)
-            added = linear_add(layers[0], rows)(states, residual)
-            torch.testing.assert_close(added, layers[0](states) + residual, **close)
-    assert layers[0].weight in KEPT
+            for states in (torch.randn(5, 24, dtype=dtype), torch.randn(3, 24, 5, dtype=dtype).transpose(1, 2)):
+                torch.testing.assert_close(product_of(layer, rows)(states), layer(states), **close)
+    assert (layer.weight in KEPT) == (rows > 0)
+
+
+def test_products_replace_plain_layers_alone() -> None:
+    layers = [nn.Linear(24, 16) for _ in range(3)]
+    layers[0].register_forward_hook(lambda *args: None)
+    layers[1].forward = lambda states: states
+    assert [*products_of(nn.ModuleList(layers))] == layers[2:]
+    states = torch.randn(2, 24)
+    with using({layers[2]: torch.neg}):
+        assert torch.equal(linear(layers[2], states), -states)
+        assert torch.equal(linear(layers[0], states), layers[0](states))
+    assert torch.equal(linear(layers[2], states), layers[2](states))
 
 
 CHANGES = {
@@ -96,11 +108,12 @@ def test_changed_weights_are_packed_again(change, dtype, always) -> None:
     layer.weight.grad = torch.ones_like(layer.weight)
     states = torch.randn(8, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        fused_linear(layer, rows=8)
-        before = KEPT[layer.weight][dtype, 1]
+        product_of(layer)
+        before = KEPT[layer.weight][dtype]
         CHANGES[change](layer)
-        torch.testing.assert_close(fused_linear(layer, rows=8)(states), layer(states), equal_nan=True)
-        assert (KEPT[layer.weight][dtype, 1] is before) == (change == "nothing")
+        found, expected = product_of(layer)(states), layer(states)
+        torch.testing.assert_close(found, expected.to(found.dtype), equal_nan=True)
+        assert (KEPT[layer.weight][dtype] is before) == (change == "nothing")
 
 
 @needs_onednn
@@ -110,28 +123,26 @@ def test_each_number_format_is_packed_once(order, always, monkeypatch) -> None:
     packed, layer = [], nn.Linear(24, 16, bias=False)
     # Whether the processor multiplies bfloat16 or not.
     monkeypatch.setattr(products_vaswani, "has_onednn", lambda *_: True)
-    monkeypatch.setattr(
-        products_vaswani, "_packed", lambda weights, dtype, groups: packed.append(dtype) or torch.zeros(1)
-    )
+    monkeypatch.setattr(products_vaswani, "_packed", lambda weight, dtype: packed.append(dtype) or torch.zeros(1))
     formats = [(torch.float32, torch.bfloat16)[each] for each in order]
     for dtype in formats:
-        packed_for_onednn([layer.weight], dtype, 1, rows=4)
+        packed_for_onednn(layer.weight, dtype, rows=4)
     assert packed == [torch.float32, torch.bfloat16]
     layer.weight.data.mul_(2)
-    packed_for_onednn([layer.weight], torch.float32, 1, rows=4)
+    packed_for_onednn(layer.weight, torch.float32, rows=4)
     # What no call will ask for again is not kept either.
-    assert [*KEPT[layer.weight]] == [(torch.float32, 1)]
+    assert [*KEPT[layer.weight]] == [torch.float32]
 
 
 @needs_onednn
 def test_packed_matrices_go_when_a_model_is_moved(always) -> None:
     layer = nn.Linear(24, 16, bias=False)
     weight = layer.weight
-    fused_linear(layer, rows=8)
+    product_of(layer)
     assert weight in KEPT
     # Within the parameter, as to a GPU.
     assert layer.double().weight is weight
-    fused_linear(layer, rows=8)
+    product_of(layer)
     assert weight not in KEPT
 
 
@@ -170,11 +181,11 @@ def test_modules_multiply_by_onednn_within_the_context(fields, always, monkeypat
     with torch.no_grad():
         expected = encoder(**inputs).last_hidden_state
         assert not counts
-        with fast_products(model.config, inputs["input_ids"]):
+        with fast_products(model.model.encoder, inputs["input_ids"]):
             torch.testing.assert_close(encoder(**inputs).last_hidden_state, expected)
     # Query, key, value, output and two of the feed-forward network.
     assert len(counts) == 6 * model.config.encoder_layers
-    with fast_products(model.config, inputs["input_ids"]):
+    with fast_products(model.model.encoder, inputs["input_ids"]):
         found = encoder(**inputs).last_hidden_state
     assert found.requires_grad and len(counts) == 6 * model.config.encoder_layers
 
@@ -186,7 +197,7 @@ def test_compilers_see_the_encoder_without_a_break(always) -> None:
     with torch.no_grad():
         expected = model.model.encoder(**inputs).last_hidden_state
         compiled = torch.compile(model.model.encoder, backend="eager", fullgraph=True)
-        with fast_products(model.config, inputs["input_ids"]):
+        with fast_products(model.model.encoder, inputs["input_ids"]):
             torch.testing.assert_close(compiled(**inputs).last_hidden_state, expected)
 
 
@@ -194,8 +205,7 @@ PROGRAM = """
 import torch
 from tests.model.test_search import random_model, sentences
 from hf_vaswani.model import products_vaswani
-for name in ("WORTH_PACKING", "WORTH_PACKING_FOR_ONE"):
-    setattr(products_vaswani, name, 1)
+products_vaswani.MIN_ONEDNN = 1
 model, inputs = random_model(), sentences(3)
 with torch.autocast("cpu", torch.bfloat16):
     model.generate(**inputs, num_beams=2, max_new_tokens=4)
@@ -215,5 +225,5 @@ def test_a_processor_without_instructions_for_bfloat16_translates_in_it() -> Non
 def test_onednn_can_be_switched_off(always) -> None:
     layer = nn.Linear(24, 16)
     with torch.backends.mkldnn.flags(enabled=False):
-        fused_linear(layer, rows=8)
+        product_of(layer)
     assert layer.weight not in KEPT

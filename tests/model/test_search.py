@@ -8,7 +8,7 @@ from torch import nn
 from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
-from hf_vaswani.model import generation_vaswani
+from hf_vaswani.model import search_vaswani
 from hf_vaswani.model.contract_vaswani import CACHE
 from hf_vaswani.model.rules_vaswani import EndCriteria
 from hf_vaswani.model.search_vaswani import best_tokens
@@ -40,17 +40,17 @@ def sentences(count: int, padded: bool = True, vocab_size: int = 90) -> dict[str
 def fast_and_stock(monkeypatch, model, inputs, fast: bool = True, **settings) -> list:
     """Returns the outputs of both searches, and asserts whether `generate()` takes the fast one by itself."""
     found, taken = [], []
-    choose = generation_vaswani.fast_search_inputs
+    choose = search_vaswani.fast_search_inputs
 
     def spy(*args, **kwargs):
         taken.append(choose(*args, **kwargs))
         return taken[-1]
 
     for choice in (spy, lambda *args, **kwargs: None):
-        monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choice)
+        monkeypatch.setattr(search_vaswani, "fast_search_inputs", choice)
         torch.manual_seed(0)
         found.append(model.generate(**inputs, **settings, return_dict_in_generate=True))
-    monkeypatch.setattr(generation_vaswani, "fast_search_inputs", choose)
+    monkeypatch.setattr(search_vaswani, "fast_search_inputs", choose)
     assert [arguments is not None for arguments in taken] == [fast]
     return found
 
@@ -212,12 +212,11 @@ class EndsAlone(StoppingCriteria):
 
 
 def hooked(model) -> None:
-    model.model.decoder.layers[1].self_attn.register_forward_hook(lambda *args: None)
+    model.model.decoder.register_forward_hook(lambda *args: None)
 
 
 def patched(model) -> None:
-    layer = model.model.decoder.layers[0]
-    layer.forward = layer.forward
+    model.model.decoder.positions.forward = model.model.decoder.positions.forward
 
 
 UNSUPPORTED = [
@@ -279,7 +278,7 @@ def test_a_search_can_be_ended_from_outside(monkeypatch, beams) -> None:
     fast = model.generate(**inputs, **settings())
     assert fast.shape == (5, 1 + 3)
     with monkeypatch.context() as without:
-        without.setattr(generation_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
+        without.setattr(search_vaswani, "fast_search_inputs", lambda *args, **kwargs: None)
         assert torch.equal(model.generate(**inputs, **settings()), fast)
     ensemble = model.generate(**inputs, **settings(), ensemble=[random_model(1)])
     assert ensemble.shape == (5, 1 + 3)

@@ -1,18 +1,20 @@
-"""SimCut and R-Drop in training: the batches of two passes, and runs with them."""
+"""SimCut and R-Drop in training: the batches of two passes, their losses against the formulas, and runs with them."""
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hf_vaswani.cli.main import main
 from hf_vaswani.data.batching import PairCollator
 from hf_vaswani.recipe import RDropRecipe, Recipe, SimCutRecipe, TrainingRecipe
 from hf_vaswani.training import consistency
-from hf_vaswani.training.consistency import TwoPasses, check_padding, uniform
+from hf_vaswani.training.consistency import TwoPasses, check_padding, loss_of_two_passes, uniform
 
 from ..conftest import tiny_recipe
-from ..networks import tiny_model
+from ..networks import Sizes, batch, gradients, tiny_model, with_labels
 
 
 def made_batch() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -49,7 +51,6 @@ def test_simcut_cuts_source_and_target_of_the_second_pass_only(monkeypatch) -> N
         [0, 12, 13, 14],
     ]
     assert doubled["labels"].tolist() == [[9, 10, 2, -100], [12, 13, 14, 2]]
-    assert doubled["consistency"] == (0.0, 3.0, 0.0)
 
 
 def test_a_cut_token_is_a_zero_embedding_at_its_position() -> None:
@@ -70,15 +71,15 @@ def test_r_drop_repeats_the_pairs() -> None:
     doubled = TwoPasses(recipe(r_drop=RDropRecipe(alpha=4.0)), tiny_model())(batch, numbers, 0)
     for name in ("input_ids", "attention_mask", "decoder_input_ids"):
         assert torch.equal(*doubled[name].chunk(2))
-    assert doubled["consistency"] == (0.5, 1.0, 1.0)
 
 
 def test_a_process_without_a_batch_has_an_update_all_the_same() -> None:
     batch = PairCollator(0)([])
     numbers = batch.pop("numbers")
     model = tiny_model().train()
-    doubled = TwoPasses(recipe(simcut=SimCutRecipe()), model)(batch, numbers, 0)
-    loss = model(**doubled, num_items_in_batch=5, loss_only=True).loss
+    passes = TwoPasses(recipe(simcut=SimCutRecipe()), model)
+    with passes.loss():
+        loss = model(**passes(batch, numbers, 0), num_items_in_batch=5, loss_only=True).loss
     loss.backward()
     assert loss.item() == 0
 
@@ -96,6 +97,137 @@ def test_a_cut_depends_on_the_pair_and_the_update_and_not_on_the_batch() -> None
     assert (histogram - 0.05).abs().max() < 0.005
     for first, second in ((draws[1:], draws[:-1]), (draws[:, 1:], draws[:, :-1])):
         assert abs(torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]) < 0.02
+
+
+def simcut_by_formula(first, second, labels, alpha, epsilon_ls, items):
+    """Gao et al. (2022), equation 6, position by position: CE of the first pass + alpha * KL(first || second)."""
+    total = torch.zeros((), dtype=first.dtype)
+    for row, column in (labels != -100).nonzero().tolist():
+        p, q = first[row, column].softmax(0), second[row, column].softmax(0)
+        smoothed = torch.full_like(p, epsilon_ls / (len(p) - 1))
+        smoothed[labels[row, column]] = 1 - epsilon_ls
+        total = total - (smoothed * p.log()).sum() + alpha * (p * (p / q).log()).sum()
+    return total / items
+
+
+def r_drop_by_formula(first, second, labels, alpha, epsilon_ls, items):
+    """Wu et al. (2021), equations 2 to 4: the sum of both CE + alpha * the mean of both KL; all of it halved."""
+    total = torch.zeros((), dtype=first.dtype)
+    for row, column in (labels != -100).nonzero().tolist():
+        p, q = first[row, column].softmax(0), second[row, column].softmax(0)
+        smoothed = torch.full_like(p, epsilon_ls / (len(p) - 1))
+        smoothed[labels[row, column]] = 1 - epsilon_ls
+        divergence = ((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2
+        total = total - (smoothed * (p.log() + q.log())).sum() + alpha * divergence
+    return total / 2 / items
+
+
+MODES = [{"simcut": SimCutRecipe(alpha=3.0)}, {"r_drop": RDropRecipe(alpha=5.0)}]
+
+
+def see_the_logits(model: nn.Module) -> None:
+    """Makes the output layer more than a matrix, so that it has to be called."""
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output)
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, see_the_logits])
+@pytest.mark.parametrize("at_once", [1, 4, 1000])
+@pytest.mark.parametrize(("epsilon_ls", "items"), [(0.0, 12), (0.1, 31)])
+@pytest.mark.parametrize(("mode", "formula"), [(MODES[0], simcut_by_formula), (MODES[1], r_drop_by_formula)])
+def test_the_loss_of_two_passes_and_its_gradients_equal_the_formula(
+    monkeypatch, at_once, epsilon_ls, items, mode, formula, prepare
+) -> None:
+    monkeypatch.setattr(consistency, "positions_at_once", lambda weight: at_once)
+    model = tiny_model(vocab_size=20, d_model=8)
+    prepare(model)
+    states, weight = torch.randn(6, 5, 8, requires_grad=True), nn.init.normal_(model.lm_head.weight)
+    labels = torch.randint(0, 20, (3, 5))
+    labels[0, 3:] = labels[2, 1] = -100
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (states, weight)]
+    (alpha,) = (each.alpha for each in mode.values())
+    expected = formula(*(inputs[0] @ inputs[1].T).chunk(2), labels, alpha, epsilon_ls, items)
+    expected.backward()
+    weights = TwoPasses(recipe(**mode), model).consistency
+    _, loss = loss_of_two_passes(model, weights, states, labels, epsilon_ls, items)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    for ours, true in zip((loss, states.grad, weight.grad), (expected, inputs[0].grad, inputs[1].grad), strict=True):
+        torch.testing.assert_close(ours.double(), true, rtol=1e-5, atol=1e-5)
+
+
+def twice(data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns a batch whose second passes equal the first ones."""
+    doubled = {name: value.repeat(2, 1) for name, value in data.items() if name != "labels"}
+    target = tiny_model().prepare_decoder_input_ids_from_labels(data["labels"]).repeat(2, 1)
+    return doubled | {"decoder_input_ids": target, "labels": data["labels"]}
+
+
+def loss_of(model: nn.Module, mode: dict[str, Any], doubled: dict[str, torch.Tensor]) -> torch.Tensor:
+    with TwoPasses(recipe(**mode), model).loss():
+        return model(**doubled, epsilon_ls=0.1, num_items_in_batch=9, loss_only=True).loss
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_passes_have_the_loss_of_one(mode) -> None:
+    """Without dropout and cuts nothing diverges, and both cross-entropies are the same."""
+    model, data = tiny_model(dropout=0.0).train(), with_labels()
+    expected = model(**data, epsilon_ls=0.1, num_items_in_batch=9).loss
+    expected.backward()
+    of_one = gradients(model)
+    for prepare in (lambda model: None, see_the_logits):
+        prepare(model)
+        loss = loss_of(model, mode, twice(data))
+        loss.backward()
+        torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, of_one[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_passes_make_no_logits_but_a_few(monkeypatch, mode) -> None:
+    monkeypatch.setattr(consistency, "positions_at_once", lambda weight: 3)
+    model, data = tiny_model(vocab_size=1000).train(), batch(rows=8, target=10)
+    data["labels"] = data.pop("decoder_input_ids")
+    largest = []
+    for prepare in (lambda model: None, see_the_logits):
+        prepare(model)
+        with Sizes() as sizes:
+            loss_of(model, mode, twice(data)).backward()
+        largest.append(sizes.largest)
+    assert largest == [1000 * 16, 2 * 8 * 10 * 1000]
+
+
+def test_two_passes_in_half_precision_and_without_labels() -> None:
+    model, data, mode = tiny_model(dropout=0.0).train(), twice(with_labels()), MODES[0]
+    data["input_ids"][3:, 0] = 0
+    expected = loss_of(model, mode, data)
+    expected.backward()
+    gradient = gradients(model)["model.encoder.embed_tokens.weight"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = loss_of(model, mode, data)
+    mixed.backward()
+    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=0)
+    found = gradients(model)["model.encoder.embed_tokens.weight"]
+    assert (found - gradient).norm() < 0.25 * gradient.norm() and not found[0].any()
+    data["labels"][:] = -100
+    loss = loss_of(model, mode, data)
+    loss.backward()
+    assert loss.item() == 0 and not any(gradient.any() for gradient in gradients(model).values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_model_has_this_loss_only_while_it_is_trained(mode) -> None:
+    """Elsewhere a batch with every pair twice is an error, and the model is what it was."""
+    model, data = tiny_model(), with_labels()
+    before = {**vars(model)}
+    with pytest.raises(ZeroDivisionError), TwoPasses(recipe(**mode), model).loss():
+        assert vars(model) != before
+        raise ZeroDivisionError
+    assert vars(model) == before
+    with pytest.raises(ValueError, match="labels has 3 sentences, but the tokens have 6"):
+        model(**twice(data), loss_only=True)
+    with TwoPasses(recipe(), model).loss():
+        assert torch.equal(model(**data, loss_only=True).loss, tiny_model()(**data, loss_only=True).loss)
 
 
 def test_simcut_needs_padding_that_is_zero() -> None:

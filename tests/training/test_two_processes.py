@@ -70,7 +70,6 @@ def test_an_update_is_the_same_however_it_is_split(tmp_path, options) -> None:
             # The first passes of all batches come before the second passes.
             passes = zip(*(part.chunk(2) for part in rows), strict=True) if options and name != "labels" else [rows]
             whole[name] = torch.cat([part for parts in passes for part in parts])
-        whole |= {name: value for name, value in batches[0].items() if name == "consistency"}
         return update(accelerator, model, optimizer, [whole], *rest)
 
     def pad(rows: torch.Tensor, width: int, filling: int) -> torch.Tensor:

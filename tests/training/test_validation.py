@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
-from hf_vaswani.model.as_written_vaswani import is_unmodified
+from hf_vaswani.model.cache_vaswani import find_change
 from hf_vaswani.run_folder import read_result
 from hf_vaswani.training.validation import finite
 from hf_vaswani.translation.batches import translate_corpus
@@ -64,7 +64,7 @@ def test_mixed_precision_is_for_the_updates_alone(tmp_path, monkeypatch, new_sta
 
     def translate(model: Any, *arguments: Any, **settings: Any) -> list[str]:
         training = model.training
-        found.append(is_unmodified(model.eval()))
+        found.append(find_change(model.eval()) is None)
         model.train(training)
         return translate_corpus(model, *arguments, **settings)
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
+from hf_vaswani import files
 from hf_vaswani.cli import main
+from hf_vaswani.translation import loading
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.loading import load_model, load_translator, quiet
 
 from ..conversion.marian_folders import marian_folder, spms  # noqa: F401
 
-FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG, WEIGHTS = "tokenizer.json", "tokenizer_config.json", "model.safetensors"
+FILES = (CONFIG, GENERATION, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS)
 SENTENCES = ["one two", "nine"]
 
 
@@ -75,72 +80,56 @@ DAMAGES = [
     ),
     *((file, with_bytes(b"[]"), file) for file in FILES),
     *((file, with_bytes(b"[" * 100_000), file) for file in FILES),
-    *((file, Path.unlink, file) for file in ("config.json", "tokenizer.json", "model.safetensors")),
-    ("config.json", with_bytes(b"{}"), "config.json has no model_type"),
-    ("config.json", with_values(model_type="abc"), "config.json has the model_type 'abc', which"),
-    ("config.json", with_values(d_model="abc"), "config.json cannot be used: .*d_model.*'abc'"),
-    ("config.json", with_values(num_heads=0), "config.json cannot be used: num_heads must be at least 1"),
-    ("config.json", with_values(num_heads=3), "config.json cannot be used: d_model .16. is not divisible"),
-    ("config.json", with_values(activation_function="abc"), "config.json cannot be used: activation_function 'abc'"),
-    ("config.json", with_values(layer_norm_eps=float("nan")), "config.json has layer_norm_eps nan, but it must be"),
+    *((file, Path.unlink, file) for file in (CONFIG, TOKENIZER, WEIGHTS)),
+    (CONFIG, with_bytes(b"{}"), "has the model_type None, which"),
+    (CONFIG, with_values(model_type="abc"), "has the model_type 'abc', which"),
+    (CONFIG, with_values(d_model="abc"), "config.json cannot be used: .*d_model.*'abc'"),
+    (CONFIG, with_values(num_heads=0), "config.json cannot be used: num_heads must be at least 1"),
+    (CONFIG, with_values(num_heads=3), "config.json cannot be used: d_model .16. is not divisible"),
+    (CONFIG, with_values(activation_function="abc"), "config.json cannot be used: activation_function 'abc'"),
+    (CONFIG, with_values(layer_norm_eps=float("nan")), "has layer_norm_eps nan, but it must be"),
+    (CONFIG, with_values(layer_norm_eps=10**400), "has layer_norm_eps 1000.*\\.\\.\\., but it must"),
+    (CONFIG, with_values(d_model=10**9), "has d_model 1000000000, but its weights have only"),
+    (CONFIG, with_values(encoder_layers=10**9), "has encoder_layers 1000000000, but its weights"),
+    (CONFIG, with_values(encoder_layers=2), r"config.json: 12 missing \(first: model.encoder"),
+    (CONFIG, with_values(vocab_size=305), r"1 of another shape \(first: .*, \(300, 16\) in the file"),
+    (CONFIG, with_values(dtype="abc"), "cannot be used|cannot be loaded"),
+    (CONFIG, with_values(eos_token_id=300), "has the id 300 as eos_token_id"),
+    (GENERATION, with_values(num_beams=0), "has num_beams 0, but it must be"),
+    (GENERATION, with_values(num_beams="x"), "has num_beams 'x'"),
+    (GENERATION, with_values(num_beams=10**12), "has num_beams 1000000000000"),
+    (GENERATION, with_values(length_penalty=float("nan")), "has length_penalty n"),
+    (GENERATION, with_values(length_penalty=1e30), "has length_penalty 1e.30"),
+    (GENERATION, with_values(early_stopping="x"), "has early_stopping 'x'"),
+    (GENERATION, with_values(do_sample="x"), "has do_sample 'x'"),
+    (GENERATION, with_values(length_penalty="x"), "has length_penalty 'x'"),
+    (GENERATION, with_values(length_penalty_type="x"), "has length_penalty_type 'x', .* be 'gnmt' or 'power'"),
+    (GENERATION, with_values(suppress_tokens=[999]), "has the id 999 as suppress_tokens"),
+    (GENERATION, with_values(bad_words_ids=[5]), "has bad_words_ids .5., but it must be a list of lists of ids"),
+    (GENERATION, with_values(eos_token_id=[[2]]), "has eos_token_id ..2.."),
+    (GENERATION, with_values(forced_eos_token_id=300), "has the id 300 as forced_eos_token_id"),
+    (GENERATION, with_values(watermarking_config="x"), "cannot (translate|be loaded|be used)"),
+    (GENERATION, with_values(sequence_bias="x"), "cannot (translate|be loaded|be used)"),
+    (TOKENIZER, with_bytes(b"{}"), "tokenizer.json is not a tokenizer"),
+    (TOKENIZER, with_values(model={"type": "abc"}), "tokenizer.json is not a tokenizer"),
+    (TOKENIZER, without_special_token, "tokenizer.json has '</s>' in a template, but not among its special_tokens"),
+    (TOKENIZER_CONFIG, Path.unlink, ".* has no pad_token"),
+    (TOKENIZER_CONFIG, with_values(model_max_length="x"), "The tokenizer in .* cannot be loaded"),
+    (TOKENIZER_CONFIG, with_values(model_max_length=0), "tokenizer_config.json has model_max_length 0"),
+    (TOKENIZER_CONFIG, with_values(eos_token="<x>"), ".* has the id 300 .'<x>'., but the embedding .* only 300 rows"),
+    (WEIGHTS, with_weights(lambda weights: weights.pop(FC1)), rf"1 missing \(first: {FC1}\)"),
+    (WEIGHTS, with_weights(lambda weights: weights.update(x=torch.ones(1))), r"1 unexpected \(first: x\)"),
+    (WEIGHTS, with_weights(lambda weights: weights.update({FC1: weights[FC1].int()})), f"{FC1} as I32"),
     (
-        "config.json",
-        with_values(layer_norm_eps=10**400),
-        "config.json has layer_norm_eps 1000.*\\.\\.\\., but it must",
-    ),
-    ("config.json", with_values(d_model=10**9), "config.json has d_model 1000000000, but its weights have only"),
-    ("config.json", with_values(encoder_layers=10**9), "config.json has encoder_layers 1000000000, but its weights"),
-    ("config.json", with_values(encoder_layers=2), r"config.json: 12 missing \(first: model.encoder"),
-    ("config.json", with_values(vocab_size=305), r"1 of another shape \(first: .*, \(300, 16\) in the file"),
-    ("config.json", with_values(dtype="abc"), "cannot be used|cannot be loaded"),
-    ("config.json", with_values(eos_token_id=300), "config.json has the id 300 as eos_token_id"),
-    ("generation_config.json", with_values(num_beams=0), "generation_config.json has num_beams 0, but it must be"),
-    ("generation_config.json", with_values(num_beams="x"), "generation_config.json has num_beams 'x'"),
-    ("generation_config.json", with_values(num_beams=10**12), "generation_config.json has num_beams 1000000000000"),
-    (
-        "generation_config.json",
-        with_values(length_penalty=float("nan")),
-        "generation_config.json has length_penalty n",
-    ),
-    ("generation_config.json", with_values(length_penalty=1e30), "generation_config.json has length_penalty 1e.30"),
-    ("generation_config.json", with_values(early_stopping="x"), "generation_config.json has early_stopping 'x'"),
-    ("generation_config.json", with_values(do_sample="x"), "generation_config.json has do_sample 'x'"),
-    ("generation_config.json", with_values(eos_token_id=[[2]]), "generation_config.json has eos_token_id ..2.."),
-    ("generation_config.json", with_values(forced_eos_token_id=300), "json has the id 300 as forced_eos_token_id"),
-    (
-        "generation_config.json",
-        with_values(watermarking_config="x"),
-        "cannot (translate|be loaded|be used)",
-    ),
-    ("generation_config.json", with_values(sequence_bias="x"), "cannot (translate|be loaded|be used)"),
-    ("tokenizer.json", with_bytes(b"{}"), "tokenizer.json is not a tokenizer"),
-    ("tokenizer.json", with_values(model={"type": "abc"}), "tokenizer.json is not a tokenizer"),
-    (
-        "tokenizer.json",
-        without_special_token,
-        "tokenizer.json has '</s>' in a template, but not among its special_tokens",
-    ),
-    ("tokenizer_config.json", Path.unlink, "has no pad_token"),
-    ("tokenizer_config.json", with_values(model_max_length="x"), "The tokenizer in .* cannot be loaded"),
-    ("tokenizer_config.json", with_values(model_max_length=0), "tokenizer_config.json has model_max_length 0"),
-    (
-        "tokenizer_config.json",
-        with_values(eos_token="<x>"),
-        "has the id 300 .'<x>'., but the embedding .* only 300 rows",
-    ),
-    ("model.safetensors", with_weights(lambda weights: weights.pop(FC1)), rf"1 missing \(first: {FC1}\)"),
-    ("model.safetensors", with_weights(lambda weights: weights.update(x=torch.ones(1))), r"1 unexpected \(first: x\)"),
-    ("model.safetensors", with_weights(lambda weights: weights.update({FC1: weights[FC1].int()})), f"{FC1} as I32"),
-    (
-        "model.safetensors",
+        WEIGHTS,
         with_weights(lambda weights: weights.update({FC1: torch.ones(2, 2)})),
         rf"1 of another shape \(first: {FC1}, \(2, 2\) in the file",
     ),
     *(
         (
-            "model.safetensors",
+            WEIGHTS,
             with_weights(lambda weights, value=value: weights[FC1][0].fill_(value)),
-            f"{FC1} has non-finite values",
+            f"have non-finite values in {FC1}",
         )
         for value in (torch.nan, torch.inf)
     ),
@@ -150,19 +139,19 @@ DAMAGES = [
 @pytest.mark.parametrize(("file", "damage", "words"), DAMAGES, ids=lambda value: value if type(value) is str else "")
 def test_damage_is_refused_by_name(folder, file, damage, words) -> None:
     damage(folder / file)
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=f"{file} {words}" if words.startswith("has ") else words) as refused:
         load_translator(folder)
     assert str(folder) in str(refused.value) and len(str(refused.value)) < 1000
 
 
 HARMLESS = [
-    ("config.json", with_values(architectures="abc", transformers_version=[])),
-    ("config.json", with_values(custom_pipelines=7)),
-    ("generation_config.json", with_values(transformers_version={}, no_such_setting="x")),
-    ("generation_config.json", with_values(num_return_sequences=2, return_dict_in_generate=True)),
-    ("generation_config.json", with_values(output_scores=True, return_dict_in_generate=True)),
-    ("tokenizer_config.json", with_values(tokenizer_class="abc")),
-    ("model.safetensors", with_weights(lambda weights: None)),
+    (CONFIG, with_values(architectures="abc", transformers_version=[])),
+    (CONFIG, with_values(custom_pipelines=7)),
+    (GENERATION, with_values(transformers_version={}, no_such_setting="x")),
+    (GENERATION, with_values(num_return_sequences=2, return_dict_in_generate=True)),
+    (GENERATION, with_values(output_scores=True, return_dict_in_generate=True)),
+    (TOKENIZER_CONFIG, with_values(tokenizer_class="abc")),
+    (WEIGHTS, with_weights(lambda weights: None)),
 ]
 
 
@@ -187,6 +176,22 @@ def test_every_verb_refuses_with_exit_code_2(folder, tmp_path, capsys) -> None:
         assert main(verb) == 2
         said = capsys.readouterr()
         assert "generation_config.json is not JSON" in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_weights_are_read_once_to_check_them(folder, tiny_run, monkeypatch) -> None:
+    """They are compared with the digest that their training recorded, or else their numbers are looked at."""
+    compare, look = Mock(wraps=files.digest), Mock(wraps=loading.find_non_finite)
+    monkeypatch.setattr(files, "digest", compare)
+    monkeypatch.setattr(loading, "find_non_finite", look)
+    load_translator(folder)
+    assert (compare.call_count, look.call_count) == (0, 1)
+    load_translator(tiny_run / "model")
+    assert (compare.call_count, look.call_count) == (1, 1)
+    shutil.copyfile(tiny_run / "test.json", folder.parent / "test.json")
+    load_translator(folder)
+    with_weights(lambda weights: weights[FC1][0].mul_(2))(folder / WEIGHTS)
+    with pytest.raises(ValueError, match=f"{folder / WEIGHTS} was changed or damaged"):
+        load_translator(folder)
 
 
 def test_the_libraries_are_quiet_while_a_model_is_loaded_and_then_as_before() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model.as_written_vaswani import is_unmodified
+from hf_vaswani.model.cache_vaswani import find_change
 from hf_vaswani.translation.alignment import Text
 from hf_vaswani.visualization.attention import (
     Attention,
@@ -79,7 +79,7 @@ def test_a_model_keeps_its_mode_and_its_attention(tokenizer) -> None:
     assert model.config._attn_implementation == before
     assert model.training
     # Whatever translates with it stays as fast as it was.
-    assert is_unmodified(model.eval())
+    assert find_change(model.eval()) is None
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_other_threads_are_not_disturbed(tokenizer) -> None:
         while not stop.is_set():
             with torch.no_grad():
                 logits = model(input_ids=ids, decoder_input_ids=ids).logits
-            wrong.append(not torch.allclose(logits, expected, atol=1e-5) or not is_unmodified(model))
+            wrong.append(not torch.allclose(logits, expected, atol=1e-5) or find_change(model))
 
     thread = threading.Thread(target=translate)
     thread.start()
