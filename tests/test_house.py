@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vaswani.model.contract_vaswani import TESTED_RELEASES
+from hf_vaswani.model.generation_vaswani import TESTED_RELEASES
 
 from .conftest import ROOT
 

@@ -29,8 +29,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .contract_vaswani import FORWARD
-from .products_vaswani import is_plain, product, products_of, using
+from .kernels_vaswani import FORWARD, is_plain, product, products_of, using
 
 # Positions of each hypothesis by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16

@@ -5,17 +5,20 @@ model (Table 3), and those of the authors' code (tensor2tensor) where the paper 
 """
 
 import copy
+import functools
 import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, modeling_outputs
 from transformers.activations import ACT2FN
 
 # Written to config.json, which is saved with the files that it names: with trust_remote_code=True the folder loads
@@ -35,6 +38,11 @@ AUTO_MAP_OF_HEADS = {
     "AutoModelForSequenceClassification": "heads_vaswani.VaswaniForSequenceClassification",
     "AutoModelForTokenClassification": "heads_vaswani.VaswaniForTokenClassification",
 }
+# Of the keys and values of earlier tokens: transformers 5.24 renamed `past_key_values` to `cache`, in arguments and in
+# outputs. These classes use the new name, and understand both with every release.
+NAMES_OF_THE_CACHE = ("cache", "past_key_values")
+# The one that this release of transformers uses.
+CACHE = "cache" if "cache" in modeling_outputs.Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 CHOICES = {
     "norm_position": ("post", "pre"),
     "position_encoding": ("sinusoidal", "learned"),
@@ -186,7 +194,7 @@ class VaswaniConfig(PreTrainedConfig):
     """
 
     model_type = "vaswani"
-    keys_to_ignore_at_inference = ["cache", "past_key_values"]
+    keys_to_ignore_at_inference = [*NAMES_OF_THE_CACHE]
     attribute_map = {
         "hidden_size": "d_model",
         "intermediate_size": "d_ff",
@@ -358,3 +366,77 @@ class VaswaniConfig(PreTrainedConfig):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
         super().save_pretrained(save_directory, push_to_hub, **kwargs)
+
+
+# ---- Two names of the cache --------------------------------------------------------------------------------------
+
+
+def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
+    """
+    Returns keyword arguments in which the cache, if there is one, is called `name`.
+
+    Raises:
+        TypeError: there are two caches, one by each name.
+    """
+    (other,) = {*NAMES_OF_THE_CACHE} - {name}
+    if other not in keywords:
+        return keywords
+    keywords = dict(keywords)
+    cache = keywords.pop(other)
+    if cache is not None and keywords.get(name) is not None and keywords[name] is not cache:
+        raise TypeError("Both cache and past_key_values were given, which are two names of one argument: pass one.")
+    if keywords.get(name) is None:
+        keywords[name] = cache
+    return keywords
+
+
+def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Decorates a `forward` with an argument `cache`, which can then be passed as `past_key_values`, too. Where
+    transformers has the new name, the old one is answered by a `FutureWarning`, as by the models of transformers.
+    """
+
+    @functools.wraps(forward)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        if "past_key_values" not in kwargs:
+            return forward(*args, **kwargs)
+        if kwargs["past_key_values"] is not None and CACHE == "cache" and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead.",
+                FutureWarning,
+                stacklevel=2,
+            )
+        return forward(*args, **rename_cache(kwargs, "cache"))
+
+    return renamed
+
+
+def with_both_cache_names(output: type[Any]) -> type[Any]:
+    """Returns a subclass of an output class before transformers 5.24, which has the new name of the cache, too."""
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        output.__init__(self, *args, **rename_cache(kwargs, CACHE))
+
+    def by_old_name(method: str) -> Callable[..., Any]:
+        return lambda self, key, *more: getattr(output, method)(self, CACHE if key == "cache" else key, *more)
+
+    methods = ("__contains__", "__getitem__", "__setitem__", "get")
+    members = {
+        "__module__": __name__,
+        "__doc__": output.__doc__,
+        "__init__": make,
+        "cache": property(lambda self: self.past_key_values, lambda self, value: setattr(self, CACHE, value)),
+    }
+    return type(output.__name__, (output,), members | {method: by_old_name(method) for method in methods})
+
+
+# From 5.24 on transformers itself reads both names, and warns of the old one.
+BaseModelOutputWithPastAndCrossAttentions = modeling_outputs.BaseModelOutputWithPastAndCrossAttentions
+CausalLMOutputWithPast = modeling_outputs.CausalLMOutputWithPast
+Seq2SeqLMOutput = modeling_outputs.Seq2SeqLMOutput
+Seq2SeqModelOutput = modeling_outputs.Seq2SeqModelOutput
+if CACHE == "past_key_values":
+    BaseModelOutputWithPastAndCrossAttentions = with_both_cache_names(BaseModelOutputWithPastAndCrossAttentions)
+    CausalLMOutputWithPast = with_both_cache_names(CausalLMOutputWithPast)
+    Seq2SeqLMOutput = with_both_cache_names(Seq2SeqLMOutput)
+    Seq2SeqModelOutput = with_both_cache_names(Seq2SeqModelOutput)

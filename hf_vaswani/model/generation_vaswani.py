@@ -47,6 +47,7 @@ import itertools
 import json
 import math
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,12 +58,20 @@ from transformers import GenerationConfig, MaxLengthCriteria
 from transformers.generation import GenerationMixin
 from transformers.utils import logging
 
-from .contract_vaswani import CACHE, TESTED_RELEASES, prove_generate, rename_cache
-from .products_vaswani import fast_products
-from .rules_vaswani import CALL, BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
+from .configuration_vaswani import CACHE, rename_cache
+from .kernels_vaswani import fast_products
+from .rules_vaswani import (
+    CALL,
+    BeamSearchRules,
+    SearchCall,
+    SourceLengthCriteria,
+    search_call,
+)
 
 logger = logging.get_logger(__name__)
 
+# Releases of transformers that the tests pass with.
+TESTED_RELEASES = "5.20 to 5.24"
 # Private methods of transformers that this file overrides.
 HOOKS = (
     "_prepare_generation_config",
@@ -484,6 +493,75 @@ def limit_length(generation_config: GenerationConfig, most: int) -> None:
         generation_config.max_length = most
 
 
+# ---- The proof of generate() -------------------------------------------------------------------------------------
+
+# Classes whose `generate()` was proved in this process, and whether this thread is about to prove one.
+PROVED: set[type] = set()
+PROVING = threading.local()
+
+
+def prove_generate(kind: type[Any]) -> None:
+    """
+    Checks once in a process, with a tiny model, that `generate()` of transformers and a class work together: its steps
+    with a cache must have the logits of those without one. It takes a tenth of a second, on the CPU.
+
+    Args:
+        kind (`type`): class of this package whose `generate()` is used, or a subclass, whose base is checked.
+
+    Raises:
+        ImportError: they do not, so that the class would say other words without an error.
+    """
+    package = __name__.rpartition(".")[0]
+    kind = next(base for base in kind.__mro__ if base.__module__.rpartition(".")[0] == package)
+    # The tiny model calls `generate()`, too.
+    if kind in PROVED or getattr(PROVING, "now", False):
+        return
+    PROVING.now = True
+    try:
+        cached, uncached = (_logits_of_a_tiny_model(kind, use_cache) for use_cache in (True, False))
+    except Exception as error:
+        raise _contract_error(kind, f"its decoding steps end with {type(error).__name__}: {error}") from error
+    finally:
+        PROVING.now = False
+    if not torch.allclose(cached, uncached, rtol=1e-3, atol=1e-3):
+        raise _contract_error(kind, "its decoding steps with a cache differ from those without one")
+    PROVED.add(kind)
+
+
+def _logits_of_a_tiny_model(kind: type[Any], use_cache: bool) -> torch.Tensor:
+    """Returns the logits of three steps of transformers' greedy search, of shape `(steps, batch, vocab_size)`."""
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    # Made without the random numbers of the caller, and computed without the settings of the caller.
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = kind(kind.config_class(vocab_size=16, **sizes))
+    model = model.to_empty(device="cpu").float().eval()
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float32))
+        model.generation_config.eos_token_id = None
+        found = model.generate(
+            torch.tensor([[0, 5, 6], [7, 8, 9]]),
+            attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]),
+            max_new_tokens=3,
+            do_sample=False,
+            synced_gpus=False,
+            use_cache=use_cache,
+            # Chooses the search of transformers, which calls the modules.
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return torch.stack(found.logits)
+
+
+def _contract_error(kind: type, reason: str) -> ImportError:
+    return ImportError(
+        f"generate() of transformers {transformers.__version__} does not work with {kind.__name__}, which was tested "
+        f"with {TESTED_RELEASES}: {reason}. Install one of these releases, or a newer hf_vaswani; if the model's code "
+        "came with its weights, renew it (hf-vaswani renew)."
+    )
+
+
 # ---- Another transformers ----------------------------------------------------------------------------------------
 
 
@@ -542,4 +620,4 @@ if CHANGED_HOOKS:
     for kind, name in itertools.product((VaswaniGenerationMixin, CausalGenerationMixin, FastSearchMixin), HOOKS):
         if name in vars(kind):
             delattr(kind, name)
-    FastSearchMixin.generate = generate_as_transformers
+    FastSearchMixin.generate = generate_as_transformers  # type: ignore[method-assign]

@@ -16,9 +16,9 @@ from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutp
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
-from .configuration_vaswani import VaswaniConfig
-from .contract_vaswani import FORWARD, CausalLMOutputWithPast, takes_both_cache_names
+from .configuration_vaswani import CausalLMOutputWithPast, VaswaniConfig, takes_both_cache_names
 from .generation_vaswani import CausalGenerationMixin
+from .kernels_vaswani import FORWARD
 from .modeling_vaswani import (
     HEADS,
     VaswaniDropout,

@@ -8,6 +8,7 @@ in `heads_vaswani.py`.
 """
 
 import copy
+import inspect
 import math
 import os
 import re
@@ -29,31 +30,28 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vaswani import VaswaniConfig
-from .contract_vaswani import (
+from .configuration_vaswani import (
     CACHE,
-    FORWARD,
     NAMES_OF_THE_CACHE,
-    OF_PACKED_TEXTS,
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
-    is_paged,
-    refuse_unread,
+    VaswaniConfig,
     takes_both_cache_names,
-    update_cache,
 )
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
+    FORWARD,
+    attention_of,
     cpu_dropout,
     is_plain_linear,
+    linear,
     share_of_others,
     smoothed_linear_cross_entropy,
 )
 
 # Unused here, but transformers copies the files that this file imports, and the pipeline must travel with the model.
 from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
-from .products_vaswani import attention_of, linear
 
 # Fields of a config that tell which stacks a model has, and where its embedding is stored.
 STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
@@ -1379,6 +1377,84 @@ def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int |
         raise ValueError(f"{name} has {given.shape[0]} sentences, but the tokens have {batch}.")
     if length is not None and given.shape[1] != length:
         raise ValueError(f"{name} is {given.shape[1]} tokens wide, but there are {length} tokens.")
+
+
+def is_paged(cache: Any) -> bool:
+    """Returns whether a cache is that of transformers' continuous batching, which has rules of its own."""
+    return type(cache).__name__ == "PagedAttentionCache"
+
+
+def update_cache(
+    cache: Any, key: torch.Tensor, value: torch.Tensor, layer_idx: int | None, keywords: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Adds keys and values to the cache of a layer, and returns all of them.
+
+    Args:
+        cache ([`Cache`]): the cache.
+        key, value (`torch.Tensor` of shape `(batch, heads, new, head_dim)`): of the new positions.
+        layer_idx (`int`): the layer's entry.
+        keywords (`dict[str, Any]`): of the attention function; a paged cache reads and changes them.
+    """
+    if not is_paged(cache):
+        return cache.update(key, value, layer_idx)
+    if CACHE == "cache":
+        return cache.update(key, value, layer_idx, kwargs=keywords)
+    # Before transformers 5.24 the attention function updates it.
+    keywords["cache"] = cache
+    return key, value
+
+
+# Keywords that transformers' decorators of a stack read, or set by themselves, and those that `generate()` hands down
+# to every model after it has read them.
+READ_BY_TRANSFORMERS = {
+    "assistant_tokenizer",
+    "debug_io",
+    "debug_io_dir",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "prune_layers",
+    "tokenizer",
+    "use_cache",
+}
+# Keywords that an attention function of transformers reads without naming them, by a part of its name.
+READ_BY_ATTENTION = {
+    "flash": {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic"},
+    "flex": {"kernel_options"},
+}
+# Keywords that say where the texts of a row begin, as positions do: other attention functions see it by the mask.
+OF_PACKED_TEXTS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+# Arguments that a layer passes to its attention function by itself, so that callers cannot set them.
+GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "cache", "kwargs"}
+
+
+def refuse_unread(module: Any, **keywords: Any) -> None:
+    """
+    Refuses keywords that nothing below a module reads. `None` counts as not given.
+
+    Args:
+        module ([`PreTrainedModel`]): the model or stack whose `forward` got them.
+        keywords: what is left for its layers, whose attention functions may read it.
+
+    Raises:
+        TypeError: naming the first of them.
+    """
+    for name, value in keywords.items():
+        if value is not None and name not in READ_BY_TRANSFORMERS and not is_read_by_attention(module, name):
+            attention = module.config._attn_implementation or "eager"
+            raise TypeError(
+                f"{name} was given, but neither {type(module).__name__} nor its attention ({attention}) reads it."
+            )
+
+
+def is_read_by_attention(module: Any, keyword: str) -> bool:
+    """Returns whether the attention function of a module's layers has an argument of this name."""
+    implementation = module.config._attn_implementation or "eager"
+    if any(part in implementation and keyword in names for part, names in READ_BY_ATTENTION.items()):
+        return True
+    attention = ALL_ATTENTION_FUNCTIONS.get(implementation)
+    return attention is not None and keyword in inspect.signature(attention).parameters.keys() - GIVEN_BY_LAYERS
 
 
 FORWARD.update(

@@ -25,8 +25,8 @@ from transformers.generation import (
 )
 
 from .cache_vaswani import EnsembleDecoder, Prompt, find_change
-from .contract_vaswani import CACHE, NAMES_OF_THE_CACHE, is_of_transformers
-from .products_vaswani import fast_products
+from .configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
+from .kernels_vaswani import fast_products
 from .rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, is_one_of, search_call, special_ids
 
 # Length of the output buffer of greedy search at first; it doubles when it is full.
@@ -278,6 +278,11 @@ def is_clock(criterion: StoppingCriteria) -> bool:
     """
     is_declared = getattr(criterion, "reads_tokens", True) is False
     return is_declared or is_of_transformers(type(criterion), {"MaxTimeCriteria"})
+
+
+def is_of_transformers(kind: type, names: set[str]) -> bool:
+    """Returns whether a class is one of transformers with one of these names."""
+    return kind.__name__ in names and kind.__module__.split(".")[0] == "transformers"
 
 
 # ---- Parts of all searches ---------------------------------------------------------------------------------------

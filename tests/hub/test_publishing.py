@@ -454,7 +454,7 @@ def test_a_model_with_earlier_code_is_published_with_that_of_this_version(hub, r
     path.write_text("earlier")
     result = json.loads((run / "test.json").read_text())
     result["files"] = digests(run / "model")
-    del result["files"]["contract_vaswani.py"]
+    del result["files"]["rules_vaswani.py"]
     (run / "test.json").write_text(json.dumps(result))
     assert push()[0] == 0
     assert hub.files("alice/m").items() >= INSTALLED.items()

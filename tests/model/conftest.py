@@ -3,7 +3,7 @@
 import pytest
 
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
-from hf_vaswani.model.contract_vaswani import prove_generate
+from hf_vaswani.model.generation_vaswani import prove_generate
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,7 +21,7 @@ from hf_vaswani.model.modeling_vaswani import VaswaniAttention, eager_attention_
 from hf_vaswani.translation.quantization import to_int8
 
 from ..conftest import dear
-from .test_products import needs_bfloat16, pack_from
+from .test_kernels import needs_bfloat16, pack_from
 from .test_search import BOS, fast_and_stock, prompts, random_gpt, random_model, sentences
 
 EOS = 2

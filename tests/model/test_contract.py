@@ -32,9 +32,9 @@ from hf_vaswani import (
     VaswaniForTokenClassification,
     VaswaniModel,
 )
-from hf_vaswani.model import contract_vaswani, heads_vaswani, modeling_vaswani
-from hf_vaswani.model.contract_vaswani import CACHE, NAMES_OF_THE_CACHE, prove_generate
-from hf_vaswani.model.generation_vaswani import HOOKS
+from hf_vaswani.model import generation_vaswani, heads_vaswani, modeling_vaswani
+from hf_vaswani.model.configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
+from hf_vaswani.model.generation_vaswani import HOOKS, prove_generate
 from hf_vaswani.model.modeling_vaswani import VaswaniDecoder, VaswaniEncoder, eager_attention_forward
 from hf_vaswani.model.search_vaswani import ROW_BY_ROW
 
@@ -277,7 +277,7 @@ def test_the_lengths_of_packed_texts_are_for_flash_attention_alone() -> None:
         call("causal", **lengths)
     model = make(VaswaniForCausalLM)
     model.config._attn_implementation_internal = "flash_attention_2"
-    contract_vaswani.refuse_unread(model.model.decoder, **lengths)
+    modeling_vaswani.refuse_unread(model.model.decoder, **lengths)
 
 
 def test_packed_texts_may_be_described_twice() -> None:
@@ -296,7 +296,7 @@ GENERATING = [VaswaniForConditionalGeneration, VaswaniForCausalLM]
 @pytest.fixture
 def unproved(monkeypatch: pytest.MonkeyPatch) -> set[type]:
     proved: set[type] = set()
-    monkeypatch.setattr(contract_vaswani, "PROVED", proved)
+    monkeypatch.setattr(generation_vaswani, "PROVED", proved)
     return proved
 
 
@@ -409,7 +409,7 @@ def test_a_broken_contract_is_an_error_that_names_the_versions(monkeypatch, unpr
                 model.generate(IDS, max_new_tokens=3, **settings)
             said = str(error.value)
             assert said.startswith(f"generate() of transformers {transformers.__version__} does not work with ")
-            assert f"{kind.__name__}, which was tested with {contract_vaswani.TESTED_RELEASES}: {reason}" in said
+            assert f"{kind.__name__}, which was tested with {generation_vaswani.TESTED_RELEASES}: {reason}" in said
     model.generate(IDS, max_new_tokens=3)
     assert unproved == {kind}
 
