@@ -17,7 +17,7 @@ import numpy as np
 from hf_vaswani import alignments
 from hf_vaswani.data.lexicon import train_model_1
 from hf_vaswani.data.pocket_corpus import draw_links, draw_pairs
-from hf_vaswani.model.alignment_vaswani import METHODS, choose_alignment
+from hf_vaswani.translation.alignment import METHODS, choose_alignment
 from hf_vaswani.translation.loading import load_translator
 
 # The corpus begins with 500 pairs for the test and 500 for validation.

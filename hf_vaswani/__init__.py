@@ -28,7 +28,6 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from .model.alignment_vaswani import Alignment, alignments
 from .model.configuration_vaswani import VaswaniConfig
 from .model.heads_vaswani import (
     VaswaniForCausalLM,
@@ -44,6 +43,7 @@ from .model.pipeline_vaswani import (
     VaswaniTranslationPipeline,
 )
 from .removed_tasks import restore_tasks
+from .translation.alignment import Alignment, alignments
 from .version import __version__
 
 __all__ = [
@@ -75,15 +75,26 @@ AutoModelForSequenceClassification.register(VaswaniConfig, VaswaniForSequenceCla
 AutoModelForTokenClassification.register(VaswaniConfig, VaswaniForTokenClassification, exist_ok=True)
 
 
-def _make_engine(*arguments: Any) -> Any:
-    """Prepares an engine of a pipeline, see [`pipeline_engine`]."""
-    # Engines are imported where one is asked for.
-    from .conversion.engines import pipeline_engine
+def _at_home(name: str) -> Any:
+    """Returns what a pipeline asks the package for. It is imported then."""
+    if name == "engine":
+        from .conversion.engines import pipeline_engine
 
-    return pipeline_engine(*arguments)
+        return pipeline_engine
+    if name == "shortlist":
+        from .translation.shortlist import Shortlist
+
+        return Shortlist
+    if name == "markup":
+        from .translation.placement import PipelineMarkup
+
+        return PipelineMarkup
+    from .translation.precision import fastest_translation
+
+    return fastest_translation
 
 
-VaswaniText2TextGenerationPipeline.make_engine = staticmethod(_make_engine)
+VaswaniText2TextGenerationPipeline.at_home = staticmethod(_at_home)
 
 if os.environ.get("HF_VASWANI_TRANSLATION_TASK", "").strip().lower() not in {"0", "off", "no", "false"}:
     restore_tasks()

@@ -37,15 +37,15 @@ ALLOWED: dict[str, set[str]] = {
     "adapters": {"files"},
     "averaging": {"files", "run_folder", "adapters"},
     "data": {"recipe", "records", "files", "interruption", "model"},
-    "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer", "data.batching"},
+    "translation": {"files", "adapters", "processes", "interruption", "model", "data.tokenizer"},
     "hub": {"adapters", "run_folder", "records", "recipe", "recipe_file", "files", "metrics", "model"},
     "conversion": {"files", "model", "translation", "data.tokenizer"},
-    "visualization": {"files", "model"},
-    "serving": {"memory", "model", "visualization"},
+    "visualization": {"files", "model", "translation"},
+    "serving": {"memory", "model", "translation", "visualization"},
     "scale": {"files", "records"},
     "removed_tasks": {"model"},
     "version": set(),
-    "__init__": {"model", "conversion", "removed_tasks", "version"},
+    "__init__": {"model", "translation", "conversion", "removed_tasks", "version"},
 }
 ALLOWED["training"] = set(ALLOWED) - {"__init__", "visualization", "serving", "scale", "removed_tasks", "version"}
 ALLOWED["cli"] = set(ALLOWED) - {"cli"} | {"__init__"}

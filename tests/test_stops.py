@@ -13,10 +13,10 @@ from hf_vaswani import VaswaniForCausalLM
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.interruption import Interruption
 from hf_vaswani.model import modeling_vaswani
-from hf_vaswani.model.alignment_vaswani import alignments
 from hf_vaswani.model.modeling_vaswani import VaswaniEncoder
 from hf_vaswani.recipe import TrainingRecipe
 from hf_vaswani.training.loop import _update
+from hf_vaswani.translation.alignment import alignments
 from hf_vaswani.translation.batches import log_probabilities, translate_corpus
 
 from .networks import batch, tiny_model, with_labels

@@ -78,7 +78,7 @@ def rounded(links: list[tuple[int, int, float]]) -> list[list[float]]:
 
 
 def _align(options: argparse.Namespace) -> None:
-    from ..model.alignment_vaswani import aligning_layers, alignments, choose_alignment
+    from ..translation.alignment import aligning_layers, alignments, choose_alignment
 
     if options.shift and options.layer is None:
         raise ValueError("--shift needs --layer.")

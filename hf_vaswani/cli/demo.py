@@ -66,20 +66,18 @@ def _demo(options: argparse.Namespace) -> None:
     model = translators.models[0]
     if options.num_beams is not None:
         model.generation_config.num_beams = options.num_beams
-    examples = _examples(options.examples, Path(options.model), tuple(translators.expected_tags) or (translators.tag,))
+    examples = _examples(options.examples, Path(options.model), translators.tags)
     demo = build_demo(model, translators.tokenizer, options.model, examples, options.target_language)
     logger.info(f"http://{options.host}:{options.port} (Ctrl-C stops it)")
     serve_demo(demo, options.host, options.port)
 
 
-def _examples(path: Path | None, model: Path, tags: tuple[str, ...]) -> list[str]:
+def _examples(path: Path | None, model: Path, tags: Any) -> list[str]:
     """Returns the lines of a file, or the samples of the run's test, without language tags."""
     if path is not None:
         return [line for line in text_lines(path) if line.strip()][:MOST_EXAMPLES]
     result = model.resolve().parent / "test.json"
     if not model.is_dir() or not result.is_file():
         return []
-    sources = [str(sample["source"]) for sample in read_json(result).get("samples") or ()]
-    for tag in filter(None, tags):
-        sources = [source.removeprefix(tag).lstrip() for source in sources]
-    return sources[:MOST_EXAMPLES]
+    samples = read_json(result).get("samples") or ()
+    return [tags.split(str(sample["source"]))[1] for sample in samples][:MOST_EXAMPLES]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..processes import Processes
     from ..recipe import Recipe
     from ..translation.growing_file import GrowingFile
-    from .inputs import Translators
+    from .inputs import LoadedModels
 
 PURPOSE = (
     "Translates the training text of a recipe with its teacher, and trains the recipe's model on the translations. "
@@ -119,7 +119,7 @@ class _Work:
             for name, model in zip(names, self.teacher.models, strict=True):
                 tag = check_direction("teacher.model", name, model, self.teacher.tokenizer, source, target)
                 self.tags[source, target] = tag
-        self.backward: Translators | None = None
+        self.backward: LoadedModels | None = None
         if (other := recipe.teacher.backward_model) is not None:
             self.backward, (self.backward_name,) = load_recorded([other], "teacher.backward_model", chosen)
             for source, target in recipe.language_pairs:

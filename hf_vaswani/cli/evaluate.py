@@ -21,7 +21,7 @@ from .inputs import (
 
 if TYPE_CHECKING:
     from ..metrics import Compared
-    from .inputs import Translators
+    from .inputs import LoadedModels
 
 
 def add_verbs(verbs: Any) -> None:
@@ -188,20 +188,14 @@ def _read_table(name: str, options: argparse.Namespace) -> Any:
     )["test"]
 
 
-def _translate(sources: list[str], translators: "Translators", name: str) -> list[str]:
+def _translate(sources: list[str], translators: "LoadedModels", name: str) -> list[str]:
     """Translates the lines of the file `name`."""
     from tqdm.auto import tqdm
 
-    from ..translation.lines import LINES_AT_A_TIME, LineTranslator
+    from ..translation.lines import LINES_AT_A_TIME
 
     lines = list(translators.tagged(sources, name))
-    translator = LineTranslator(
-        translators.models,
-        translators.tokenizer,
-        engine=translators.engine,
-        dtype=translators.dtype,
-        shortlist=translators.shortlist,
-    )
+    translator = translators.lines()
     translations = []
     with tqdm(total=len(lines), unit=" lines", disable=None) as bar:
         for start in range(0, len(lines), LINES_AT_A_TIME):

@@ -15,6 +15,8 @@ from ..files import read_lines, split_revision
 if TYPE_CHECKING:
     import torch
 
+    from ..translation.lines import LineTranslator
+
 # In bytes: a file without a line end for so long is not text.
 LONGEST_LINE = 2**28
 # A wider beam fills the memory and finds nothing better.
@@ -194,15 +196,15 @@ def warn_split(count: int, longest: int) -> None:
 
 
 @dataclass(frozen=True)
-class Translators:
+class LoadedModels:
     """
     Models loaded for translation.
 
     Attributes:
         models (`list` of [`PreTrainedModel`]): one model, or an ensemble with one vocabulary.
         tokenizer ([`PreTrainedTokenizerBase`]): their tokenizer.
-        tag (`str`): target language tag to prepend to each source; empty if none is needed.
-        expected_tags (`tuple[str, ...]`): tags of which each source must start with one; empty if `tag` is set.
+        tags ([`LanguageTags`]): those of the tokenizer.
+        language (`str`, *optional*): target language of sources without a tag.
         engine (`Callable`, *optional*): translates in place of `generate()`, see [`choose_engine`].
         dtype (`torch.dtype`, *optional*): number format of matrix products; by default that of the weights.
         shortlist ([`Shortlist`], *optional*): the likely entries of translations, for `generate()`.
@@ -210,42 +212,37 @@ class Translators:
 
     models: list[Any]
     tokenizer: Any
-    tag: str
-    expected_tags: tuple[str, ...]
+    tags: Any
+    language: str | None = None
     engine: Any = None
     dtype: Any = None
     shortlist: Any = None
 
+    def lines(self, n_best: int | None = None) -> "LineTranslator":
+        """Returns what translates lines, with n-best lists of this size."""
+        from ..translation.lines import LineTranslator
+
+        return LineTranslator(self.models, self.tokenizer, n_best, self.engine, self.dtype, self.shortlist)
+
     def tagged(self, lines: Iterable[str], name: str) -> Iterator[str]:
         """
-        Prepends the target language tag to the lines that lack it. Blank lines stay blank.
+        Puts the tag of the target language in front of lines, see [`LanguageTags.put`].
 
         Args:
             lines (`Iterable[str]`): source sentences.
             name (`str`): name of their file, for errors.
 
         Raises:
-            ValueError: the model needs a tag, and a line has none.
+            ValueError: the model needs a tag, and a line has none, or a line has that of another language.
         """
         for number, line in enumerate(lines, start=1):
             try:
-                yield self.with_tag(line)
+                yield self.tags.put(line, self.language)
             except ValueError as error:
-                raise ValueError(f"{name}, line {number}, {error}") from error
-
-    def with_tag(self, line: str) -> str:
-        """Returns a source with the target language tag in front; raises `ValueError` if the model needs one."""
-        if not line.strip():
-            return line
-        if self.expected_tags and not line.startswith(self.expected_tags):
-            raise ValueError(
-                "has no target language tag: set --target-language, or start the line with one of "
-                f"{', '.join(self.expected_tags)}."
-            )
-        return line if line.startswith(self.tag) else f"{self.tag} {line}"
+                raise ValueError(f"{name}, line {number}: {error}") from error
 
 
-def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator[tuple[str, str]]:
+def line_pairs(source: Path, target: Path, translators: LoadedModels) -> Iterator[tuple[str, str]]:
     """
     Yields the pairs of lines of two files, the sources with their language tag.
 
@@ -263,7 +260,7 @@ def line_pairs(source: Path, target: Path, translators: Translators) -> Iterator
         yield sentence, translation
 
 
-def load_translators(options: argparse.Namespace) -> Translators:
+def load_translators(options: argparse.Namespace) -> LoadedModels:
     """Loads the models that the options of [`add_model`] give; applies beam size, number format and engine."""
     from ..conversion.engines import EngineOptions, choose_engine
     from ..translation.loading import model_folder
@@ -320,11 +317,11 @@ def check_beam(model: Any, n_best: int | None, option: str) -> None:
         raise ValueError(f"{option} needs a beam size of at least {max(n_best, 2)}, but --num-beams is {num_beams}.")
 
 
-def _load_shortlist(name: str, translators: Translators) -> Any:
+def _load_shortlist(name: str, translators: LoadedModels) -> Any:
     """Returns the shortlist of the first model, whose vocabulary is that of all."""
     from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-    from ..model.shortlist_vaswani import Shortlist
     from ..translation.loading import pinned
+    from ..translation.shortlist import Shortlist
 
     model = translators.models[0]
     if not isinstance(model, VaswaniForConditionalGeneration):
@@ -335,11 +332,11 @@ def _load_shortlist(name: str, translators: Translators) -> Any:
     return Shortlist.load(str(pinned(name)), translators.tokenizer, model.config.vocab_size)
 
 
-def _with_dtype(translators: Translators, choice: str | None) -> Translators:
+def _with_dtype(translators: LoadedModels, choice: str | None) -> LoadedModels:
     """Applies --dtype: the weights in float32, and the number format of the products."""
     import torch
 
-    from ..model.precision_vaswani import fastest_translation
+    from ..translation.precision import fastest_translation
 
     if choice is None:
         return translators
@@ -390,7 +387,7 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
 
 def load_models(
     names: Sequence[str], target_language: str | None, device: "torch.device | None" = None
-) -> Translators:
+) -> LoadedModels:
     """
     Loads models for translation.
 
@@ -405,7 +402,7 @@ def load_models(
     """
     import torch
 
-    from ..model.sentences_vaswani import language_tags
+    from ..model.sentences_vaswani import LanguageTags
     from ..processes import threads_of_a_process
     from ..translation.loading import load_translator
 
@@ -418,16 +415,23 @@ def load_models(
     for name, (_, other) in zip(names, loaded, strict=True):
         if other.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"{names[0]} and {name} have different vocabularies and cannot form an ensemble.")
-    tag = _language_tag(models[0], tokenizer, target_language)
+    # Without its tag, a multilingual model would translate into any of its languages.
+    tags = LanguageTags(tokenizer, models[0].config, "--target-language", is_required=True)
+    if target_language is not None:
+        if tags.targets and target_language not in tags.targets:
+            raise ValueError(
+                f"The model translates into {', '.join(tags.targets)}, but --target-language is {target_language!r}."
+            )
+        if tags.by_language or not tags.targets:
+            tags.find(target_language)
     device = device or choose_device("auto")
     models = [model.to(device) for model in models]
-    # Without its tag, a multilingual model would translate into any of its languages.
-    return Translators(models, tokenizer, tag, () if tag else tuple(language_tags(tokenizer).values()))
+    return LoadedModels(models, tokenizer, tags, target_language)
 
 
 def load_recorded(
     names: Sequence[str], key: str, device: "torch.device | None" = None
-) -> tuple[Translators, list[str]]:
+) -> tuple[LoadedModels, list[str]]:
     """
     Loads the models that a recipe names, for work that is recorded.
 
@@ -437,7 +441,7 @@ def load_recorded(
         device (`torch.device`, *optional*): as in [`load_models`].
 
     Returns:
-        `tuple[Translators, list[str]]`: the models, and the digest of each.
+        `tuple[LoadedModels, list[str]]`: the models, and the digest of each.
 
     Raises:
         ValueError: as in [`load_models`].
@@ -465,23 +469,6 @@ def check_name(name: str) -> None:
     parts = Path(split_revision(name)[0]).parts
     if not name or (not folder.is_dir() and (folder.is_absolute() or len(parts) != 2)):
         raise ValueError(f"There is no model folder {name!r}, and a Hub id has the form user/name or user/name@v2.")
-
-
-def _language_tag(model: Any, tokenizer: Any, target_language: str | None) -> str:
-    """The tag of the target language; empty if the model needs none."""
-    from ..data.tokenizer import find_language_tag
-    from ..model.sentences_vaswani import language_tags
-
-    if target_language is None:
-        return ""
-    targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
-    if targets and target_language not in targets:
-        raise ValueError(
-            f"The model translates into {', '.join(targets)}, but --target-language is {target_language!r}."
-        )
-    if targets and not language_tags(tokenizer):
-        return ""
-    return find_language_tag(tokenizer, target_language)
 
 
 # ---- Tables ------------------------------------------------------------------------------------------------------

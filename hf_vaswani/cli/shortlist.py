@@ -36,10 +36,10 @@ def _shortlist(options: argparse.Namespace) -> None:
     from ..data.tokenizer import load_tokenizer
     from ..files import atomic_write_text
     from ..model.configuration_vaswani import VaswaniConfig
-    from ..model.shortlist_vaswani import FILE
     from ..recipe import PAIR_TASKS
     from ..run_folder import MODEL
     from ..training.distillation import with_teacher_text
+    from ..translation.shortlist import FILE
 
     if recipe.task not in PAIR_TASKS:
         raise ValueError(f"A shortlist is for models that translate, but the task is {recipe.task!r}.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..processes import Processes
     from ..scale.manifest import Manifest
     from ..scale.storage import Folder
-    from ..scale.worker import Translator
+    from ..scale.worker import TextTranslator
 
 logger = logging.getLogger("hf_vaswani")
 
@@ -147,34 +147,33 @@ def translate_table(options: argparse.Namespace) -> None:
             _report(summary, folder)
 
 
-def load_translator(options: argparse.Namespace) -> tuple["Translator", dict[str, Any]]:
+def load_translator(options: argparse.Namespace) -> tuple["TextTranslator", dict[str, Any]]:
     """
     Loads the models that the options give.
 
     Returns:
-        `tuple` of a [`Translator`] and of all that decides what it writes, for the manifest.
+        `tuple` of a [`TextTranslator`] and of all that decides what it writes, for the manifest.
     """
-    from ..scale.worker import Translator
+    from ..scale.worker import TextTranslator
     from ..translation.backtranslation import model_digest, settings_of
-    from ..translation.lines import LineTranslator
 
     if options.score or options.n_best:
         # Scores come with n-best lists.
         options = argparse.Namespace(**vars(options) | {"n_best": options.n_best or 1})
     loaded = load_translators(options)
     check_beam(loaded.models[0], options.n_best, "--score" if options.n_best == 1 else f"--n-best {options.n_best}")
-    lines = LineTranslator(
-        loaded.models, loaded.tokenizer, options.n_best, loaded.engine, loaded.dtype, loaded.shortlist
-    )
+    lines = loaded.lines(options.n_best)
     translate: Any = partial(lines.with_markup, kind=options.markup) if options.markup else lines
     names = ("target_language", "engine", "compute_type", "approximate", "dtype", "int8", "shortlist", "markup")
     translation = {name: getattr(options, name) for name in names}
     digests = [f"SHA-256 {model_digest(model, loaded.tokenizer)}" for model in loaded.models]
     translation |= {"models": digests, "search": settings_of(loaded.models[0].generation_config)}
-    return Translator(translate, loaded.with_tag, lambda: lines.lines_split), translation
+    return TextTranslator(
+        translate, partial(loaded.tags.put, language=loaded.language), lambda: lines.lines_split
+    ), translation
 
 
-def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "Translator":
+def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "TextTranslator":
     """Loads the models on a machine of a cluster, and checks that they are those of the machine that began."""
     from ..memory import keep_few_products
 
@@ -223,7 +222,7 @@ def _translate_all(
     processes: "Processes",
     manifest: "Manifest",
     missing: list[int],
-    translator: "Translator",
+    translator: "TextTranslator",
 ) -> None:
     """Translates the missing shards: each process its share, or all of them on Ray."""
     from tqdm.auto import tqdm
@@ -247,9 +246,9 @@ def _translate_all(
                     )
                 bar.update(record.rows)
             return
-        from ..scale.worker import ShardTranslator
+        from ..scale.worker import ShardWorker
 
-        translate = ShardTranslator(manifest, options.output, lambda: translator)
+        translate = ShardWorker(manifest, options.output, lambda: translator)
         for number in missing[processes.process_index :: processes.num_processes]:
             translate(number, bar.update)
 

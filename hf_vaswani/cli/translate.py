@@ -16,7 +16,7 @@ from ..files import decode_lines
 from . import inputs
 from .align import pharaoh, rounded
 from .inputs import (
-    Translators,
+    LoadedModels,
     add_device,
     add_model,
     add_revision,
@@ -226,7 +226,6 @@ def _translate(options: argparse.Namespace) -> None:
     from ..processes import Processes
     from ..translation.lines import (
         LINES_AT_A_TIME,
-        LineTranslator,
         OutputFile,
         skip_lines,
         translate_chunk,
@@ -245,14 +244,7 @@ def _translate(options: argparse.Namespace) -> None:
     done = processes.on_main_process(count_done)
     translators = load_translators(options)
     check_beam(translators.models[0], options.n_best, f"--n-best {options.n_best}")
-    translator = LineTranslator(
-        translators.models,
-        translators.tokenizer,
-        options.n_best,
-        translators.engine,
-        translators.dtype,
-        translators.shortlist,
-    )
+    translator = translators.lines(options.n_best)
     translate: Callable[[list[str]], list[list[Any]]] = translator.aligned if options.alignment else translator
     if options.markup:
         translate = partial(translator.with_markup, kind=options.markup)
@@ -281,7 +273,7 @@ def _check_files(files: list[Path], output: Path | None) -> None:
             raise ValueError(f"--output {output} is one of the files to translate: choose another --output.")
 
 
-def _source_lines(files: list[Path], translators: Translators) -> Iterator[str]:
+def _source_lines(files: list[Path], translators: LoadedModels) -> Iterator[str]:
     if not files:
         lines = decode_lines(sys.stdin.buffer, STANDARD_INPUT, inputs.LONGEST_LINE)
         yield from translators.tagged((line.rstrip("\r\n") for line in lines), STANDARD_INPUT)

@@ -25,10 +25,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from ..data.tokenizer import TOKENIZER_FILES
 from ..model.generation_vaswani import ALPHAS
 from ..model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, VaswaniForConditionalGeneration
-from ..model.shortlist_vaswani import FILE as SHORTLIST
-from ..model.shortlist_vaswani import Shortlist
 from ..translation.batches import TOKENS_PER_BATCH, to_translate
 from ..translation.lines import Candidates
+from ..translation.shortlist import FILE as SHORTLIST
+from ..translation.shortlist import Shortlist
 from .protocol import Foreign, Loaded, check_quantization
 from .settings import (
     eos_token_ids,

@@ -27,7 +27,7 @@ from transformers import GenerationConfig
 
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
 from .protocol import Loaded
@@ -446,6 +446,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
                 return place
             if place.exists():
                 logger.warning(f"{place} is converted anew, because {reason}.")
+            start = time.perf_counter()
             with atomic_folder(place) as temporary:
                 write(temporary)
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
@@ -453,6 +454,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
             for file, found in files.items():
                 findings.remember(place / file, found)
             findings.save()
+            logger.info(f"Converted for {NAME} in {time.perf_counter() - start:.1f} s, once: {place}")
     except OSError as error:
         why = f"The model converted for {NAME} cannot be kept: {error}"
         raise UnsupportedError(why, "Set HF_HOME to a folder that can be written, or use torch") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ..model.sentences_vaswani import LanguageTags
 from ..recipe import Alteration, Recipe, SourceRecipe
 from ..records import public
 from .alterations import altered_set
@@ -23,7 +24,6 @@ from .tables import named_errors, place_of
 from .tokenizer import (
     add_language_tags,
     add_tags,
-    find_language_tag,
     has_tag,
     is_tag,
     language_tag,
@@ -378,7 +378,7 @@ def encode_evaluation_sets(
     limit = longest_input(recipe)
     for source in sources:
         if source.tag is not None:
-            find_language_tag(tokenizer, source.recipe.target_language)
+            LanguageTags(tokenizer).find(source.recipe.target_language)
     for prefix in prefix_tags(sources):
         if not has_tag(tokenizer, prefix):
             raise ValueError(

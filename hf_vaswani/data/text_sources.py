@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
+from ..model.sentences_vaswani import LanguageTags
 from ..recipe import Recipe, SourceRecipe
 from .batching import PairCollator, TokenBudgetBatchSampler, Updates
 from .blocks import BlockEncoder, EncodedText, TextWindowEncoder, fixed_rows
@@ -21,7 +22,6 @@ from .tables import named_errors
 from .texts import encode_lines
 from .tokenizer import (
     add_language_tags,
-    find_language_tag,
     language_tag,
     load_tokenizer,
     put_special_tokens,
@@ -221,7 +221,7 @@ def _encoded_text(
 ) -> EncodedText:
     tag = None
     if source.tag is not None:
-        tag = tokenizer.convert_tokens_to_ids(find_language_tag(tokenizer, source.recipe.source_language))
+        tag = tokenizer.convert_tokens_to_ids(LanguageTags(tokenizer).find(source.recipe.source_language))
     return EncodedText(
         encode_lines(texts, tokenizer, recipe.data.num_proc),
         objective,

@@ -26,7 +26,6 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..files import split_revision
-from ..model.sentences_vaswani import language_tags
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -177,27 +176,6 @@ def has_tag(tokenizer: PreTrainedTokenizerBase, tag: str) -> bool:
     """Returns whether a vocabulary has an entry for a tag, and finds it in text."""
     id_ = tokenizer.get_vocab().get(tag)
     return id_ is not None and id_ in tokenizer(tag)["input_ids"]
-
-
-def find_language_tag(tokenizer: PreTrainedTokenizerBase, language: str) -> str:
-    """
-    Looks up the tag of a target language, to be put in front of a sentence as `f"{tag} {sentence}"`.
-
-    Args:
-        tokenizer ([`PreTrainedTokenizerBase`]): tokenizer of a multilingual model.
-        language (`str`): target language.
-
-    Returns:
-        `str`: the tag.
-
-    Raises:
-        ValueError: the vocabulary has no tag for this language; the message lists its languages.
-    """
-    tags = language_tags(tokenizer)
-    if language not in tags:
-        known = f", only for {', '.join(tags)}" if tags else ": the vocabulary has no language tags"
-        raise ValueError(f"There is no tag for the target language {language!r}{known}.")
-    return tags[language]
 
 
 def put_special_tokens(tokenizer: PreTrainedTokenizerBase, task: str, has_segments: bool = False) -> None:

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 PARTS = (
     *("__init__.py", "version.py", "files.py", "memory.py", "removed_tasks.py"),
     *("model/*.py", "serving/*.py", "visualization/*"),
+    *(f"translation/{name}.py" for name in ("__init__", "alignment", "markup", "placement", "precision", "shortlist")),
 )
 APP = '''"""The demo of {model}, written by hf-vaswani push --space."""
 

@@ -31,7 +31,7 @@ the generation config, because transformers reports them as mistakes when there 
 
 `generate(..., ensemble=[other, ...])` translates by the mean of the probabilities of this model and others with the
 same vocabulary on the same device, with the settings of this model. `generate(..., shortlist=Shortlist.load(folder,
-tokenizer, vocab_size))` searches among the likely entries of the vocabulary alone, see `shortlist_vaswani.py`.
+tokenizer, vocab_size))` searches among the likely entries of the vocabulary alone, see `shortlist.py` of the package.
 
 Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
 and `sequences_scores` without `output_scores`, but no `cache`. Everything else (beams with sampling, outputs
@@ -66,7 +66,6 @@ from .rules_vaswani import (
     SourceLengthCriteria,
     search_call,
 )
-from .shortlist_vaswani import Shortlist
 
 logger = logging.get_logger(__name__)
 
@@ -383,7 +382,7 @@ def check_shortlist(model: Any, shortlist: Any, **generate_kwargs: Any) -> None:
     """
     if shortlist is None:
         return
-    if not isinstance(shortlist, Shortlist):
+    if not callable(getattr(shortlist, "entries", None)):
         raise ValueError(f"shortlist must be a Shortlist, but it is a {type(shortlist).__name__}.")
     if any(generate_kwargs.get(name) is not None for name in ("encoder_outputs", "inputs_embeds")):
         raise ValueError("shortlist needs input_ids, because it selects entries by those of the source.")

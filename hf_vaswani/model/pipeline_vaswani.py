@@ -5,12 +5,13 @@ Their inputs and outputs are those of transformers 4.
 
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from functools import partial
 from types import GeneratorType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import (
     BatchEncoding,
     GenerationConfig,
@@ -20,28 +21,20 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .alignment_vaswani import aligning_layers, alignments, identity
-from .markup_vaswani import check_kind
-from .placement_vaswani import Block, translate_markup
-from .precision_vaswani import autocast_to, fastest_translation
 from .sentences_vaswani import (
     LEAST,
+    LOCK,
     MOST_PADDED,
     MOST_POSITIONS,
     TIMES_ON_ACCELERATORS,
-    fitting_spans,
+    LanguageTags,
+    Parts,
+    cut,
+    evaluation_mode,
     has_words,
-    join_sentences,
-    kept_text,
-    language_tags,
     length_groups,
     longest_source,
-    may_be_longer,
-    sentence_spans,
-    without_tag,
 )
-from .sharing_vaswani import LOCK, evaluation_mode
-from .shortlist_vaswani import Shortlist
 
 
 class VaswaniText2TextGenerationPipeline(Pipeline):
@@ -50,9 +43,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     [`VaswaniSummarizationPipeline`] do the same, and name their answers differently.
 
     The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
-    these. The model generates in evaluation mode and gets its previous mode back. Several threads may use one
-    pipeline at the same time; but with `stop_strings`, for which `generate` calls the tokenizer itself, they should
-    all pass the same `truncation`.
+    these. Several threads may use one pipeline; but with `stop_strings`, for which `generate` calls the tokenizer
+    itself, they should all pass the same `truncation`.
 
     Args:
         model ([`PreTrainedModel`]): an encoder-decoder model.
@@ -99,8 +91,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     # transformers' annotations do not cover the classes that the Auto classes return.
     model: Any
     tokenizer: Any
-    # Prepares an engine. The package sets it; a copy of this file on the Hub is without.
-    make_engine: ClassVar[Callable[..., Any] | None] = None
+    _tags: LanguageTags | None = None
+    # Returns what does not travel with a model, by its name. The package sets it; a copy on the Hub is without.
+    at_home: ClassVar[Callable[..., Any] | None] = None
 
     # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
@@ -154,8 +147,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
         self.split_sentences, self.markup = split_sentences, markup
-        if markup is not None:
-            check_kind(markup)
         self.longest_sentence = longest_sentence
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
@@ -170,7 +161,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             if self.model.config.model_type != "vaswani":
                 raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
             config = self.model.config
-            self.torch_settings["shortlist"] = Shortlist.load(
+            self.torch_settings["shortlist"] = self._from_home("shortlist", "shortlist=True").load(
                 self.model.name_or_path,
                 tokenizer,
                 config.vocab_size,
@@ -178,16 +169,22 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             )
         self.engine: Callable[..., torch.Tensor | None] | None = None
         if (engine, compute_type, approximate) != ("torch", None, False):
-            if self.make_engine is None:
-                raise ValueError(f"engine={engine!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
-            self.engine = self.make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
+            make_engine = self._from_home("engine", f"engine={engine!r}")
+            self.engine = make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
         if autocast not in (None, "auto", "bfloat16"):
             raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
         if autocast is not None and engine not in ("torch", "auto"):
             raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
         self.product_dtype = None if autocast is None else torch.bfloat16
         if autocast == "auto":
-            self.product_dtype, _ = fastest_translation(self.model)
+            self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
+        if markup is not None:
+            self._from_home("markup", f"markup={markup!r}")(self, markup)
+
+    def _from_home(self, name: str, option: str) -> Any:
+        if self.at_home is None:
+            raise ValueError(f"{option} needs the package hf_vaswani: install it, and import hf_vaswani.")
+        return self.at_home(name)
 
     def _sanitize_parameters(
         self,
@@ -199,6 +196,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         tgt_lang: str | None = None,
         stop_sequence: str | None = None,
         longest_sentence: int | None = None,
+        split: bool | None = None,
+        in_parts: bool | None = None,
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """
@@ -206,7 +205,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         because text is returned unless `return_tensors` is true.
         """
         before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang, "longest": longest_sentence}
+        before["split"] = split
         after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
+        after["in_parts"] = in_parts
         if stop_sequence is not None:
             with LOCK:
                 ids = self.tokenizer(stop_sequence, add_special_tokens=False).input_ids
@@ -239,21 +240,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Translates one text or many. The model reads each text as one sentence, unless `split_sentences` is set.
 
         Args:
-            inputs (`str`, `list[str]`, `list` of such lists, generator of `str` or `torch.utils.data.Dataset` of
-                `str`): the texts. A column of a dataset (`dataset["en"]`) counts as a list. Lists may be nested to any
-                depth, if each has either texts or lists as items; transformers 4 translated only the first text of
-                each inner list.
+            inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): the texts. A column
+                of a dataset (`dataset["en"]`) counts as a list. The lists of a list are translated one by one.
             args: ignored, with a warning, as in every pipeline.
             split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
-                (see [`sentence_spans`]) and join the translations of the same rank (see [`join_sentences`]). A
+                (see [`sentence_spans`]) and join the translations of the same rank (see [`Parts`]). A
                 language tag at the beginning of a text, as `<2de>`, is put in front of each sentence.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
                 them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
             num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
-                texts are split.
-            batch_size (`int`, *optional*, defaults to 1): number of sentences that the model translates at a time. If
-                texts are split, a batch has sentences of all texts of a list, but of one text of a generator or
-                dataset.
+                texts have markup.
+            batch_size (`int`, *optional*, defaults to 1): number of texts that the model translates at a time, except
+                that it translates few long sentences and many short ones together.
             return_tensors (`bool`, *optional*): return token ids instead of text.
             return_text (`bool`, *optional*): ignored; text is the default, and `return_tensors=True` overrides it.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
@@ -275,117 +273,54 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         Raises:
             TypeError: if `inputs` or one of the texts has another type.
-            ValueError: if neither the pipeline nor `generate` knows a keyword, sentences cannot be batched because the
-                tokenizer has no pad token, a text has half of a surrogate pair, the model was not trained for a
-                language, the vocabulary has tags of target languages but neither the call nor the text chooses one, or
-                `return_tensors` is used with `split_sentences` or `markup`.
+            ValueError: if neither the pipeline nor `generate` knows a keyword, the tokenizer has no pad token for a
+                batch, a text has half of a surrogate pair, the model was not trained for a language, nothing chooses
+                among several, or `return_tensors` is used with `split_sentences` or `markup`.
         """
         kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
-        translate = super().__call__
+        texts = None
+        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
+            texts = list(inputs)
+        if texts and all(isinstance(each, list) for each in texts):
+            kwargs |= {"split_sentences": split_sentences, "markup": markup}
+            return [self(each, *args, **kwargs) for each in texts]
+        kwargs["longest_sentence"] = self._longest(kwargs)
         split = self.split_sentences if split_sentences is None else split_sentences
         markup = self.markup if markup is None else markup
-        if markup is not None:
-            check_kind(markup)
-            # Before anything is translated.
-            aligning_layers(self.model)
-        longest = self._longest(kwargs)
-        joins = split or markup is not None
-        if not joins:
-            kwargs["longest_sentence"] = longest
-        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
-            items = list(inputs)
-            texts = list(_flat(items))
-            if joins:
-                translate = partial(self._translate_sentences, split, markup, longest)
-            translations = translate(texts, *args, **kwargs) if texts else []
-            single = all(len(candidates) == 1 for candidates in translations)
-            return _nested_as(items, iter([found[0] for found in translations] if single else translations))
+        if split or markup is not None:
+            self._check_text(kwargs, "split_sentences=True" if markup is None else f"markup={markup!r}")
+        if markup is None:
+            translate: Callable[..., Any] = partial(super().__call__, split=split or None)
+        else:
+            translate = partial(self._from_home("markup", f"markup={markup!r}")(self, markup), split=split)
+        if texts is not None:
+            for position, text in enumerate(texts):
+                require_text(text, f"item {position} of the list")
+            found = translate(texts, *args, **kwargs) if texts else []
+            return [each[0] for each in found] if all(len(each) == 1 for each in found) else found
         if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
-            _require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
-        if joins:
-            translate = partial(self._translate_sentences, split, markup, longest)
+            require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         return translate(inputs, *args, **kwargs)
 
-    def _translate_sentences(
-        self,
-        split: bool,
-        markup: str | None,
-        longest: int | None,
-        inputs: Any,
-        *args: Any,
-        num_workers: int | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Does the work of the base class's `__call__` for texts that are split into sentences or have markup."""
-        before, _, after = self._sanitize_parameters(**kwargs)
-        if {**self._postprocess_params, **after}.get("return_tensors"):
-            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
+    def translate_parts(self, texts: list[str], **kwargs: Any) -> list[tuple[Parts, list[list[str]]]]:
+        """
+        Translates the parts of texts, see [`cut`]; takes the keywords of a call, but `split` for `split_sentences`.
+
+        Returns:
+            `list`: each text in parts, and the translations of the parts for each rank, best first.
+        """
+        kwargs = {"split": False} | kwargs
+        found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, in_parts=True, **kwargs)
+        return found
+
+    def _check_text(self, kwargs: dict[str, Any], option: str) -> None:
+        if (self._postprocess_params | self._sanitize_parameters(**kwargs)[2]).get("return_tensors"):
             raise ValueError(
                 f"return_tensors=True is not supported with {option}, which joins translations as text: "
                 "leave one of them out."
             )
-
-        languages = [{**self._preprocess_params, **before}.get(name) for name in ("src_lang", "tgt_lang")]
-
-        def translate_texts(texts: list[str], num_workers: int | None) -> list[list[dict[str, str]]]:
-            def translate_plain(plain: list[str]) -> list[tuple[_Split, list[list[str]]]]:
-                return self._translate_split(plain, split, longest, *args, num_workers=num_workers, **kwargs)
-
-            def translate_aligned(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
-                return self._aligned(translate_plain(plain), *languages)
-
-            if markup is None:
-                found = [_joined(*each) for each in translate_plain(texts)]
-            else:
-                found = translate_markup(list(map(self._without_tag, texts)), markup, translate_aligned)
-            return [[{f"{self.return_name}_text": text} for text in of_text] for of_text in found]
-
-        if isinstance(inputs, str):
-            return translate_texts([inputs], num_workers)[0]
-        if isinstance(inputs, list):
-            return translate_texts(inputs, num_workers)
-        if isinstance(inputs, Dataset):
-            workers = self._num_workers if num_workers is None else num_workers
-            inputs = DataLoader(inputs, batch_size=None, num_workers=workers or 0)
-
-        def translate(text: Any) -> Any:
-            _require_text(text, "a sentence")
-            return translate_texts([text], 0)[0]
-
-        from transformers.pipelines.pt_utils import PipelineIterator
-
-        return PipelineIterator(inputs, translate, {})
-
-    def _translate_split(
-        self, texts: list[str], split: bool, longest: int | None, *args: Any, **kwargs: Any
-    ) -> list[tuple["_Split", list[list[str]]]]:
-        """Translates the sentences of all texts together. Returns each text with the translations of each rank."""
-        parts = [self._split(text, split, longest) for text in texts]
-        sentences = [sentence for part in parts for sentence in part.sentences]
-        found = iter(super().__call__(sentences, *args, **kwargs) if sentences else [])
-        return [
-            (
-                part,
-                [
-                    [candidate[f"{self.return_name}_text"] for candidate in of_rank]
-                    for of_rank in zip(*(next(found) for _ in part.sentences), strict=True)
-                ],
-            )
-            for part in parts
-        ]
-
-    def _split(self, text: str, split: bool, longest: int | None) -> "_Split":
-        """Returns the sentences of a text, or the text as one; sentences that are too long are cut."""
-        tag, text = self._without_tag(text)
-        spans = []
-        for start, end in sentence_spans(text) if split else [(0, len(text))]:
-            pieces = [(0, end - start)]
-            if longest is not None and self._is_longer(tag + text[start:end], longest):
-                pieces = fitting_spans(text[start:end], partial(self._fits, tag, longest // 2))
-            spans += [(start + left, start + right) for left, right in pieces]
-        return _Split(text, spans, [tag + text[start:end] for start, end in spans], tag)
 
     def _longest(self, kwargs: dict[str, Any]) -> int | None:
         """Returns the tokens of the longest sentence that a call with these keywords does not cut."""
@@ -403,58 +338,16 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # A model with fewer positions has no room for pieces.
         return longest if longest >= LEAST else None
 
-    def _is_longer(self, text: str, longest: int | None) -> bool:
-        """Returns whether a text has more tokens than this, and words."""
-        if longest is None or not has_words(text):
-            return False
-        text = (self.prefix or "") + text
-        if not may_be_longer(text, longest):
-            return False
-        with LOCK:
-            return len(self.tokenizer(text, verbose=False)["input_ids"]) > longest
-
-    def _fits(self, tag: str, longest: int, piece: str) -> bool:
-        return not self._is_longer(tag + piece, longest)
-
-    def _aligned(
-        self, found: Sequence[tuple["_Split", list[list[str]]]], source: str | None, target: str | None
-    ) -> list[list[tuple[str, list[Block]]]]:
-        """Joins the translations of each text, with the alignment of each sentence."""
-        # The pass reads what the model has read.
-        fronts = [self._front(part.tag, source, target) if self._is_read(part.text) else "" for part, _ in found]
-        pairs = [
-            (front + sentence, translation, self._is_read(sentence.removeprefix(part.tag)))
-            for front, (part, ranks) in zip(fronts, found, strict=True)
-            for of_rank in ranks
-            for sentence, translation in zip(part.sentences, of_rank, strict=True)
-        ]
-        sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
-        read = iter(alignments(self.model, self.tokenizer, sources, targets, unit="pieces"))
-        # A text without words is its own translation; the model has not read it.
-        of_pairs = (
-            next(read) if is_read else identity(target, len(source) - len(target)) for source, target, is_read in pairs
-        )
-        aligned = []
-        for front, (part, ranks) in zip(fronts, found, strict=True):
-            of_text = []
-            for text, of_rank in zip(_joined(part, ranks), ranks, strict=True):
-                blocks, place = [], 0
-                for (start, _), translation in zip(part.spans, of_rank, strict=True):
-                    place = text.index(translation, place)
-                    blocks.append(Block(next(of_pairs), start - len(front + part.tag), place))
-                    place += len(translation)
-                of_text.append((text, blocks))
-            aligned.append(of_text)
-        return aligned
-
-    def _is_read(self, text: str) -> bool:
+    def reads(self, text: str) -> bool:
         """Returns whether the model gets a text, which is not kept."""
         return has_words(text) or (not self.translates and bool(text.strip()))
 
-    def _without_tag(self, text: str) -> tuple[str, str]:
-        """Returns the language tag at the beginning of a text and a space, or nothing, and the rest of the text."""
-        with LOCK:
-            return without_tag(text, language_tags(self.tokenizer).values())
+    @property
+    def tags(self) -> LanguageTags:
+        """The language tags of the tokenizer."""
+        if self._tags is None or self._tags.tokenizer is not self.tokenizer:
+            self._tags = LanguageTags(self.tokenizer, self.model.config)
+        return self._tags
 
     # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
     def preprocess(
@@ -464,40 +357,46 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         src_lang: str | None = None,
         tgt_lang: str | None = None,
         longest: int | None = None,
+        split: bool | None = None,
     ) -> BatchEncoding:
         """
-        Tokenizes one sentence.
+        Tokenizes one text.
 
         Args:
-            input_ (`str`): the sentence.
+            input_ (`str`): the text.
             truncation (`bool` or `str`, *optional*, defaults to `False`): the tokenizer's argument.
             src_lang (`str`, *optional*): source language; by default that in the name of the task.
             tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
             longest (`int`, *optional*): in tokens; a longer sentence is cut.
+            split (`bool`, *optional*): return the text in parts: its sentences if true. By default, only a text that
+                is cut is in parts.
 
         Returns:
             [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `kept` (`str`, *optional*),
-            which stands for the translation of a sentence without words, `pieces` (*optional*): the text of a sentence
-            that is cut, the characters of its pieces and their encodings; and the settings of `generate` by which a
-            multilingual tokenizer chooses the target language.
+            which stands for the translation of a sentence without words, `pieces` (*optional*): the [`Parts`] of the
+            text and their encodings; and the settings of `generate` by which a multilingual tokenizer chooses the
+            target language.
 
         Raises:
             TypeError: if the sentence is not a `str`.
             ValueError: if the model was not trained for the languages, or needs a target language.
         """
-        _require_text(input_, "a sentence")
+        require_text(input_, "a sentence")
+        if split is not None:
+            return self._in_parts(
+                cut(input_, self.tags, longest, split, self.prefix or ""), truncation, src_lang, tgt_lang
+            )
         source_language, target_language = self._check_direction(src_lang, tgt_lang)
         settings: dict[str, Any] = {"truncation": truncation}
         positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
         if positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
         with LOCK:
-            tags = language_tags(self.tokenizer)
-            tag, _ = without_tag(input_, tags.values())
-            kept = kept_text(input_, tags.values())
+            tag, _ = self.tags.split(input_)
+            kept = self.tags.kept(input_)
             if kept and not self.translates:
                 kept = None
-            front = "" if kept is not None else self._language_tag(tags, target_language, tag)
+            front = "" if kept is not None else self.tags.front(tag, target_language)
             # The model does not read a text without words.
             sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
             if hasattr(self.tokenizer, "_build_translation_inputs"):
@@ -514,12 +413,14 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         encoding["kept"], encoding["pieces"] = kept, None
         if longest is None or kept is not None or encoding["input_ids"].shape[-1] <= longest:
             return encoding
-        part = self._split(input_, False, longest)
-        if len(part.sentences) > 1:
-            pieces = [self.preprocess(each, truncation, src_lang, tgt_lang) for each in part.sentences]
-            # Its own ids are not read, and would make those of others longer.
-            encoding = copy.copy(pieces[0])
-            encoding["pieces"] = part.text, part.spans, pieces
+        parts = cut(input_, self.tags, longest, prefix=self.prefix or "")
+        return self._in_parts(parts, truncation, src_lang, tgt_lang) if len(parts.spans) > 1 else encoding
+
+    def _in_parts(self, parts: Parts, *settings: Any) -> BatchEncoding:
+        pieces = [self.preprocess(each, *settings) for each in parts.sources]
+        # The ids of the whole are not read, and would make those of others longer.
+        encoding = copy.copy(pieces[0])
+        encoding["pieces"] = parts, pieces
         return encoding
 
     def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
@@ -549,39 +450,11 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
-    def _front(self, tag: str, src_lang: str | None, tgt_lang: str | None) -> str:
-        """Returns what [`preprocess`] puts in front of a sentence with this tag or none."""
-        language = self._check_direction(src_lang, tgt_lang)[1]
-        with LOCK:
-            return (self.prefix or "") + self._language_tag(language_tags(self.tokenizer), language, tag)
-
-    def _language_tag(self, tags: dict[str, str], language: str | None, tag: str) -> str:
-        """
-        Returns the tag of the target language and a space, to put in front of a sentence, or nothing if the sentence
-        has a tag or the vocabulary has none.
-
-        Args:
-            tags (`dict[str, str]`): the vocabulary's tags, by language.
-            language (`str`, *optional*): target language; by default the only one in the config's `language_pairs`.
-            tag (`str`): the sentence's own tag and a space, or nothing.
-        """
-        known = {pair[1] for pair in getattr(self.model.config, "language_pairs", None) or ()} & tags.keys()
-        if language is None and not tag and known:
-            if len(known) > 1:
-                raise ValueError(
-                    f"The model translates into {', '.join(sorted(known))}: choose one by tgt_lang, or put one of "
-                    f"{', '.join(tags[each] for each in sorted(known))} in front of the text."
-                )
-            (language,) = known
-        if language is None or not tags:
-            return ""
-        if language not in tags:
-            raise ValueError(
-                f"The vocabulary has no tag for the target language {language!r}, only for {', '.join(tags)}."
-            )
-        if tag and tag.strip() != tags[language]:
-            raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
-        return "" if tag else f"{tags[language]} "
+    def front(self, tag: str, **kwargs: Any) -> str:
+        """Returns what a call with these keywords puts in front of a sentence with this tag or none."""
+        before = self._preprocess_params | self._sanitize_parameters(**kwargs)[0]
+        language = self._check_direction(before.get("src_lang"), before.get("tgt_lang"))[1]
+        return (self.prefix or "") + self.tags.front(tag, language)
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
         """
@@ -589,16 +462,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
         Returns:
             `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`), which are padding for
-            a sentence without words or in pieces; with `kept`, from [`preprocess`]; and with `pieces`, as there, but
-            with output ids in place of encodings.
+            a text without words or in parts; with `kept`, from [`preprocess`]; and with `pieces`: the [`Parts`] of a
+            text, what is kept of them, and the output ids of the others.
         """
-        kept, pieces = model_inputs["kept"], model_inputs["pieces"]
-        # One sentence alone is no list.
-        is_batch = isinstance(kept, list)
-        in_pieces = pieces if is_batch else [pieces]
-        has_text = [
-            each is None and parts is None for each, parts in zip(kept if is_batch else [kept], in_pieces, strict=True)
-        ]
+        # One text alone is no list.
+        is_batch = isinstance(model_inputs["kept"], list)
+        kept, pieces = (model_inputs[name] if is_batch else [model_inputs[name]] for name in ("kept", "pieces"))
+        has_text = [each is None and parts is None for each, parts in zip(kept, pieces, strict=True)]
         model_inputs = {name: value for name, value in model_inputs.items() if name not in ("kept", "pieces")}
         tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
         # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
@@ -611,36 +481,34 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
 
-        found = [None if parts is None else self._generate_pieces(parts, settings) for parts in in_pieces]
-        answer = {"kept": kept, "pieces": found if is_batch else found[0]}
-        if not any(has_text):
-            # Another thread may be waiting for the end of the stream.
-            if settings.get("streamer") is not None:
-                settings["streamer"].end()
-            config = settings.get("generation_config") or self.model.generation_config
-            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-            generated = model_inputs["input_ids"].new_zeros(0, candidates, 1)
-        else:
-            if not all(has_text):
-                tensors = {name: tensor[has_text] for name, tensor in tensors.items()}
-            generated = self._generate(tensors, settings)
+        # Another thread may be waiting for the end of the stream.
+        if settings.get("streamer") is not None and not any(has_text) and not any(pieces):
+            settings["streamer"].end()
+        of_pieces = self._generate_pieces([each for each in pieces if each is not None], settings)
+        found = [None if each is None else next(of_pieces) for each in pieces]
+        answer = {"kept": kept if is_batch else kept[0], "pieces": found if is_batch else found[0]}
         if all(has_text):
-            return {"output_ids": generated, **answer}  # [batch, candidates, target]
+            return {"output_ids": self._generate(tensors, settings), **answer}  # [batch, candidates, target]
+        generated = self._generate({name: tensor[has_text] for name, tensor in tensors.items()}, settings)
         output_ids = generated.new_full((len(has_text), *generated.shape[1:]), self._padding())
         output_ids[has_text] = generated
         return {"output_ids": output_ids, **answer}  # [batch, candidates, target]
 
     def _generate_pieces(
-        self, parts: tuple[str, Any, Sequence[dict[str, Any]]], settings: dict[str, Any]
-    ) -> tuple[str, Any, list[str | None], torch.Tensor]:
-        """Returns text and spans of a sentence that was cut, what was kept of it, and the ids of the other pieces."""
-        text, spans, pieces = parts
-        kept = [piece["kept"] for piece in pieces]
-        read = [piece["input_ids"][0] for piece in pieces if piece["kept"] is None]
-        with LOCK:
-            tensors = dict(self.tokenizer.pad({"input_ids": read}, return_tensors="pt"))
+        self, texts: Sequence[tuple[Parts, Sequence[dict[str, Any]]]], settings: dict[str, Any]
+    ) -> Iterator[tuple[Parts, list[str | None], torch.Tensor]]:
+        """Yields the parts of each text, what is kept of them, and the ids of the others; all are translated first."""
+        read = [piece["input_ids"][0] for _, pieces in texts for piece in pieces if piece["kept"] is None]
+        tensors = {"input_ids": torch.zeros(0, 1, dtype=torch.long)}
+        if read:
+            with LOCK:
+                tensors = dict(self.tokenizer.pad({"input_ids": read}, padding=len(read) > 1, return_tensors="pt"))
         tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items() if name != "token_type_ids"}
-        return text, spans, kept, self._generate(tensors, settings)  # [pieces, candidates, target]
+        generated, place = self._generate(tensors, settings), 0  # [pieces, candidates, target]
+        for parts, pieces in texts:
+            kept = [piece["kept"] for piece in pieces]
+            yield parts, kept, generated[place : place + kept.count(None)]
+            place += kept.count(None)
 
     def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
         """
@@ -650,8 +518,13 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         rows = len(tensors["input_ids"])
         mask = tensors.get("attention_mask")
         config = settings.get("generation_config") or self.model.generation_config
+        if not rows:
+            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
+            return tensors["input_ids"].new_zeros(0, candidates, 1)
         limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
         groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), *limits)
+        if settings.get("streamer") is not None:
+            groups = [[row] for row in range(rows)]
         found = []
         for group in map(sorted, groups):
             part = tensors
@@ -663,7 +536,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 }
             generated = None if self.engine is None else self.engine(**part, **settings)
             if generated is None:
-                with evaluation_mode(self.model), autocast_to(self.product_dtype, self.model.device):
+                is_rounded = self.product_dtype == torch.bfloat16
+                autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
+                with evaluation_mode(self.model), autocast:
                     generated = self.model.generate(**part, **(self.torch_settings | settings))
             generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
             found.append(generated.reshape(len(group), -1, generated.shape[-1]))
@@ -707,24 +582,25 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         model_outputs: dict[str, Any],
         return_tensors: bool = False,
         clean_up_tokenization_spaces: bool = False,
-    ) -> list[dict[str, Any]]:
+        in_parts: bool = False,
+    ) -> Any:
         """
-        Decodes the translations of one sentence.
+        Decodes the translations of one text.
 
         Args:
             model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`; `kept`, the text that stands for
-                the translations of a sentence without words; and `pieces`, those of a sentence that was cut.
+                the translations of a text without words; and `pieces`, the parts of a text and their ids.
             return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
 
+            in_parts (`bool`, *optional*, defaults to `False`): return the parts of the text and their translations.
+
         Returns:
-            `list[dict]`: one dict per candidate, the best first.
+            `list[dict]`: one dict per candidate, the best first; or `tuple` of what [`translate_parts`] returns.
         """
         candidates = model_outputs["output_ids"][0]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
-        if model_outputs["kept"] is not None:
-            return [{f"{self.return_name}_text": model_outputs["kept"]} for _ in candidates]
 
         def decoded(ids: torch.Tensor) -> list[str]:
             with LOCK:
@@ -735,15 +611,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 )
             return texts
 
-        if model_outputs["pieces"] is None:
-            return [{f"{self.return_name}_text": text} for text in decoded(candidates)]
-        text, spans, kept, ids = model_outputs["pieces"]
-        answers = []
-        for of_rank in ids.unbind(dim=1):
-            left = iter(decoded(of_rank))
-            pieces = [next(left) if each is None else each for each in kept]
-            answers.append({f"{self.return_name}_text": join_sentences(text, spans, pieces)})
-        return answers
+        if model_outputs["pieces"] is not None:
+            parts, kept, ids = model_outputs["pieces"]
+            left = [iter(decoded(rank)) for rank in ids.unbind(dim=1)]
+            ranks = [[next(texts) if each is None else each for each in kept] for texts in left]
+            if in_parts:
+                return parts, ranks
+            found = list(map(parts.join, ranks))
+        elif model_outputs["kept"] is not None:
+            found = [model_outputs["kept"]] * len(candidates)
+        else:
+            found = decoded(candidates)
+        return [{f"{self.return_name}_text": text} for text in found]
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
@@ -792,7 +671,7 @@ def find_non_finite(model: Any) -> str | None:
     return next((name for name, is_finite in zip(sums, are_finite, strict=True) if not is_finite), None)
 
 
-def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
+def require_text(sentence: object, where: str, alternatives: str = "") -> None:
     """Raises a `TypeError` unless `sentence` is a `str`, and a `ValueError` if it cannot be encoded."""
     if not isinstance(sentence, str):
         raise TypeError(f"The pipeline takes a str{alternatives}, but {where} is a {type(sentence)}.")
@@ -802,40 +681,3 @@ def _require_text(sentence: object, where: str, alternatives: str = "") -> None:
         raise ValueError(
             f"The pipeline takes text, but {where} has half of a surrogate pair as character {error.start + 1}."
         ) from error
-
-
-class _Split(NamedTuple):
-    """A text without its language tag; its sentences, with the tag; and where they are in the text."""
-
-    text: str
-    spans: list[tuple[int, int]]
-    sentences: list[str]
-    tag: str
-
-
-def _joined(part: _Split, ranks: Sequence[Sequence[str]]) -> list[str]:
-    """Joins the translations of a text's sentences, candidates of the same rank with each other."""
-    return [join_sentences(part.text, part.spans, of_rank) for of_rank in ranks]
-
-
-def _flat(items: list[Any], name: str = "the list") -> Iterator[str]:
-    """Yields the texts of nested lists; raises a `TypeError` for an item of another type."""
-    nested = _is_nested(items)
-    for position, item in enumerate(items):
-        where = f"item {position} of {name}"
-        if nested:
-            yield from _flat(item, where)
-        else:
-            _require_text(item, where)
-            yield item
-
-
-def _nested_as(items: list[Any], translations: Iterator[Any]) -> list[Any]:
-    """Returns the translations of the texts of a list, nested like it."""
-    if _is_nested(items):
-        return [_nested_as(item, translations) for item in items]
-    return [next(translations) for _ in items]
-
-
-def _is_nested(items: list[Any]) -> bool:
-    return bool(items) and all(isinstance(item, list) for item in items)

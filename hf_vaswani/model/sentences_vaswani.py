@@ -1,10 +1,60 @@
 """Sentences as a model gets them: split and joined, tagged, kept without words, cut when too long, and in batches."""
 
+import os
 import re
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+import torch
+
+# ---- Models and tokenizers that several threads use --------------------------------------------------------------
+
+# Held while a tokenizer is called, because calls change its settings, and while a model changes its mode. Pipelines
+# can share tokenizers and models, so they share the lock. Translation itself runs without it. The thread that holds it
+# can take it again, because a fork takes it, and a tokenizer may fork.
+LOCK = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
+@dataclass
+class _Use:
+    """The threads in [`evaluation_mode`] of one model, and its modules that they found in training mode."""
+
+    threads: int = 0
+    in_training: list[torch.nn.Module] = field(default_factory=list)
+
+
+IN_USE: defaultdict[torch.nn.Module, _Use] = defaultdict(_Use)
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Puts a model in evaluation mode. The last of several threads to leave gives its modules their modes back."""
+    with LOCK:
+        use = IN_USE[model]
+        use.threads += 1
+        use.in_training += [module for module in model.modules() if module.training]
+        model.eval()
+    try:
+        yield
+    finally:
+        with LOCK:
+            use.threads -= 1
+            if not use.threads:
+                del IN_USE[model]
+                for module in use.in_training:
+                    module.training = True
+
+
+# ---- Sentences of a text -----------------------------------------------------------------------------------------
 
 OPENING, CLOSING = "\"'“”„‘’‚«»‹›([{¿¡", "\"'“”‘’«»‹›)]}"
 WHITE_SPACE = " \t\u00a0\u202f"
@@ -64,41 +114,6 @@ def _is_wide(text: str) -> bool:
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
-def join_sentences(text: str, spans: Sequence[tuple[int, int]], translations: Sequence[str]) -> str:
-    """
-    Joins the translations of a text's sentences.
-
-    Args:
-        text (`str`): the source text.
-        spans (`Sequence[tuple[int, int]]`): its sentences, from [`sentence_spans`].
-        translations (`Sequence[str]`): a translation of each sentence.
-
-    Returns:
-        `str`: the translations, separated by the source's white space if that has a newline, else by one space, or by
-        nothing after a mark of a script without spaces.
-    """
-    pieces, end = [""], 0
-    for (start, next_end), translation in zip(spans, translations, strict=True):
-        space, last = text[end:start], pieces[-1]
-        if "\n" in space:
-            pieces.append(space)
-        elif translation and last.strip() and not _is_wide(last):
-            pieces.append(" ")
-        if translation:
-            pieces.append(translation)
-        end = next_end
-    return "".join(pieces) + (text[end:] if "\n" in text[end:] else "")
-
-
-def language_tags(tokenizer: Any) -> dict[str, str]:
-    """
-    Returns the tags of target languages in a vocabulary, as `{"de": "<2de>"}`. They are put in front of a source
-    sentence. A tokenizer for a single direction has no tags.
-    """
-    get_added_vocab = getattr(tokenizer, "get_added_vocab", dict)
-    return {match[1]: tag for tag in get_added_vocab() if (match := re.fullmatch(r"<2(.+)>", tag))}
-
-
 # ---- Text without words ------------------------------------------------------------------------------------------
 
 # Letters that are not seen: the fillers of Hangul.
@@ -110,28 +125,100 @@ def has_words(text: str) -> bool:
     return any(sign.isalpha() and sign not in FILLERS for sign in text)
 
 
-def without_tag(text: str, tags: Iterable[str]) -> tuple[str, str]:
-    """Splits a text into one of these language tags at its beginning and a space, or nothing, and the rest."""
-    bare = text.lstrip()
-    tag = next((tag for tag in tags if bare.startswith(tag)), None)
-    return ("", text) if tag is None else (f"{tag} ", bare.removeprefix(tag).lstrip())
+# ---- Language tags -----------------------------------------------------------------------------------------------
 
 
-def kept_text(text: str, tags: Iterable[str]) -> str | None:
+class LanguageTags:
     """
-    Returns what stands for the translation of a text without words, for which a model would invent something.
+    The tags of target languages in a vocabulary, such as `<2de>`: each source sentence has one in front of it. The
+    tokenizer of a single direction has none.
 
     Args:
-        text (`str`): the text, with a language tag or without.
-        tags (`Iterable[str]`): the tags of the vocabulary.
-
-    Returns:
-        `str`: the text without its tag; nothing for white space alone. `None` for a text that has words.
+        tokenizer ([`PreTrainedTokenizerBase`]): the tokenizer; tokens may be added to it later.
+        config ([`PretrainedConfig`], *optional*): config of the model, which may have `language_pairs`.
+        option (`str`): where a language is chosen, for error messages.
+        is_required (`bool`): refuse text without a tag of a model that names no languages, too.
     """
-    _, rest = without_tag(text, tags)
-    if has_words(rest):
-        return None
-    return rest if rest.strip() else ""
+
+    def __init__(
+        self, tokenizer: Any, config: Any = None, option: str = "tgt_lang", is_required: bool = False
+    ) -> None:
+        self.tokenizer, self.config, self.option, self.is_required = tokenizer, config, option, is_required
+        self._size: int | None = None
+        self._tags: dict[str, str] = {}
+
+    @property
+    def by_language(self) -> dict[str, str]:
+        """The tags, as `{"de": "<2de>"}`."""
+        if not hasattr(self.tokenizer, "get_added_vocab"):
+            return {}
+        with LOCK:
+            size = len(self.tokenizer)
+            if size != self._size:
+                added = self.tokenizer.get_added_vocab()
+                self._tags = {match[1]: tag for tag in added if (match := re.fullmatch(r"<2(.+)>", tag))}
+                self._size = size
+            return self._tags
+
+    @property
+    def targets(self) -> list[str]:
+        """The languages that the model translates into, if its config names them."""
+        return list(dict.fromkeys(pair[1] for pair in getattr(self.config, "language_pairs", None) or ()))
+
+    def find(self, language: str) -> str:
+        """Returns the tag of a language; raises a `ValueError` with all languages if there is none."""
+        tags = self.by_language
+        if language not in tags:
+            known = f", only for {', '.join(tags)}" if tags else ": it has no language tags"
+            raise ValueError(f"The vocabulary has no tag for the target language {language!r}{known}.")
+        return tags[language]
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Splits a text into the tag at its beginning and a space, or nothing, and the rest."""
+        bare = text.lstrip()
+        for tag in self.by_language.values() if bare.startswith("<2") else ():
+            if bare.startswith(tag):
+                return f"{tag} ", bare.removeprefix(tag).lstrip()
+        return "", text
+
+    def front(self, tag: str, language: str | None) -> str:
+        """
+        Returns what is put in front of a sentence with this tag, as [`~LanguageTags.split`] returns it: the tag of the
+        target language and a space, or nothing if the sentence has it or the vocabulary has no tags. The language is
+        by default the only one that the model translates into.
+
+        Raises:
+            ValueError: the vocabulary has no tag for the language, the sentence has another one, or neither chooses
+                among several.
+        """
+        tags, targets = self.by_language, self.targets
+        if language is None and not tag:
+            known = sorted(tags.keys() & targets) or sorted(tags if self.is_required and not targets else ())
+            if len(known) > 1 or (not targets and known):
+                raise ValueError(
+                    f"The model translates into {', '.join(known)}: choose one by {self.option}, or put one of "
+                    f"{', '.join(tags[each] for each in known)} in front of the text."
+                )
+            language = known[0] if known else None
+        if language is None or not tags:
+            return ""
+        if tag not in ("", front := f"{self.find(language)} "):
+            raise ValueError(f"The target language is {language!r}, but the text begins with {tag.strip()}.")
+        return "" if tag else front
+
+    def put(self, text: str, language: str | None = None) -> str:
+        """Returns a text with a tag in front, see [`~LanguageTags.front`]. Blank text stays as it is."""
+        return self.front(self.split(text)[0], language) + text if text.strip() else text
+
+    def kept(self, text: str) -> str | None:
+        """
+        Returns what stands for the translation of a text without words, for which a model would invent something: the
+        text without its tag, and nothing for white space alone. `None` for a text that has words.
+        """
+        _, rest = self.split(text)
+        if has_words(rest):
+            return None
+        return rest if rest.strip() else ""
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------
@@ -166,6 +253,76 @@ def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
         is_learned = getattr(config, "position_encoding", None) == "learned"
         limits.append(positions if recorded is None or is_learned else max(recorded, SHORT))
     return min(limits)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """
+    A text in parts, which are translated one by one.
+
+    Attributes:
+        tag (`str`): the language tag of all parts and a space, or nothing.
+        text (`str`): the text without its tag.
+        spans (`list[tuple[int, int]]`): start and end of each part, with only white space between them.
+    """
+
+    tag: str
+    text: str
+    spans: list[tuple[int, int]]
+
+    @property
+    def sources(self) -> list[str]:
+        """The parts, each with the tag."""
+        return [self.tag + self.text[start:end] for start, end in self.spans]
+
+    def join(self, translations: Sequence[str]) -> str:
+        """
+        Joins translations of the parts: by the white space between the parts if that has a newline, else by one space,
+        and by nothing after a mark of a script without spaces.
+        """
+        pieces, end = [""], 0
+        for (start, next_end), translation in zip(self.spans, translations, strict=True):
+            space, last = self.text[end:start], pieces[-1]
+            if "\n" in space:
+                pieces.append(space)
+            elif translation and last.strip() and not _is_wide(last):
+                pieces.append(" ")
+            if translation:
+                pieces.append(translation)
+            end = next_end
+        return "".join(pieces) + (self.text[end:] if "\n" in self.text[end:] else "")
+
+
+def cut(text: str, tags: LanguageTags, longest: int | None, split: bool = False, prefix: str = "") -> Parts:
+    """
+    Cuts a text into what is translated at a time.
+
+    Args:
+        text (`str`): the text, with a language tag or without.
+        tags ([`LanguageTags`]): those of the tokenizer that counts.
+        longest (`int`, *optional*): most tokens of a part. A longer one is cut into sentences of at most half as many,
+            which leaves room for longer translations.
+        split (`bool`): cut it into its sentences anyway.
+        prefix (`str`): what each part gets in front of its tag.
+    """
+    tag, text = tags.split(text)
+    spans = []
+    for start, end in sentence_spans(text) if split else [(0, len(text))]:
+        pieces = [(0, end - start)]
+        if longest is not None and is_longer(text[start:end], longest, tags.tokenizer, prefix + tag):
+            pieces = fitting_spans(
+                text[start:end], lambda piece: not is_longer(piece, longest // 2, tags.tokenizer, prefix + tag)
+            )
+        spans += [(start + left, start + right) for left, right in pieces]
+    return Parts(tag, text, spans)
+
+
+def is_longer(text: str, longest: int, tokenizer: Any, front: str = "") -> bool:
+    """Returns whether a text has words, and more than this many tokens together with what is in front of it."""
+    if not has_words(text) or not may_be_longer(front + text, longest):
+        return False
+    with LOCK:
+        return len(tokenizer(front + text, verbose=False)["input_ids"]) > longest
 
 
 def may_be_longer(text: str, longest: int) -> bool:

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ..records import from_json, to_json
 from .manifest import Manifest, ShardRecord
 from .storage import Folder
-from .worker import ShardTranslator, Translator
+from .worker import ShardWorker, TextTranslator
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ class _Worker:
     Errors are returned, because of those that are raised Ray Data keeps the traceback alone.
     """
 
-    def __init__(self, manifest: Manifest, output: str, load: Callable[[], Translator]) -> None:
+    def __init__(self, manifest: Manifest, output: str, load: Callable[[], TextTranslator]) -> None:
         self.manifest, self.output, self.load, self.folder = manifest, output, load, Folder(output)
 
     @cached_property
-    def translate(self) -> ShardTranslator:
+    def translate(self) -> ShardWorker:
         """The translator, with its model, which is loaded with the first shard."""
-        return ShardTranslator(self.manifest, self.output, self.load)
+        return ShardWorker(self.manifest, self.output, self.load)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, str]:
         try:
@@ -99,7 +99,7 @@ class _Worker:
 
 
 def translate_on_ray(
-    manifest: Manifest, output: str, missing: list[int], load: Callable[[], Translator], workers: Workers
+    manifest: Manifest, output: str, missing: list[int], load: Callable[[], TextTranslator], workers: Workers
 ) -> Iterator[ShardRecord]:
     """
     Translates shards on a Ray cluster. A process that dies is started again, and so is its shard.

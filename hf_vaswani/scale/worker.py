@@ -20,15 +20,15 @@ from .shards import UNKNOWN_TO_PYTHON, Block, Source, blocks, schema_of
 from .storage import Folder
 
 # Scores and translations of a text, best first.
-Candidates = list[tuple[float, str]]
-Translate = Callable[[list[str]], list[Candidates]]
+NBestList = list[tuple[float, str]]
+TranslateLines = Callable[[list[str]], list[NBestList]]
 # Kind and sentence.
 Problem = tuple[str, str]
 
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 
 
-class Translator:
+class TextTranslator:
     """
     A model as tables use it.
 
@@ -40,11 +40,11 @@ class Translator:
     """
 
     def __init__(
-        self, translate: Translate, tagged: Callable[[str], str] = str, lines_split: Callable[[], int] = lambda: 0
+        self, translate: TranslateLines, tagged: Callable[[str], str] = str, lines_split: Callable[[], int] = lambda: 0
     ) -> None:
         self.translate, self.tagged, self.lines_split = translate, tagged, lines_split
 
-    def __call__(self, texts: list[str]) -> list[Candidates | Exception]:
+    def __call__(self, texts: list[str]) -> list[NBestList | Exception]:
         """
         Translates texts line by line.
 
@@ -54,7 +54,7 @@ class Translator:
         Returns:
             `list`: for each text its n-best list, or the error if it cannot be translated.
         """
-        found: list[Candidates | Exception] = []
+        found: list[NBestList | Exception] = []
         lines_of: list[list[str] | Exception] = []
         for text in texts:
             try:
@@ -67,7 +67,7 @@ class Translator:
             found.append(lines if isinstance(lines, Exception) else next(translated))
         return found
 
-    def _isolated(self, texts: list[list[str]]) -> list[Candidates | Exception]:
+    def _isolated(self, texts: list[list[str]]) -> list[NBestList | Exception]:
         """Translates texts together, and in halves if that fails, until those that make it fail are found."""
         try:
             lines = iter(self.translate([line for text in texts for line in text]))
@@ -81,7 +81,7 @@ class Translator:
             return [error]
 
 
-def _joined(lines: list[Candidates]) -> Candidates:
+def _joined(lines: list[NBestList]) -> NBestList:
     """Joins the n-best lists of the lines of a text rank by rank."""
     # One line in is one line out, even if the model generates a line separator.
     return [
@@ -234,7 +234,7 @@ class _Rejected:
 # ---- The shard ---------------------------------------------------------------------------------------------------
 
 
-class ShardTranslator:
+class ShardWorker:
     """
     Translates shards, one after the other.
 
@@ -244,7 +244,7 @@ class ShardTranslator:
         load (`Callable`): loads the model.
     """
 
-    def __init__(self, manifest: Manifest, output: str, load: Callable[[], Translator]) -> None:
+    def __init__(self, manifest: Manifest, output: str, load: Callable[[], TextTranslator]) -> None:
         self.manifest, self.folder = manifest, Folder(output)
         self.translator = load()
 
@@ -297,7 +297,7 @@ class ShardTranslator:
 
     def _translated(
         self, block: Block, problems: dict[int, Problem]
-    ) -> tuple[dict[int, Candidates], dict[int, Problem]]:
+    ) -> tuple[dict[int, NBestList], dict[int, Problem]]:
         """Returns the n-best lists of the rows of a block, and the reasons of those that have none, by their place."""
         texts = block.column(self.manifest.settings.column)
         for place, text in enumerate(texts):
@@ -331,7 +331,7 @@ class ShardTranslator:
         return None
 
 
-def _values(settings: Settings, candidates: Candidates) -> list[Any]:
+def _values(settings: Settings, candidates: NBestList) -> list[Any]:
     """Returns the values of the added columns."""
     scores, texts = [round(score, 4) for score, _ in candidates], [text for _, text in candidates]
     return [texts[0], *([scores[0]] if settings.score else []), *([texts, scores] if settings.n_best else [])]

@@ -25,7 +25,7 @@ LATENESS = 1.0
 PROBE = "a"
 
 # Translates texts of one kind, and returns the translations of each, best first.
-Translate = Callable[[Any, list[str]], list[list[str]]]
+TranslateBatch = Callable[[Any, list[str]], list[list[str]]]
 
 
 class QueueFullError(Exception):
@@ -91,7 +91,7 @@ class Batcher:
 
     def __init__(
         self,
-        translate: Translate,
+        translate: TranslateBatch,
         most_waiting: int,
         observe: Callable[[int], object] | None = None,
         observe_waiting: Callable[[int], object] | None = None,
@@ -274,12 +274,10 @@ class Batcher:
         return True
 
     async def _run(self, kind: Hashable, texts: list[str], jobs: Sequence[_Job]) -> list[list[str]]:
-        """Translates texts of these jobs in the thread, those of similar length beside each other."""
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]), reverse=True)
+        """Translates texts of these jobs in the thread."""
         done: Future[list[list[str]]] = Future()
-        self._calls.put((done, partial(self._translate_in_thread, kind, [texts[number] for number in order], jobs)))
-        found = await asyncio.wrap_future(done)
-        return [translations for _, translations in sorted(zip(order, found, strict=True))]
+        self._calls.put((done, partial(self._translate_in_thread, kind, texts, jobs)))
+        return await asyncio.wrap_future(done)
 
     def _translate_in_thread(self, kind: Hashable, texts: list[str], jobs: Sequence[_Job]) -> list[list[str]]:
         self._running = jobs

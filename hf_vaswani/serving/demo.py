@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ..model.alignment_vaswani import Alignment, alignments
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
-from ..model.sentences_vaswani import join_sentences, language_tags, sentence_spans
+from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
+from ..translation.alignment import AlignedPart, align_parts
 from ..visualization.explorer import explore
 from .batcher import OverdueError
 
@@ -30,7 +31,7 @@ DEADLINE = 30.0
 COLOURS = ("#8ecae6", "#ffd166", "#a7e8bd", "#f4a9a8", "#cdb4f6", "#ffb27d", "#9be3de", "#e5c1e9")
 
 # Words of a text, each with the number of its colour or None.
-Parts = list[tuple[str, str | None]]
+Words = list[tuple[str, str | None]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Answer:
     """
 
     translations: list[str]
-    source: Parts
-    target: Parts
+    source: Words
+    target: Words
 
 
 class DemoTranslator:
@@ -60,9 +61,9 @@ class DemoTranslator:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.pipeline = VaswaniTranslationPipeline(model, tokenizer, batch_size=8)
-        targets = dict.fromkeys(pair[1] for pair in getattr(model.config, "language_pairs", None) or ())
-        self.tags = {code: tag for code, tag in language_tags(tokenizer).items() if code in targets or not targets}
+        self.pipeline = VaswaniTranslationPipeline(model, tokenizer)
+        tags = LanguageTags(tokenizer, model.config)
+        self.tags = {code: tag for code, tag in tags.by_language.items() if code in (tags.targets or tags.by_language)}
 
     def settings(self, num_beams: float, length_penalty: float) -> dict[str, Any]:
         """Returns the settings of `generate()`; greedy search has no length penalty."""
@@ -73,19 +74,6 @@ class DemoTranslator:
             # They have no effect on greedy search, and transformers would warn about each.
             found |= {"length_penalty": None, "early_stopping": None}
         return found
-
-    def sentences(self, text: str, language: str | None) -> list[str]:
-        """
-        Returns the sentences of a text, with the tag of the target language if the model has several.
-
-        Raises:
-            ValueError: the text is too long.
-        """
-        # The browser's limit does not hold for programs.
-        if len(text) > LONGEST:
-            raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
-        tag = f"{self.tags[language]} " if language in self.tags else ""
-        return [tag + text[start:end] for start, end in sentence_spans(text)]
 
     def answer(self, text: str, language: str | None, num_beams: float, length_penalty: float, count: float) -> Answer:
         """
@@ -105,8 +93,8 @@ class DemoTranslator:
             raise ValueError(f"At least one translation and one beam are needed, not {count:g} and {num_beams:g}.")
         if not text.strip():
             return Answer([], [], [])
-        sentences = self.sentences(text, language)
-        spans = sentence_spans(text)
+        check_length(text)
+        language = language if language in self.tags else None
         count = min(int(count), int(num_beams))
         until = time.monotonic() + DEADLINE
 
@@ -116,46 +104,50 @@ class DemoTranslator:
             return False
 
         settings = self.settings(num_beams, length_penalty) | {"stopping_criteria": [EndCriteria(end_if_over)]}
-        found = self.pipeline(sentences, num_return_sequences=count, **settings)
-        # One translation of each sentence is a dict in place of a list.
-        ranks = [
-            [(each if isinstance(each, list) else [each])[rank]["translation_text"] for each in found]
-            for rank in range(count)
-        ]
-        translations = [join_sentences(text, spans, rank) for rank in ranks]
-        aligned = alignments(self.model, self.tokenizer, sentences, ranks[0])
-        offsets = [
-            start - (len(sentence) - (end - start)) for (start, end), sentence in zip(spans, sentences, strict=True)
-        ]
-        places, place = [], 0
-        for translation in ranks[0]:
-            place = translations[0].index(translation, place)
-            places.append(place)
-            place += len(translation)
-        return Answer(translations, *coloured(text, translations[0], aligned, offsets, places))
+        settings |= {"num_return_sequences": count, "longest_sentence": longest_source([self.model], self.tokenizer)}
+        found = self.pipeline.translate_parts([text], split=True, tgt_lang=language, **settings)
+        ((best, *others),) = align_parts(
+            self.model,
+            self.tokenizer,
+            found,
+            "words",
+            front=partial(self.pipeline.front, tgt_lang=language),
+            reads=self.pipeline.reads,
+        )
+        parts = found[0][0]
+        # Behind a tag, the text begins later.
+        begin = len(text) - len(parts.text)
+        aligned = [part._replace(source=part.source + begin) for part in best[1]]
+        return Answer([best[0], *(other for other, _ in others)], *coloured(text, best[0], aligned))
 
     def explorer(self, text: str, language: str | None, num_beams: float, length_penalty: float) -> str:
         """Returns the explorer's page of the first sentence of a text, as a frame."""
         if not text.strip():
             return ""
+        check_length(text)
+        start, end = sentence_spans(text)[0]
+        sentence = LanguageTags(self.tokenizer).put(text[start:end], language if language in self.tags else None)
         settings = self.settings(num_beams, length_penalty)
-        return explore(self.model, self.tokenizer, self.sentences(text, language)[0], settings=settings)._repr_html_()
+        return explore(self.model, self.tokenizer, sentence, settings=settings)._repr_html_()
 
 
-def coloured(
-    source: str, target: str, aligned: Sequence[Alignment], sources: Sequence[int], targets: Sequence[int]
-) -> tuple[Parts, Parts]:
+def check_length(text: str) -> None:
+    """Raises a `ValueError` if a text is too long. The browser's limit does not hold for programs."""
+    if len(text) > LONGEST:
+        raise ValueError(f"The text has {len(text):,} characters, but at most {LONGEST:,} are translated.")
+
+
+def coloured(source: str, target: str, aligned: Sequence[AlignedPart]) -> tuple[Words, Words]:
     """
     Gives words that belong together the same colour.
 
     Args:
         source (`str`), target (`str`): a text and its translation.
-        aligned (`Sequence[Alignment]`): the alignments of its sentences.
-        sources (`Sequence[int]`), targets (`Sequence[int]`): where the sentences begin in both.
+        aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
     """
     marks: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]] = ([], [])
     number = 0
-    for alignment, source_start, target_start in zip(aligned, sources, targets, strict=True):
+    for alignment, source_start, target_start in aligned:
         for group in _groups(alignment.links()):
             for side, spans, start in (
                 (0, alignment.source_spans, source_start),
@@ -177,9 +169,9 @@ def _groups(links: Sequence[tuple[int, int]]) -> list[set[tuple[int, int]]]:
     return sorted(groups, key=min)
 
 
-def _parts(text: str, marks: Sequence[tuple[int, int, int]]) -> Parts:
+def _parts(text: str, marks: Sequence[tuple[int, int, int]]) -> Words:
     """Splits a text into its marked parts and those between them."""
-    parts: Parts = []
+    parts: Words = []
     place = 0
     for start, end, number in sorted(marks):
         if place < start:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.rules_vaswani import EndCriteria
-from ..model.sharing_vaswani import ended_by
+from ..translation.alignment import ended_by
 from .batcher import MOST_TEXTS, Batcher, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
@@ -301,7 +301,7 @@ def check_key(request: Request, given: str | None, keys: Collection[bytes]) -> N
         raise RefusedError(403, "The API key is wrong.")
 
 
-class Translator:
+class BatchTranslator:
     """
     Translates texts of one kind in a thread of the [`Batcher`].
 
@@ -422,7 +422,7 @@ def build_server(
 
     # One for short requests, which do not wait for the others: both translate at the same time.
     for is_long in (False, True):
-        translator = Translator(pipelines, returns_memory=is_long)
+        translator = BatchTranslator(pipelines, returns_memory=is_long)
         batchers.append(Batcher(translator, limits.waiting, observe, observe_waiting, limits.deadline))
         translator.end_if_over = batchers[-1].end_if_over
     keys = [key.encode() for key in api_keys]

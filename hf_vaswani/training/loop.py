@@ -27,8 +27,6 @@ from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclus
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..model.precision_vaswani import fastest_training
-from ..model.shortlist_vaswani import FILE as SHORTLIST
 from ..processes import build_accelerator, leave, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result, public
@@ -60,6 +58,8 @@ from ..run_folder import (
     write_environment,
     write_result,
 )
+from ..translation.precision import fastest_training
+from ..translation.shortlist import FILE as SHORTLIST
 from .adapters import check_peft
 from .comparison import check_loading, offer_checkpoint, translate_tests
 from .consistency import TwoPasses

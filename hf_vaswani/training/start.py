@@ -18,7 +18,7 @@ from ..data.tokenizer import has_tag, is_tag, language_tag
 from ..files import atomic_folder, find_damage, read_json, split_revision
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..model.sentences_vaswani import language_tags
+from ..model.sentences_vaswani import LanguageTags
 from ..recipe import MEASURED_TASKS, EvaluationRecipe, ModelRecipe, Recipe, shown
 from ..recipe_checks import check_ranges
 from ..recipe_file import load_recipe
@@ -376,7 +376,8 @@ def fit(
 
 def _check_tags(recipe: Recipe, sources: list[Source], tokenizer: PreTrainedTokenizerBase) -> None:
     targets = dict.fromkeys(source.recipe.target_language for source in sources if source.tag is not None)
-    tags = [language_tag(language) for language in targets if language not in language_tags(tokenizer)]
+    known = LanguageTags(tokenizer).by_language
+    tags = [language_tag(language) for language in targets if language not in known]
     prefixes = [prefix for prefix in prefix_tags(sources) if not has_tag(tokenizer, prefix)]
     reasons = ["data.target_tag is true"] if tags else []
     for prefix in prefixes:

@@ -16,15 +16,15 @@ from ..data.encoding import pair_lengths
 from ..data.labels import label_columns
 from ..data.sources import EvaluationSet
 from ..metrics import METRICS, exact_match, score
-from ..model.alignment_vaswani import choose_alignment
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..model.sentences_vaswani import longest_source
+from ..model.sentences_vaswani import LanguageTags, longest_source
 from ..processes import on_main_process
 from ..recipe import MEASURED_TASKS, PAIR_TASKS, measure_name
 from ..records import Validation
 from ..run_folder import read_validations, write_validations
+from ..translation.alignment import choose_alignment
 from ..translation.batches import translate_corpus
-from ..translation.lines import split_lines
+from ..translation.lines import cut_lines
 from .preparation import Run
 from .tasks import Totals, batch_measures, mean_of_labels, perplexities
 
@@ -61,18 +61,18 @@ def translate(run: Run, model: VaswaniForConditionalGeneration, sentences: list[
 
     def translate_part(part: list[str]) -> list[str]:
         # Long sentences are cut as by the commands, whose scores are to be the same.
-        pieces_of = split_lines(part, run.tokenizer, longest_source([model], run.tokenizer))
+        cut = cut_lines(part, LanguageTags(run.tokenizer), longest_source([model], run.tokenizer))
         translations = iter(
             translate_corpus(
                 model,
                 run.tokenizer,
-                [piece for pieces in pieces_of for piece in pieces],
+                [source for parts in cut for source in parts.sources],
                 tokens_per_batch=evaluation.tokens_per_batch,
                 progress=run.accelerator.is_main_process,
                 **search,
             )
         )
-        return [" ".join(next(translations) for _ in pieces) for pieces in pieces_of]
+        return [parts.join([next(translations) for _ in parts.spans]) for parts in cut]
 
     with _without_mixed_precision(model):
         return share(run, sentences, translate_part)

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.tokenizer import backend, find_language_tag
+from ..data.tokenizer import backend
 from ..files import tsv_cell
-from ..model.sentences_vaswani import language_tags
+from ..model.sentences_vaswani import LanguageTags
 from .lines import LineTranslator
 
 # ---- The model ---------------------------------------------------------------------------------------------------
@@ -52,7 +52,8 @@ def check_direction(
             f"{key} {name} translates {', '.join('-'.join(pair) for pair in pairs)}, but for the data section of this "
             f"recipe, it must translate {source_language}-{target_language}: give a model of this direction."
         )
-    return find_language_tag(tokenizer, target_language) if language_tags(tokenizer) else ""
+    tags = LanguageTags(tokenizer)
+    return tags.find(target_language) if tags.by_language else ""
 
 
 def set_search(

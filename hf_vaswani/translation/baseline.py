@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ..data.tokenizer import has_tag, is_tag
-from ..model.sentences_vaswani import language_tags
+from ..model.sentences_vaswani import LanguageTags
 from .lines import LineTranslator
 from .loading import load_translator
 
@@ -36,13 +36,13 @@ class Baseline:
         Puts in front of sentences what the model has learned to read there: its tag of the target language, if it has
         one, unless they have a tag; and their prefix, unless it is a tag that the vocabulary lacks.
         """
-        tags = language_tags(self.translator.tokenizer)
-        tag, known = tags.get(target_language), tuple(tags.values())
+        tags = LanguageTags(self.translator.tokenizer)
+        tag = tags.by_language.get(target_language)
         if prefix is not None and is_tag(prefix) and not has_tag(self.translator.tokenizer, prefix):
             prefix = None
 
         def fronted(text: str) -> str:
-            fronts = (None if text.startswith(known) else tag, prefix)
+            fronts = (None if tags.split(text)[0] else tag, prefix)
             return " ".join(part for part in (*fronts, text) if part is not None)
 
         return [fronted(text) if text.strip() else text for text in sentences]

@@ -4,15 +4,12 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.batching import length_batches
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentences_vaswani import kept_text, language_tags
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import LanguageTags, evaluation_mode, length_groups
 
 # Maximum of rows times longest source.
 TOKENS_PER_BATCH = 4096
@@ -103,11 +100,10 @@ def _generate(
     **generate_kwargs: Any,
 ) -> Generator[tuple[list[int], Any], None, None]:
     """Yields the indices of a batch of these sentences, of similar length, and the output of `generate()`."""
-    order = sorted(chosen, key=lambda i: len(ids[i]), reverse=True)
-    bar = tqdm(total=len(order), desc="Translating", unit=" sentences", leave=False, disable=not progress)
+    bar = tqdm(total=len(chosen), desc="Translating", unit=" sentences", leave=False, disable=not progress)
     with bar, evaluation_mode(model):
-        for part in length_batches(np.array([len(ids[i]) for i in order]), tokens_per_batch):
-            batch = order[part]
+        for group in length_groups([len(ids[i]) for i in chosen], tokens_per_batch, tokens_per_batch):
+            batch = [chosen[place] for place in group]
             inputs = tokenizer.pad({"input_ids": [ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             yield batch, model.generate(**inputs, **generate_kwargs)
             bar.update(len(batch))
@@ -126,8 +122,7 @@ def to_translate(
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    tags = language_tags(tokenizer).values()
-    kept = [kept_text(text, tags) for text in sentences]
+    kept = list(map(LanguageTags(tokenizer).kept, sentences))
     chosen = [i for i, text in enumerate(kept) if text is None]
     return [text or "" for text in kept], chosen, _encode(tokenizer, sentences)
 
@@ -177,11 +172,9 @@ def log_probabilities(
     source_ids, target_ids = _encode(tokenizer, sources), _encode(tokenizer, targets, "text_target")
     lengths = [max(len(source), len(target)) for source, target in zip(source_ids, target_ids, strict=True)]
     _check_positions(model, lengths)
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    found = [(0.0, 0)] * len(order)
+    found = [(0.0, 0)] * len(lengths)
     with evaluation_mode(model):
-        for part in length_batches(np.array([lengths[i] for i in order]), tokens_per_batch):
-            batch = order[part]
+        for batch in length_groups(lengths, tokens_per_batch, tokens_per_batch):
             inputs = tokenizer.pad({"input_ids": [source_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             padded = tokenizer.pad({"input_ids": [target_ids[i] for i in batch]}, return_tensors="pt").to(model.device)
             labels = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, -100)

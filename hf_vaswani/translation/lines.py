@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..interruption import delayed_signals
-from ..model.alignment_vaswani import Alignment, alignments
-from ..model.placement_vaswani import Block, translate_markup
-from ..model.precision_vaswani import autocast_to
-from ..model.sentences_vaswani import fitting_spans, has_words, language_tags, longest_source, may_be_longer
+from ..model.sentences_vaswani import LanguageTags, Parts, cut, has_words, longest_source, may_be_longer
 from ..processes import Processes
+from .alignment import AlignedPart, align_parts
 from .batches import translate_corpus, translate_n_best
+from .placement import translate_markup
+from .precision import autocast_to
 
 # Lines per process that are sorted by length and translated together: enough to fill batches, and a short wait.
 LINES_AT_A_TIME = 1024
@@ -33,50 +33,19 @@ T = TypeVar("T")
 # ---- Long lines --------------------------------------------------------------------------------------------------
 
 
-def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
+def cut_lines(lines: Sequence[str], tags: LanguageTags, longest: int) -> list[Parts]:
     """
-    Splits a text into sentences, and halves sentences that are too long, until all pieces fit.
+    Cuts lines that are longer than a model accepts.
 
     Args:
-        text (`str`): text without white space at its ends.
-        fits (`Callable[[str], bool]`): returns whether a piece is short enough.
-
-    Returns:
-        `list[str]`: the pieces, in order, see [`fitting_spans`].
+        lines (`Sequence[str]`): lines. A language tag in front of a line is repeated in each of its parts.
+        tags ([`LanguageTags`]): those of the tokenizer.
+        longest (`int`): maximum tokens of a line, see [`cut`].
     """
-    return [text[start:end] for start, end in fitting_spans(text, fits)]
-
-
-def split_lines(lines: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[str]]:
-    """
-    Splits lines that are longer than a model accepts.
-
-    Args:
-        lines (`Sequence[str]`): lines. A language tag in front of a line is repeated in each of its pieces.
-        tokenizer ([`PreTrainedTokenizerBase`]): counts the tokens.
-        longest (`int`): maximum tokens of a line. A longer line is split into sentences of at most half as many
-            tokens, which leaves room for longer translations.
-
-    Returns:
-        `list[list[str]]`: the pieces of each line.
-    """
-    tags = tuple(language_tags(tokenizer).values())
     doubtful = [line for line in lines if may_be_longer(line, longest) and has_words(line)]
-    ids = tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
+    ids = tags.tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
     too_long = {line for line, each in zip(doubtful, ids, strict=True) if len(each) > longest}
-    found = []
-    for line in lines:
-        if line not in too_long:
-            found.append([line])
-            continue
-        tag = next((tag for tag in tags if line.startswith(tag)), "")
-        front = f"{tag} " if tag else ""
-
-        def fits(piece: str, front: str = front) -> bool:
-            return len(tokenizer(front + piece, verbose=False)["input_ids"]) <= longest // 2
-
-        found.append([front + piece for piece in split_text(line.removeprefix(tag).strip(), fits)])
-    return found
+    return [cut(line, tags, longest if line in too_long else None) for line in lines]
 
 
 # ---- Several processes -------------------------------------------------------------------------------------------
@@ -126,6 +95,7 @@ class LineTranslator:
     ) -> None:
         self.dtype = dtype
         self.models, self.tokenizer, self.n_best, self.engine = models, tokenizer, n_best, engine
+        self.tags = LanguageTags(tokenizer)
         self.settings: dict[str, Any] = {} if shortlist is None else {"shortlist": shortlist}
         if len(models) > 1:
             self.settings["ensemble"] = models[1:]
@@ -133,76 +103,52 @@ class LineTranslator:
         self.lines_split = 0
 
     def __call__(self, lines: list[str]) -> list[Candidates]:
-        """Returns the n-best list of each line; the lists of the pieces of a split line are joined."""
-        pieces_of = split_lines(lines, self.tokenizer, self.longest)
-        self.lines_split += sum(len(pieces) > 1 for pieces in pieces_of)
-        found = iter(self._translate([piece for pieces in pieces_of for piece in pieces]))
-        return [join_candidates([next(found) for _ in pieces]) for pieces in pieces_of]
+        """Returns the n-best list of each line; the lists of the parts of a line are joined rank by rank."""
+        return [_joined(parts, found) for parts, found in self._translate_parts(lines)]
 
     def aligned(self, lines: list[str]) -> list[list[tuple[float, str, list[Link]]]]:
         """
         Returns the n-best list of each line, each translation with its links to the line. Words are separated by white
         space; a language tag in front of a line is not counted.
         """
-        found = []
-        for line, tag, best in zip(lines, self._tags(lines), self._with_alignments(lines, "words"), strict=True):
-            source = _word_starts(line.removeprefix(tag).lstrip())
-            of_line = []
-            for score, text, blocks in best:
-                target = _word_starts(text)
-                links = []
-                for alignment, of_source, of_target in blocks:
-                    for i, j in alignment.links():
-                        left = bisect_right(source, alignment.source_spans[i][0] + of_source) - 1
-                        right = bisect_right(target, alignment.target_spans[j][0] + of_target) - 1
-                        links.append((left, right, float(alignment.probabilities[j, i])))
-                of_line.append((score, text, links))
-            found.append(of_line)
-        return found
+        return [
+            [(score, text, _links(self.tags.split(line)[1], text, pieces)) for score, text, pieces in candidates]
+            for line, candidates in zip(lines, self._align(lines, "words"), strict=True)
+        ]
 
     def with_markup(self, lines: list[str], kind: str) -> list[Candidates]:
         """Returns the best translation of each line, with its markup (see [`parse`])."""
-        tags = self._tags(lines)
-        texts = [(f"{tag} " if tag else "", line.removeprefix(tag)) for tag, line in zip(tags, lines, strict=True)]
-
         split: list[int] = []
 
-        def translate(plain: list[str]) -> list[list[tuple[str, list[Block]]]]:
-            found = self._with_alignments(plain, "pieces")
+        def translate(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+            found = self._align(plain, "pieces")
             # Lines that are translated again are not counted again.
             split.append(self.lines_split)
             self.lines_split = split[0]
-            return [[(text, blocks) for _, text, blocks in best] for best in found]
+            return [[(text, pieces) for _, text, pieces in candidates] for candidates in found]
 
-        return [[(0.0, of_line[0])] for of_line in translate_markup(texts, kind, translate)]
+        found = translate_markup(list(map(self.tags.split, lines)), kind, translate)
+        return [[(0.0, candidates[0])] for candidates in found]
 
-    def _tags(self, lines: Sequence[str]) -> list[str]:
-        """Returns the language tag in front of each line, or nothing."""
-        tags = language_tags(self.tokenizer).values()
-        return [next((tag for tag in tags if line.startswith(tag)), "") for line in lines]
+    def _align(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[AlignedPart]]]]:
+        """Returns the n-best list of each line, each translation with the alignments of its parts."""
+        found = self._translate_parts(lines)
+        ranks = [
+            (parts, [[text for _, text in rank] for rank in zip(*candidates, strict=True)])
+            for parts, candidates in found
+        ]
+        aligned = align_parts(self.models[0], self.tokenizer, ranks, unit)
+        return [
+            [(score, *each) for (score, _), each in zip(_joined(*whole), candidates, strict=True)]
+            for whole, candidates in zip(found, aligned, strict=True)
+        ]
 
-    def _with_alignments(self, lines: list[str], unit: str) -> list[list[tuple[float, str, list[Block]]]]:
-        """Returns the n-best list of each line, each translation with the alignments of its pieces."""
-        pieces_of = split_lines(lines, self.tokenizer, self.longest)
-        self.lines_split += sum(len(pieces) > 1 for pieces in pieces_of)
-        pieces = [piece for pieces in pieces_of for piece in pieces]
-        found = self._translate(pieces)
-        pairs = [(piece, text) for piece, best in zip(pieces, found, strict=True) for _, text in best]
-        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-        of_pairs = iter(alignments(self.models[0], self.tokenizer, sources, targets, unit=unit))
-        aligned = iter([[(*candidate, next(of_pairs)) for candidate in best] for best in found])
-        joined = []
-        for line, tag, parts in zip(lines, self._tags(lines), pieces_of, strict=True):
-            place, begins = 0, []
-            whole = line.removeprefix(tag).lstrip()
-            for piece in parts:
-                text = piece.removeprefix(tag).strip()
-                place = whole.index(text, place)
-                begins.append(place - piece.index(text))
-                place += len(text)
-            ranks = zip(*(next(aligned) for _ in parts), strict=True)
-            joined.append([_join_aligned(rank, begins) for rank in ranks])
-        return joined
+    def _translate_parts(self, lines: list[str]) -> list[tuple[Parts, list[Candidates]]]:
+        """Returns the parts of each line, each with its n-best list."""
+        parts = cut_lines(lines, self.tags, self.longest)
+        self.lines_split += sum(len(each.spans) > 1 for each in parts)
+        found = iter(self._translate([source for each in parts for source in each.sources]))
+        return [(each, [next(found) for _ in each.spans]) for each in parts]
 
     def _translate(self, lines: list[str]) -> list[Candidates]:
         if self.engine is not None:
@@ -214,30 +160,26 @@ class LineTranslator:
             return translate_n_best(model, self.tokenizer, lines, self.n_best, **self.settings)
 
 
-def join_candidates(pieces: list[Candidates]) -> Candidates:
-    """Joins the n-best lists of the pieces of a line rank by rank."""
-    if len(pieces) == 1:
-        return pieces[0]
+def _joined(parts: Parts, found: Sequence[Candidates]) -> Candidates:
+    """Joins the n-best lists of the parts of a line rank by rank."""
     return [
-        (sum(score for score, _ in candidates), " ".join(text for _, text in candidates))
-        for candidates in zip(*pieces, strict=True)
+        (sum(score for score, _ in rank), parts.join([text for _, text in rank])) for rank in zip(*found, strict=True)
     ]
 
 
-def _join_aligned(
-    pieces: Sequence[tuple[float, str, Alignment]], begins: Sequence[int]
-) -> tuple[float, str, list[Block]]:
-    """Joins the translations of the pieces of a line, which begin at these characters."""
-    blocks, place = [], 0
-    for (_, text, alignment), begin in zip(pieces, begins, strict=True):
-        blocks.append(Block(alignment, begin, place))
-        place += len(text) + 1
-    ((score, text),) = join_candidates([[(score, text)] for score, text, _ in pieces])
-    return score, text, blocks
-
-
-def _word_starts(text: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"\S+", text)]
+def _links(source: str, target: str, pieces: Sequence[AlignedPart]) -> list[Link]:
+    """Returns the links between the words of a line and its translation."""
+    starts = [[match.start() for match in re.finditer(r"\S+", text)] for text in (source, target)]
+    links: dict[tuple[int, int], float] = {}
+    for alignment, *begins in pieces:
+        for link in alignment.links():
+            spans = alignment.source_spans[link[0]], alignment.target_spans[link[1]]
+            left, right = (
+                max(0, bisect_right(words, span[0] + begin) - 1)
+                for words, span, begin in zip(starts, spans, begins, strict=True)
+            )
+            links.setdefault((left, right), float(alignment.probabilities[link[1], link[0]]))
+    return [(left, right, probability) for (left, right), probability in links.items()]
 
 
 def skip_lines(lines: Iterator[T], done: int) -> Iterator[T]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..model.alignment_vaswani import Alignment, Text, align, aligning_layers, read
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import evaluation_mode
+from ..translation.alignment import Alignment, Text, align, aligning_layers, read
 
 # A visible space, and how vocabularies write one in front of a word.
 SPACE, SPACES = "␣", ("Ġ", "▁", " ")

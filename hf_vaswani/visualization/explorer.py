@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ..files import atomic_write_text
-from ..model.alignment_vaswani import Text, read
 from ..model.heads_vaswani import VaswaniClassifier, VaswaniForMaskedLM, VaswaniForPreTraining
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import evaluation_mode
+from ..translation.alignment import Text, read
 from .attention import (
     Attention,
     Role,

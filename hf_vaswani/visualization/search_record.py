@@ -7,7 +7,7 @@ import torch
 
 from ..model.rules_vaswani import MISSING, BeamSearchRules, search_call, special_ids
 from ..model.search_vaswani import Alive, Step, beam_search, fast_search_inputs, find_obstacle, single_search
-from ..model.sharing_vaswani import evaluation_mode
+from ..model.sentences_vaswani import evaluation_mode
 
 # Candidates of a step of greedy search or sampling that are recorded, beside the token that was taken.
 SINGLE_CANDIDATES = 5

@@ -7,7 +7,7 @@ from transformers import pipeline
 
 from hf_vaswani import alignments
 from hf_vaswani.cli import main
-from hf_vaswani.model.alignment_vaswani import choose_alignment
+from hf_vaswani.translation.alignment import choose_alignment
 from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
 

@@ -15,20 +15,21 @@ if importlib.util.find_spec("gradio") is None:
 
 from hf_vaswani.cli import main
 from hf_vaswani.cli.demo import _examples
+from hf_vaswani.model.sentences_vaswani import LanguageTags
 
 from ..campaign.verbs import verb
 from ..children import Child, free_port
 
 
 def test_examples_are_lines_or_samples_of_the_test(tiny_run, tmp_path) -> None:
-    samples = _examples(None, tiny_run / "model", ("",))
+    samples = _examples(None, tiny_run / "model", LanguageTags(object()))
     assert samples
     assert all(
         set(sample.split()) <= set("zero one two three four five six seven eight nine".split()) for sample in samples
     )
     (tmp_path / "my.txt").write_text("one\n\ntwo\n" + "three\n" * 20, encoding="utf-8")
-    assert _examples(tmp_path / "my.txt", tiny_run / "model", ()) == ["one", "two", *["three"] * 4]
-    assert _examples(None, Path("me/model"), ()) == []
+    assert _examples(tmp_path / "my.txt", tiny_run / "model", None) == ["one", "two", *["three"] * 4]
+    assert _examples(None, Path("me/model"), None) == []
 
 
 @pytest.mark.process

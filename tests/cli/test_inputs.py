@@ -13,7 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from hf_vaswani.cli import inputs, main, serve
 from hf_vaswani.cli.main import _parser
-from hf_vaswani.data.tokenizer import train_tokenizer
+from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.model.sentences_vaswani import LanguageTags
 from hf_vaswani.translation import lines as translation
 from hf_vaswani.translation import quantization
 
@@ -42,12 +43,15 @@ def test_a_target_language_prepends_its_tag(tiny_run, monkeypatch, capsys) -> No
     monkeypatch.setattr(loading, "load_translator", tagged)
     assert translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments)[0] == 0
     assert seen == ["<2de> one", "", "<2de> two"]
+    # Its only language.
+    assert translate(monkeypatch, capsys, b"one\n\ntwo\n", *arguments[:2])[0] == 0
+    assert seen[3:] == ["<2de> one", "", "<2de> two"]
+    seen.clear()
+    seen += [""] * 3
     assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments[:2])[0] == 0
     assert seen[3:] == ["<2de> one"]
     assert translate(monkeypatch, capsys, b"<2de> one\n", *arguments)[0] == 0
     assert seen[4:] == ["<2de> one"]
-    code, _, error = translate(monkeypatch, capsys, b"<2de> one\ntwo\n", *arguments[:2])
-    assert code == 2 and "standard input, line 2, has no target language tag" in error and "<2de>" in error
 
 
 def test_models_with_different_vocabularies_are_refused(tiny_run, tmp_path, monkeypatch, capsys) -> None:
@@ -105,13 +109,19 @@ def test_a_line_without_end_is_refused(tiny_run, monkeypatch, capsys) -> None:
 
 
 def test_tags_are_prepended_or_expected() -> None:
+    tokenizer = train_tokenizer(["one two"], 20, kind="characters")
     lines = ["one", "", " \t", "<2de> two"]
-    for tag, expected in (("", lines), ("<2de>", ["<2de> one", "", " \t", "<2de> two"])):
-        assert list(inputs.Translators([], None, tag, ()).tagged(lines, "file")) == expected
-    tagged = inputs.Translators([], None, "", ("<2de>", "<2fr>")).tagged(["<2fr> one", "", "two"], "file")
-    assert [next(tagged), next(tagged)] == ["<2fr> one", ""]
-    with pytest.raises(ValueError, match="file, line 3, has no target language tag: .*one of <2de>, <2fr>"):
+    tags = LanguageTags(tokenizer, option="--target-language", is_required=True)
+    assert list(inputs.LoadedModels([], None, tags).tagged(lines, "file")) == lines
+    add_language_tags(tokenizer, ["de", "fr"])
+    found = list(inputs.LoadedModels([], None, tags, "de").tagged(lines, "file"))
+    assert found == ["<2de> one", "", " \t", "<2de> two"]
+    tagged = inputs.LoadedModels([], None, tags).tagged([" <2fr> one", "", "two"], "file")
+    assert [next(tagged), next(tagged)] == [" <2fr> one", ""]
+    with pytest.raises(ValueError, match="file, line 3: .* choose one by --target-language, or put one of <2de>, <2f"):
         next(tagged)
+    with pytest.raises(ValueError, match="file, line 1: The target language is 'de', but the text begins with <2fr>"):
+        list(inputs.LoadedModels([], None, tags, "de").tagged(["<2fr> one"], "file"))
 
 
 def test_a_model_computes_with_the_processors_of_the_process(tiny_run, monkeypatch) -> None:

@@ -120,7 +120,7 @@ def serve_what_does_not_end(arguments: list[str]) -> int:
         time.sleep(60)
 
     cli.GRACE, cli.LAST = 2, 1
-    server.Translator.__call__ = translate
+    server.BatchTranslator.__call__ = translate
     return main(arguments)
 
 

@@ -7,7 +7,7 @@ from transformers import pipeline
 
 from hf_vaswani.cli import main
 from hf_vaswani.data.tokenizer import load_tokenizer, train_tokenizer
-from hf_vaswani.model.shortlist_vaswani import FILE
+from hf_vaswani.translation.shortlist import FILE
 
 from ..conversion.test_ctranslate2 import WORDS, random_sentences, save_random
 

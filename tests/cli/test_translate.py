@@ -10,7 +10,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from hf_vaswani.cli import main
 from hf_vaswani.cli.translate import Output
-from hf_vaswani.model import precision_vaswani
 from hf_vaswani.translation import lines as translation
 from hf_vaswani.translation.loading import load_translator
 
@@ -331,7 +330,7 @@ def test_the_number_format_of_products(tiny_run, monkeypatch, capsys, caplog) ->
         (("--dtype", "auto"), 17, False),
     ):
         seen.clear()
-        monkeypatch.setattr(precision_vaswani, "TRANSLATION", least)
+        monkeypatch.setattr("hf_vaswani.translation.precision.TRANSLATION", least)
         code, out, _ = translate(monkeypatch, capsys, b"one two\n", *model, *options)
         assert code == 0 and out.count("\n") == 1 and seen == [(expected, torch.float32)]
     assert "Products in float32, because d_model is 16, and bfloat16 is faster from 17 on" in caplog.text

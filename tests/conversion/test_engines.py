@@ -226,7 +226,8 @@ def test_int8_is_nearly_the_same(tmp_path, caplog) -> None:
         ours, theirs = (
             translated(folder, sentences, "ctranslate2", compute_type=kind) for kind in ("float32", "int8_float32")
         )
-    assert [record.message.split(", ")[1] for record in caplog.records] == ["float32", "int8_float32"]
+    engines_said = [record.message for record in caplog.records if record.message.startswith("Engine:")]
+    assert [said.split(", ")[1] for said in engines_said] == ["float32", "int8_float32"]
     assert len(sentences) // 3 < equal_texts(ours, theirs)
     # Both computed from one conversion.
     assert [path.name for path in kept(folder).parent.iterdir() if path.is_dir()] == ["ctranslate2"]
@@ -252,9 +253,10 @@ def contents(folder: Path) -> dict[str, int]:
 
 def test_a_model_is_converted_once(tmp_path, caplog) -> None:
     folder, sentences = saved(tmp_path / "model"), random_sentences(5)
-    first, before = translated(folder, sentences, "ctranslate2"), contents(folder)
-    assert translated(folder, sentences, "ctranslate2") == first and contents(folder) == before
-    assert "converted anew" not in caplog.text
+    with caplog.at_level(logging.INFO, "hf_vaswani"):
+        first, before = translated(folder, sentences, "ctranslate2"), contents(folder)
+        assert translated(folder, sentences, "ctranslate2") == first and contents(folder) == before
+    assert "converted anew" not in caplog.text and caplog.text.count("Converted for CTranslate2 in ") == 1
 
 
 def test_a_changed_model_is_converted_anew(tmp_path, caplog) -> None:
@@ -656,10 +658,14 @@ def test_arguments_that_do_not_fit_are_one_sentence(tmp_path, options, words) ->
 
 def test_a_copy_of_the_pipeline_needs_the_package(tmp_path, monkeypatch) -> None:
     folder = saved(tmp_path / "model")
-    monkeypatch.setattr(VaswaniTranslationPipeline, "make_engine", None)
-    with pytest.raises(ValueError, match="engine='auto' needs the package hf_vaswani: install it, and import"):
-        translator(folder, engine="auto")
-    assert translator(folder, engine="torch")("one")
+    monkeypatch.setattr(VaswaniTranslationPipeline, "at_home", None)
+    for options in ({"engine": "ctranslate2"}, {"shortlist": True}, {"markup": "html"}, {"autocast": "auto"}):
+        ((name, value),) = options.items()
+        with pytest.raises(
+            ValueError, match=f"^{name}={value!r} needs the package hf_vaswani: install it, and import"
+        ):
+            translator(folder, **options)
+    assert translator(folder, engine="torch")("one", split_sentences=True)
 
 
 def test_models_of_other_classes_are_refused(tmp_path) -> None:

@@ -16,7 +16,7 @@ from hf_vaswani.conversion import marian
 from hf_vaswani.conversion.convert import largest_difference
 from hf_vaswani.conversion.engines import pipeline_engine
 from hf_vaswani.conversion.protocol import Loaded, Logits
-from hf_vaswani.model.alignment_vaswani import attention_to_source
+from hf_vaswani.translation.alignment import attention_to_source
 from hf_vaswani.translation.loading import load_translator
 from hf_vaswani.visualization.explorer import explore
 from hf_vaswani.visualization.search_record import record_search

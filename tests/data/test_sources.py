@@ -24,6 +24,7 @@ from hf_vaswani.data.sources import (
     read_validation_sets,
 )
 from hf_vaswani.data.tokenizer import load_tokenizer
+from hf_vaswani.model.sentences_vaswani import LanguageTags, longest_source
 from hf_vaswani.recipe import (
     AugmentRecipe,
     DataRecipe,
@@ -33,7 +34,7 @@ from hf_vaswani.recipe import (
     TokenizerRecipe,
     TrainingRecipe,
 )
-from hf_vaswani.translation.lines import longest_source, split_lines
+from hf_vaswani.translation.lines import cut_lines
 
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
@@ -324,7 +325,8 @@ def test_a_tokenizer_truncates_to_the_models_length_on_request(tmp_path, trained
     lengths = build_updates(recipe, sources, tokenizer).sampler.lengths
     assert lengths.max(axis=0).tolist() == [121, 121]
     # Text without words would be kept.
-    assert len(split_lines([f"de: {line}"], tokenizer, longest_source([], tokenizer))[0]) > 1
+    (parts,) = cut_lines([f"de: {line}"], LanguageTags(tokenizer), longest_source([], tokenizer))
+    assert len(parts.spans) > 1
     assert "longer than the specified maximum" not in caplog.text
 
 
@@ -391,7 +393,7 @@ def test_a_tag_that_the_vocabulary_lacks_is_named(tmp_path) -> None:
     # Another vocabulary may have more tags than the recipe has languages.
     tokenizer = make_tokenizer(recipe, read_sources(recipe))
     recipe.tokenizer.path = "given"
-    with pytest.raises(ValueError, match="There is no tag for the target language 'es', only for de, fr"):
+    with pytest.raises(ValueError, match="The vocabulary has no tag for the target language 'es', only for de, fr"):
         encode_evaluation_sets(recipe, read_validation_sets(recipe), tokenizer)
 
 

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_vaswani.data.tokenizer import (
     add_language_tags,
-    find_language_tag,
     load_tokenizer,
     put_special_tokens,
     train_tokenizer,
@@ -311,11 +310,6 @@ def test_a_language_tag_is_one_entry_in_front_of_the_same_ids(kind, tmp_path) ->
         for space in ("", " ", "  "):
             assert loaded(f"<2de>{space}{sentence}")["input_ids"] == [len(plain), *ids]
         assert loaded(f"<2pt-br> {sentence}")["input_ids"] == [len(plain) + 1, *ids]
-    assert find_language_tag(loaded, "pt-br") == "<2pt-br>"
-    with pytest.raises(ValueError, match="target language 'fr', only for de, pt-br"):
-        find_language_tag(loaded, "fr")
-    with pytest.raises(ValueError, match="target language 'fr': the vocabulary has no language tags"):
-        find_language_tag(plain, "fr")
     # An existing tag is not added again.
     add_language_tags(loaded, ["de", "fr"])
     assert loaded.convert_tokens_to_ids(["<2de>", "<2pt-br>", "<2fr>"]) == [len(plain) + i for i in range(3)]

@@ -31,11 +31,11 @@ from hf_vaswani.hub import publishing
 from hf_vaswani.hub.code import installed_code
 from hf_vaswani.hub.publishing import push_waiting
 from hf_vaswani.metrics import score
-from hf_vaswani.model.shortlist_vaswani import FILE
 from hf_vaswani.recipe import HubRecipe, Recipe, SourceRecipe
 from hf_vaswani.records import Verdict
 from hf_vaswani.run_folder import digests
 from hf_vaswani.training import comparison
+from hf_vaswani.translation.shortlist import FILE
 
 from ..campaign.verbs import on_the_hub
 from ..children import End, run_launched, run_python

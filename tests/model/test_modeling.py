@@ -19,7 +19,6 @@ from hf_vaswani import (
     VaswaniModel,
 )
 from hf_vaswani.model import modeling_vaswani
-from hf_vaswani.model.alignment_vaswani import attention_to_source
 from hf_vaswani.model.cache_vaswani import IncrementalDecoder
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
@@ -33,6 +32,7 @@ from hf_vaswani.model.modeling_vaswani import (
 )
 from hf_vaswani.recipe import Recipe
 from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.translation.alignment import attention_to_source
 from hf_vaswani.visualization.embeddings import position_encodings
 
 from ..conftest import ROOT, SEED

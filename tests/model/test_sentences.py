@@ -1,21 +1,33 @@
 """Texts split into sentences, their translations joined, and the tags of target languages in a vocabulary."""
 
+import os
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from hf_vaswani.model.sentences_vaswani import (
+    IN_USE,
+    LanguageTags,
+    Parts,
+    evaluation_mode,
     fitting_spans,
     has_words,
-    join_sentences,
-    kept_text,
-    language_tags,
     length_groups,
     longest_source,
     may_be_longer,
     sentence_spans,
 )
 
+from ..conftest import ROOT
 from ..networks import tiny_config
 
 
@@ -89,27 +101,83 @@ def test_a_text_without_a_word_is_one_sentence(text: str) -> None:
     ],
 )
 def test_translations_are_joined_as_the_text_is_written(text: str, translations: list[str], joined: str) -> None:
-    assert join_sentences(text, sentence_spans(text), translations) == joined
+    assert Parts("", text, sentence_spans(text)).join(translations) == joined
 
 
 def test_the_sentences_of_a_text_are_joined_to_it() -> None:
     text = "Dr. Who runs. Does he?\n\n He does!"
     spans = sentence_spans(text)
-    assert join_sentences(text, spans, [text[start:end] for start, end in spans]) == text
+    assert Parts("", text, spans).join([text[start:end] for start, end in spans]) == text
 
 
 def test_a_translation_is_missing() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        join_sentences("One. Two.", sentence_spans("One. Two."), ["Eins."])
+        Parts("", "One. Two.", sentence_spans("One. Two.")).join(["Eins."])
+
+
+# ---- Language tags -----------------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    """A tokenizer with added tokens."""
+
+    def __init__(self, *tokens: str) -> None:
+        self.tokens = list(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self.tokens)}
+
+
+def tags_of(*languages: str, targets: Sequence[str] = (), **settings: Any) -> LanguageTags:
+    config = SimpleNamespace(language_pairs=[["en", target] for target in targets] or None)
+    return LanguageTags(Tokenizer(*(f"<2{language}>" for language in languages)), config, **settings)
 
 
 def test_the_tags_of_a_vocabulary_are_found_by_their_languages() -> None:
-    class Tokenizer:
-        def get_added_vocab(self) -> dict[str, int]:
-            return {"<pad>": 0, "<2de>": 7, "<2pt_BR>": 8, "<2>": 9, "a<2fr>": 10}
+    tokenizer = Tokenizer("<pad>", "<2de>", "<2pt_BR>", "<2>", "a<2fr>")
+    tags = LanguageTags(tokenizer)
+    assert tags.by_language == {"de": "<2de>", "pt_BR": "<2pt_BR>"}
+    assert tags.split("<2fr> a") == ("", "<2fr> a")
+    tokenizer.tokens.append("<2fr>")
+    assert tags.split("<2fr> a") == ("<2fr> ", "a")
+    # A tokenizer of another family.
+    assert LanguageTags(object()).by_language == {} and LanguageTags(object()).put("<2de> a") == "<2de> a"
 
-    assert language_tags(Tokenizer()) == {"de": "<2de>", "pt_BR": "<2pt_BR>"}
-    assert language_tags(object()) == {}
+
+@pytest.mark.parametrize("text", ["<2de> a b", " \t<2de>  a b", "<2de>a b"])
+def test_a_tag_is_found_behind_white_space(text: str) -> None:
+    tags = tags_of("de", "fr")
+    assert tags.split(text) == ("<2de> ", "a b")
+    assert tags.put(text, "de") == tags.put(text) == text
+    with pytest.raises(ValueError, match="The target language is 'fr', but the text begins with <2de>"):
+        tags.put(text, "fr")
+
+
+def test_a_text_gets_the_tag_of_its_language() -> None:
+    tags = tags_of("de", "fr", targets=["de", "fr"], option="--target-language")
+    assert [tags.put(text, "de") for text in ("a <2fr>", " a", "", " \t")] == ["<2de> a <2fr>", "<2de>  a", "", " \t"]
+    with pytest.raises(ValueError, match="into de, fr: choose one by --target-language, or put one of <2de>, <2fr> "):
+        tags.put("a")
+    assert tags.find("fr") == "<2fr>"
+    for call in (tags.find, partial(tags.put, "a")):
+        with pytest.raises(ValueError, match="no tag for the target language 'es', only for de, fr"):
+            call("es")
+    with pytest.raises(ValueError, match="no tag for the target language 'es': it has no language tags"):
+        tags_of().find("es")
+    # The one language that the model translates into; another vocabulary has no tags at all.
+    assert tags_of("de", "fr", targets=["fr"]).put("a") == "<2fr> a"
+    assert tags_of(targets=["de", "fr"], is_required=True).put("a", "de") == "a"
+
+
+def test_a_model_may_have_tags_and_name_no_languages() -> None:
+    assert tags_of("de").put("a") == "a"
+    with pytest.raises(ValueError, match="translates into de: choose one by"):
+        tags_of("de", is_required=True).put("a")
+    # Its vocabulary is that of a larger model.
+    assert tags_of("fr", "es", targets=["de"], is_required=True).put("a") == "a"
 
 
 # ---- Text without words ------------------------------------------------------------------------------------------
@@ -117,7 +185,7 @@ def test_the_tags_of_a_vocabulary_are_found_by_their_languages() -> None:
 
 @pytest.mark.parametrize("text", ["a", "7b", "é", "猫", "ส", "10 €uro", "\u200ba", "ᄀ"])
 def test_a_visible_letter_is_a_word(text: str) -> None:
-    assert has_words(text) and kept_text(text, []) is None
+    assert has_words(text) and tags_of("de").kept(text) is None
 
 
 # Digits, punctuation, emoji (one of several signs, a flag, a key), and what is not seen.
@@ -128,15 +196,15 @@ WORDLESS += ["\u200b", "\u00ad", "\u2060", "\ufeff", "\u3164", "\u0301"]
 @pytest.mark.parametrize("text", WORDLESS)
 def test_text_without_letters_is_kept(text: str) -> None:
     assert not has_words(text)
-    assert kept_text(text, ["<2de>"]) == text
+    assert tags_of("de").kept(text) == text
     # The tag of a language is for the model.
-    assert kept_text(f" <2de> {text}", ["<2de>"]) == text
-    assert kept_text(f"{text} <2fr>", ["<2de>"]) is None
+    assert tags_of("de").kept(f" <2de> {text}") == text
+    assert tags_of("de").kept(f"{text} <2fr>") is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\u3000", "<2de>", " <2de> "])
 def test_of_white_space_nothing_is_kept(text: str) -> None:
-    assert kept_text(text, ["<2de>"]) == ""
+    assert tags_of("de").kept(text) == ""
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------
@@ -221,3 +289,111 @@ def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(leng
     # Similar sentences fill their batches.
     assert len(groups) <= 2 + 2 * sum(lengths) / 1024
     assert max(map(len, length_groups(lengths, rows=7)), default=0) <= 7
+
+
+def split_text(text: str, length: int) -> list[str]:
+    return [text[start:end] for start, end in fitting_spans(text, lambda piece: len(piece) <= length)]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "pieces"),
+    [
+        ("One. Two.", 9, ["One.", "Two."]),
+        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
+        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
+        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
+        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
+        ("3.5 is a number", 10, ["3.5 is", "a number"]),
+        ("one two three four", 9, ["one two", "three", "four"]),
+        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
+        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
+        ("ab", 0, ["a", "b"]),
+    ],
+)
+def test_a_text_is_split_between_sentences_then_words_then_characters(text, length, pieces) -> None:
+    assert split_text(text, length) == pieces
+
+
+def test_splitting_loses_no_text() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(200):
+        letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
+        text = "".join("abcd  .!"[i] for i in letters).strip()
+        pieces = split_text(text, 9)
+        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
+        assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
+
+
+# ---- Threads
+
+
+def test_the_last_thread_to_leave_gives_modules_their_modes_back() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Dropout())).train()
+    model[0].eval()
+    inside, leave = threading.Event(), threading.Event()
+
+    def use() -> None:
+        with evaluation_mode(model):
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    inside.wait()
+    with evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    # The other one still translates.
+    assert not any(module.training for module in model.modules())
+    leave.set()
+    thread.join()
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+    assert model not in IN_USE
+
+
+def test_an_error_gives_the_modes_back() -> None:
+    model = nn.Dropout().train()
+    try:
+        with evaluation_mode(model):
+            raise KeyError
+    except KeyError:
+        pass
+    assert model.training
+
+
+FORKS = """
+import os, threading, time
+from hf_vaswani.model.sentences_vaswani import LOCK
+
+def fork():
+    child = os.fork()
+    if not child:
+        with LOCK:
+            os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+with LOCK:
+    # As a tokenizer does that starts a process while it is called.
+    print(fork(), flush=True)
+inside, leave = threading.Event(), threading.Event()
+
+def hold():
+    with LOCK:
+        inside.set()
+        leave.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+inside.wait()
+threading.Timer(0.1, leave.set).start()
+# No child inherits what another thread holds.
+print(fork(), leave.is_set(), flush=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_is_forked_whoever_holds_the_lock() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60
+    )
+    assert done.stdout.split() == [b"7", b"7", b"True"], done.stderr[-2000:]

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from hf_vaswani.scale.manifest import Manifest, Settings
 from hf_vaswani.scale.shards import cut, describe
-from hf_vaswani.scale.worker import Translator
+from hf_vaswani.scale.worker import TextTranslator
 
 
 def upper(lines: list[str]) -> list[list[tuple[float, str]]]:
@@ -18,8 +18,8 @@ def upper(lines: list[str]) -> list[list[tuple[float, str]]]:
     return [[(-0.123456, line.upper()), (-2.0, line.lower())] for line in lines]
 
 
-def load() -> Translator:
-    return Translator(upper)
+def load() -> TextTranslator:
+    return TextTranslator(upper)
 
 
 def settings(**values) -> Settings:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani.scale.cluster import MOST_ATTEMPTS, Workers, translate_on_ray
-from hf_vaswani.scale.worker import ShardTranslator, Translator
+from hf_vaswani.scale.worker import ShardWorker, TextTranslator
 
 from ..conftest import ROOT
 from .tables import load, manifest, read_output, read_rejected, upper, write_rows
@@ -49,13 +49,13 @@ def table(tmp_path_factory) -> Path:
 def right(table, tmp_path_factory) -> Path:
     """Translates the table by one process."""
     folder, work = tmp_path_factory.mktemp("right"), manifest(table)
-    translate = ShardTranslator(work, str(folder), load)
+    translate = ShardWorker(work, str(folder), load)
     for number in range(len(work.shards)):
         translate(number)
     return folder
 
 
-def load_slowly(folder: Path, what: str = "") -> Translator:
+def load_slowly(folder: Path, what: str = "") -> TextTranslator:
     """Writes the id of its process, and takes a moment for each block of rows; or dies at a row."""
     (folder / f"{os.getpid()}.pid").touch()
 
@@ -65,7 +65,7 @@ def load_slowly(folder: Path, what: str = "") -> Translator:
             os.kill(os.getpid(), signal.SIGKILL)
         return upper(lines)
 
-    return Translator(translate)
+    return TextTranslator(translate)
 
 
 def check(folder: Path, right: Path) -> None:
@@ -95,13 +95,13 @@ def test_a_killed_process_loses_nothing(cluster, table, right, tmp_path) -> None
 
 
 def test_a_shard_that_kills_its_process_is_an_error(cluster, table, tmp_path) -> None:
-    load_killer: Callable[[], Translator] = partial(load_slowly, tmp_path, "50")
+    load_killer: Callable[[], TextTranslator] = partial(load_slowly, tmp_path, "50")
     with pytest.raises(ValueError, match=r"shard 12, which begins at row 49 of .*table\.parquet, has died 4 times"):
         list(translate_on_ray(manifest(table), str(tmp_path / "out"), [11, 12], load_killer, Workers()))
     assert len(list(tmp_path.glob("*.pid"))) <= MOST_ATTEMPTS + 2
 
 
-def broken() -> Translator:
+def broken() -> TextTranslator:
     raise ValueError("The model 'x' is damaged.")
 
 
@@ -112,11 +112,11 @@ def test_an_error_of_a_process_is_its_own_sentence(cluster, table, tmp_path) -> 
         list(translate_on_ray(manifest(table), str(tmp_path / "out"), [1, 2], broken_later, Workers()))
 
 
-def broken_later() -> Translator:
+def broken_later() -> TextTranslator:
     def translate(lines):
         raise RuntimeError("The GPU is gone.")
 
-    return Translator(translate)
+    return TextTranslator(translate)
 
 
 def test_the_cluster_of_another_program_is_left_alone(cluster) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hf_vaswani.scale.manifest import MANIFEST, check_same, read_manifest, write_manifest
 from hf_vaswani.scale.shards import describe
 from hf_vaswani.scale.storage import Folder
-from hf_vaswani.scale.worker import ShardTranslator
+from hf_vaswani.scale.worker import ShardWorker
 
 from .tables import load, manifest, settings, write_rows
 
@@ -40,7 +40,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
 def test_shards_without_their_record_or_their_file_are_missing(table, tmp_path) -> None:
     work, folder = manifest(table), Folder(str(tmp_path / "out"))
     assert work.records(folder) == {}
-    translate = ShardTranslator(work, folder.url, load)
+    translate = ShardWorker(work, folder.url, load)
     records = {number: translate(number) for number in range(3)}
     assert work.records(folder) == records
     summary = work.summary(records.values())
@@ -61,7 +61,7 @@ def test_shards_without_their_record_or_their_file_are_missing(table, tmp_path) 
 
 def test_a_damaged_record_is_named(table, tmp_path) -> None:
     work, folder = manifest(table), Folder(str(tmp_path / "out"))
-    ShardTranslator(work, folder.url, load)(1)
+    ShardWorker(work, folder.url, load)(1)
     (tmp_path / "out" / "shards" / "00001.json").write_text('{"rows": "four"}')
     with pytest.raises(ValueError, match=r"00001\.json is damaged \(rows is 'four'\): delete it, and its shard is"):
         work.records(folder)

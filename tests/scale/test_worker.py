@@ -14,13 +14,13 @@ from hf_vaswani.scale import shards
 from hf_vaswani.scale.manifest import Manifest, read_manifest, write_manifest
 from hf_vaswani.scale.shards import Source, cut, describe
 from hf_vaswani.scale.storage import Folder
-from hf_vaswani.scale.worker import ShardTranslator, Translator
+from hf_vaswani.scale.worker import ShardWorker, TextTranslator
 
 from .tables import load, manifest, read_output, read_rejected, settings, upper, write_rows
 
 
 def run(work, folder, translator=load):
-    translate = ShardTranslator(work, str(folder), translator)
+    translate = ShardWorker(work, str(folder), translator)
     return [translate(number) for number in range(len(work.shards))]
 
 
@@ -143,7 +143,7 @@ def test_line_breaks_end_sentences_and_are_kept(tmp_path) -> None:
         return upper(lines)
 
     path = write_rows(tmp_path / "table.jsonl", [{"en": "one\ntwo\r\n\rthree\u2028four"}])
-    run(manifest(path, score=True), tmp_path / "out", lambda: Translator(translate))
+    run(manifest(path, score=True), tmp_path / "out", lambda: TextTranslator(translate))
     assert seen == ["one", "two", "", "three\u2028four"]
     (row,) = read_output(tmp_path / "out")
     # A separator that the model generates does not end a line.
@@ -159,7 +159,7 @@ def test_a_few_rows_that_fail_do_not_cost_the_others(tmp_path) -> None:
 
     rows = [{"en": "poison" if i in (7, 8, 90) else f"row {i}"} for i in range(100)]
     path = write_rows(tmp_path / "table.jsonl", rows)
-    run(manifest(path, shard_rows=100), tmp_path / "out", lambda: Translator(translate))
+    run(manifest(path, shard_rows=100), tmp_path / "out", lambda: TextTranslator(translate))
     assert len(read_output(tmp_path / "out")) == 97 and len(read_rejected(tmp_path / "out")) == 3
     assert len(calls) < 50
 
@@ -170,7 +170,7 @@ def test_what_fails_for_every_text_is_an_error(tmp_path) -> None:
 
     path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 10)
     with pytest.raises(RuntimeError, match="the GPU is gone"):
-        run(manifest(path), tmp_path / "out", lambda: Translator(broken))
+        run(manifest(path), tmp_path / "out", lambda: TextTranslator(broken))
     assert Folder(str(tmp_path / "out")).sizes("data") == {} == Folder(str(tmp_path / "out")).sizes("shards")
 
 
@@ -181,7 +181,7 @@ def test_a_text_without_its_language_tag_is_rejected(tmp_path) -> None:
         return f"<2de> {line}"
 
     path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}, {"en": "two"}])
-    run(manifest(path), tmp_path / "out", lambda: Translator(upper, tagged))
+    run(manifest(path), tmp_path / "out", lambda: TextTranslator(upper, tagged))
     assert [row["de"] for row in read_output(tmp_path / "out")] == ["<2DE> ONE"]
     assert read_rejected(tmp_path / "out")[0]["reason"] == "ValueError: has no target language tag"
 
@@ -206,7 +206,9 @@ def test_texts_that_were_split_are_counted_by_shard(tmp_path) -> None:
         return upper(lines)
 
     path = write_rows(tmp_path / "table.jsonl", [{"en": "one"}] * 6)
-    records = run(manifest(path), tmp_path / "out", lambda: Translator(translate, lines_split=lambda: Counting.split))
+    records = run(
+        manifest(path), tmp_path / "out", lambda: TextTranslator(translate, lines_split=lambda: Counting.split)
+    )
     assert [record.split for record in records] == [4, 2]
     assert json.loads((tmp_path / "out" / "shards" / "00001.json").read_text())["split"] == 2
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_vaswani import VaswaniTranslationPipeline, alignments
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
-from hf_vaswani.model.alignment_vaswani import Alignment
+from hf_vaswani.translation.alignment import AlignedPart, Alignment
 
 from ..networks import tiny_model
 
@@ -55,10 +55,10 @@ def alignment(source: str, target: str, links: list[tuple[int, int]]) -> Alignme
 
 def test_words_that_belong_together_have_one_colour(demo) -> None:
     aligned = [
-        alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)]),
-        alignment("four five", "d e", [(0, 0), (0, 1)]),
+        AlignedPart(alignment("one two three", "a b c", [(2, 0), (0, 1), (0, 2)])),
+        AlignedPart(alignment("four five", "d e", [(0, 0), (0, 1)]), 15, 6),
     ]
-    source, target = demo.coloured("one two three  four five", "a b c d e", aligned, [0, 15], [0, 6])
+    source, target = demo.coloured("one two three  four five", "a b c d e", aligned)
     assert source == [("one", "0"), (" two ", None), ("three", "1"), ("  ", None), ("four", "2"), (" five", None)]
     assert [part for part in target if part[1] is not None] == [
         ("a", "1"),
@@ -73,8 +73,8 @@ def test_words_that_belong_together_have_one_colour(demo) -> None:
 def test_parts_make_up_the_text(demo, links) -> None:
     source, target = "abcdefghijkl", "mnopqrstuvwx"
     last = {j: (i, j) for i, j in links}
-    both = [alignment(" ".join(source), " ".join(target), list(last.values()))]
-    parts = demo.coloured(" ".join(source), " ".join(target), both, [0], [0])
+    both = [AlignedPart(alignment(" ".join(source), " ".join(target), list(last.values())))]
+    parts = demo.coloured(" ".join(source), " ".join(target), both)
     assert ["".join(text for text, _ in side) for side in parts] == [" ".join(source), " ".join(target)]
     colours = [dict(side) for side in parts]
     for i, j in last.values():
@@ -118,7 +118,8 @@ def test_what_a_page_does_not_ask_for_is_refused_at_once(demo, translator, monke
 def test_text_without_words_is_kept(translator) -> None:
     answer = translator.answer("42\nabc cab.\n★", None, 2, 0.6, 2)
     assert all(text.startswith("42\n") and text.endswith("\n★") for text in answer.translations)
-    assert translator.answer("42", None, 2, 0.6, 1).translations == ["42"]
+    answer = translator.answer("42", None, 2, 0.6, 1)
+    assert (answer.translations, answer.source, answer.target) == (["42"], [("42", "0")], [("42", "0")])
 
 
 def test_the_language_is_put_in_front(demo, tokenizer) -> None:
@@ -128,11 +129,16 @@ def test_the_language_is_put_in_front(demo, tokenizer) -> None:
     model.generation_config.update(max_new_tokens=8, suppress_tokens=[0, 1, 2, 3])
     translator = demo.DemoTranslator(model, tagged)
     assert list(translator.tags) == ["de", "fr"]
-    assert translator.sentences(TEXT, "fr") == ["<2fr> abc cab.", "<2fr> Ab ca."]
     answers = {language: translator.answer(TEXT, language, 2, 0.6, 1) for language in ("de", "fr")}
     expected = VaswaniTranslationPipeline(model, tagged)(TEXT, split_sentences=True, tgt_lang="fr", num_beams=2)
     assert answers["fr"].translations == [expected[0]["translation_text"]]
     assert "".join(text for text, _ in answers["fr"].source) == TEXT
+    # Behind its own tag.
+    found = translator.answer(f" <2fr> {TEXT}", "fr", 2, 0.6, 1)
+    assert found.translations == answers["fr"].translations
+    assert found.source == [(" <2fr> ", None), *answers["fr"].source]
+    with pytest.raises(ValueError, match="The target language is 'de', but the text begins with <2fr>"):
+        translator.answer(f"<2fr> {TEXT}", "de", 2, 0.6, 1)
 
 
 def test_a_translation_ends_at_its_deadline(demo, translator, monkeypatch) -> None:

@@ -311,7 +311,7 @@ def test_the_placing_of_markup_ends_at_the_deadline(pipeline, monkeypatch) -> No
         return False
 
     monkeypatch.setattr(pipeline.model, "generate", generate_to_the_deadline)
-    translator = serving.Translator({"one": pipeline})
+    translator = serving.BatchTranslator({"one": pipeline})
     translator.end_if_over = end_if_over
     assert translator(("one", "en", "de", "text", 1), ["ab"])
     is_over.clear()
@@ -348,7 +348,7 @@ def test_an_engine_is_not_called_when_its_time_is_over(pipeline, monkeypatch) ->
         called.append(settings)
 
     monkeypatch.setattr(pipeline, "engine", engine)
-    translator = serving.Translator({"one": pipeline})
+    translator = serving.BatchTranslator({"one": pipeline})
     assert translator(("one", "en", "de", "text", 1), ["one two"])
     # An engine knows no such criteria, and takes no settings that it does not know.
     assert len(called) == 1 and "stopping_criteria" not in called[0]
@@ -374,7 +374,7 @@ def test_an_engine_is_not_called_when_its_time_is_over(pipeline, monkeypatch) ->
 def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
     """Positions of hypotheses in the largest batch, against those of the same characters in lines of one length."""
     positions: list[int] = []
-    own, translator = pipeline.model.generation_config.num_beams, serving.Translator({"one": pipeline})
+    own, translator = pipeline.model.generation_config.num_beams, serving.BatchTranslator({"one": pipeline})
 
     def watched(input_ids: Any, **settings: Any) -> Any:
         positions.append(input_ids.numel() * settings.get("num_beams", own))

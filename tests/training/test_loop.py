@@ -14,11 +14,11 @@ import torch
 from hf_vaswani import VaswaniForConditionalGeneration
 from hf_vaswani.cli import main
 from hf_vaswani.metrics import score
-from hf_vaswani.model import modeling_vaswani, precision_vaswani
-from hf_vaswani.model.shortlist_vaswani import FILE as SHORTLIST
+from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.recipe_file import load_recipe
 from hf_vaswani.training import loop
 from hf_vaswani.training.optimization import noam
+from hf_vaswani.translation.shortlist import FILE as SHORTLIST
 
 from ..conftest import ROOT, dear, tiny_recipe, write_pairs
 from .runs import train, weights
@@ -316,7 +316,7 @@ def test_auto_takes_bf16_where_it_is_faster_and_a_resumed_run_keeps_it(tmp_path,
     def precision(name: str, steps: int, least: int) -> str:
         AcceleratorState._reset_state(reset_partial_state=True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-        monkeypatch.setattr(precision_vaswani, "TRAINING", least)
+        monkeypatch.setattr("hf_vaswani.translation.precision.TRAINING", least)
         assert train(tmp_path, tmp_path / name, mixed_precision="auto", max_steps=steps) == 0
         AcceleratorState._reset_state(reset_partial_state=True)
         return json.loads((tmp_path / name / "checkpoint-4" / "progress.json").read_text())["launch"][

@@ -10,53 +10,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vaswani import VaswaniConfig, VaswaniForConditionalGeneration
 from hf_vaswani.data.tokenizer import add_language_tags, train_tokenizer
+from hf_vaswani.model.sentences_vaswani import LanguageTags, Parts, longest_source
 from hf_vaswani.translation.batches import translate_corpus, translate_n_best
-from hf_vaswani.translation.lines import (
-    LineTranslator,
-    OutputFile,
-    join_candidates,
-    longest_source,
-    skip_lines,
-    split_lines,
-    split_text,
-    write_whole,
-)
+from hf_vaswani.translation.lines import LineTranslator, OutputFile, _joined, cut_lines, skip_lines, write_whole
 
 from ..campaign.verbs import verb
 from ..children import run, run_launched
-
-
-def at_most(length: int):
-    return lambda piece: len(piece) <= length
-
-
-@pytest.mark.parametrize(
-    ("text", "length", "pieces"),
-    [
-        ("One. Two.", 9, ["One.", "Two."]),
-        ("A is here. B is there! Is C?", 20, ["A is here.", "B is there!", "Is C?"]),
-        ("He said: 'No.' She: (\"Yes!\") And so on.", 22, ["He said: 'No.'", 'She: ("Yes!")', "And so on."]),
-        ("It is e.g. here. Not there.", 20, ["It is e.g. here.", "Not there."]),
-        ("Dr. No is here.  Ja am 3. Mai.\nNo.", 15, ["Dr. No is here.", "Ja am 3. Mai.", "No."]),
-        ("3.5 is a number", 10, ["3.5 is", "a number"]),
-        ("one two three four", 9, ["one two", "three", "four"]),
-        ("abcdefgh", 3, ["ab", "cd", "ef", "gh"]),
-        ("一二三。四五六！七八？", 8, ["一二三。", "四五六！", "七八？"]),
-        ("ab", 0, ["a", "b"]),
-    ],
-)
-def test_a_text_is_split_between_sentences_then_words_then_characters(text, length, pieces) -> None:
-    assert split_text(text, at_most(length)) == pieces
-
-
-def test_splitting_loses_no_text() -> None:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(200):
-        letters = torch.randint(0, 8, (int(torch.randint(1, 200, (1,), generator=generator)),), generator=generator)
-        text = "".join("abcd  .!"[i] for i in letters).strip()
-        pieces = split_text(text, at_most(9))
-        assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
-        assert all(len(piece) <= 9 and piece == piece.strip() for piece in pieces)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +56,10 @@ def test_long_lines_are_split_and_their_translations_joined(short_model) -> None
 
 def test_each_piece_has_the_tag(short_model) -> None:
     _, tokenizer = short_model
-    assert split_lines([f"<2de> {LONG}", "<2de> one"], tokenizer, 24) == [[f"<2de> {SENTENCE}"] * 4, ["<2de> one"]]
-    assert split_lines([], tokenizer, 24) == []
+    tags = LanguageTags(tokenizer)
+    found = [parts.sources for parts in cut_lines([f" <2de> {LONG}", "<2de> one"], tags, 24)]
+    assert found == [[f"<2de> {SENTENCE}"] * 4, ["<2de> one"]]
+    assert cut_lines([], tags, 24) == []
 
 
 def test_the_lowest_limit_holds(short_model) -> None:
@@ -132,8 +93,10 @@ def test_two_processes_write_the_output_of_one(tiny_run, tmp_path) -> None:
 
 
 def test_n_best_lists_are_joined_rank_by_rank() -> None:
-    assert join_candidates([[(-1.0, "a"), (-2.0, "b")]]) == [(-1.0, "a"), (-2.0, "b")]
-    assert join_candidates([[(-1.0, "a"), (-2.0, "b")], [(-4.0, "c"), (-8.0, "d")]]) == [(-5.0, "a c"), (-10.0, "b d")]
+    one = [[(-1.0, "a"), (-2.0, "b")]]
+    assert _joined(Parts("", "A", [(0, 1)]), one) == one[0]
+    two = [*one, [(-4.0, "c"), (-8.0, "d")]]
+    assert _joined(Parts("", "A C", [(0, 1), (2, 3)]), two) == [(-5.0, "a c"), (-10.0, "b d")]
 
 
 def test_skipping_lines_needs_as_many() -> None:

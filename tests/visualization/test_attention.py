@@ -8,8 +8,8 @@ import torch
 
 from hf_vaswani import VaswaniEncoderModel, VaswaniForCausalLM, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model.alignment_vaswani import Text
 from hf_vaswani.model.cache_vaswani import find_change
+from hf_vaswani.translation.alignment import Text
 from hf_vaswani.visualization.attention import (
     Attention,
     alignment_of,

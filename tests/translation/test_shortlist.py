@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.model.shortlist_vaswani import FILE, Shortlist
 from hf_vaswani.translation.loading import load_translator
+from hf_vaswani.translation.shortlist import FILE, Shortlist
 
 from ..conversion.test_ctranslate2 import random_sentences, save_random
-from .test_search import EOS, random_model, sentences
+from ..model.test_search import EOS, random_model, sentences
 
 
 def random_shortlist(vocab_size: int = 90, candidates: int = 3) -> Shortlist:

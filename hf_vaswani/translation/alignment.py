@@ -6,16 +6,55 @@ the step that predicts the word or at the next one, whose input the word is: "Sh
 2004.14837).
 """
 
+import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .sentences_vaswani import MOST_POSITIONS, language_tags, length_groups
-from .sharing_vaswani import LOCK, end_if_over, evaluation_mode
+from ..model.modeling_vaswani import eager_attention_forward
+from ..model.sentences_vaswani import (
+    LOCK,
+    MOST_POSITIONS,
+    LanguageTags,
+    Parts,
+    evaluation_mode,
+    has_words,
+    length_groups,
+)
+
+_ENDS = threading.local()
+
+
+@contextmanager
+def ended_by(check: Callable[[], object]) -> Iterator[None]:
+    """
+    Lets this thread end long work beside the search, such as alignments, within the block.
+
+    Args:
+        check (`Callable[[], object]`): called every few milliseconds; it raises the error that ends the work.
+    """
+    before, _ENDS.check = getattr(_ENDS, "check", None), check
+    try:
+        yield
+    finally:
+        _ENDS.check = before
+
+
+def end_if_over() -> None:
+    """Raises the error of [`ended_by`] if the work of this thread is to end."""
+    if (check := getattr(_ENDS, "check", None)) is not None:
+        check()
+
 
 UNITS = ("words", "pieces")
 METHODS = ("argmax", "intersection")
@@ -42,13 +81,13 @@ class Text:
     spans: list[tuple[int, int]]
     begin: int = 0
 
-    def pieces(self) -> list["Unit"]:
+    def pieces(self) -> list["TokenSpan"]:
         """Returns the tokens that are part of the text."""
-        return [Unit(start, end, [i]) for i, (start, end) in enumerate(self.spans) if self.begin <= start < end]
+        return [TokenSpan(start, end, [i]) for i, (start, end) in enumerate(self.spans) if self.begin <= start < end]
 
-    def words(self) -> list["Unit"]:
+    def words(self) -> list["TokenSpan"]:
         """Returns the words, which are separated by white space, with their tokens."""
-        words = [Unit(*match.span(), []) for match in re.compile(r"\S+").finditer(self.text, self.begin)]
+        words = [TokenSpan(*match.span(), []) for match in re.compile(r"\S+").finditer(self.text, self.begin)]
         left = iter(words)
         word = next(left, None)
         for i, (start, end) in enumerate(self.spans):
@@ -59,13 +98,13 @@ class Text:
                 word.tokens.append(i)
         return words
 
-    def names(self, units: Sequence["Unit"]) -> list[str]:
+    def names(self, units: Sequence["TokenSpan"]) -> list[str]:
         """Returns words or pieces without the white space around them."""
         return [self.text[unit.start : unit.end].strip() for unit in units]
 
 
 @dataclass(frozen=True)
-class Unit:
+class TokenSpan:
     """A word or a piece: its characters, from start to end, and the positions of its tokens."""
 
     start: int
@@ -171,18 +210,76 @@ def alignments(
     return found
 
 
-def identity(text: str, start: int) -> Alignment:
+def identity(text: str, start: int, unit: str = "pieces") -> Alignment:
     """
-    Returns the alignment of a text that was kept as it is, in equal parts.
+    Returns the alignment of a text that was kept as it is, in equal parts, or word by word unless it is very long.
 
     Args:
         text (`str`): the text, which is its own translation.
         start (`int`): where it begins in the source.
+        unit (`str`): as in [`alignments`].
     """
-    size = max(1, -(-len(text) // MOST_PARTS))
-    spans = [(place, min(place + size, len(text))) for place in range(0, len(text), size)]
+    units = [match.span() for match in re.finditer(r"\S+" if unit == "words" else r"(?s).", text)]
+    size = max(1, -(-len(units) // MOST_PARTS))
+    chunks = [units[place : place + size] for place in range(0, len(units), size)]
+    spans = [(part[0][0], part[-1][1]) for part in chunks]
     parts = [text[slice(*span)] for span in spans]
     return Alignment(parts, parts, torch.eye(len(parts)), [(start + a, start + b) for a, b in spans], spans)
+
+
+class AlignedPart(NamedTuple):
+    """An alignment of a part of a text, and where it begins in the text and in its translation."""
+
+    alignment: Alignment
+    source: int = 0
+    target: int = 0
+
+
+def align_parts(
+    model: Any,
+    tokenizer: Any,
+    found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
+    unit: str = "pieces",
+    front: Callable[[str], str] = lambda tag: "",
+    reads: Callable[[str], bool] = has_words,
+) -> list[list[tuple[str, list[AlignedPart]]]]:
+    """
+    Joins translations of the parts of texts, and aligns them.
+
+    Args:
+        model, tokenizer, unit: as in [`alignments`].
+        found (`Sequence`): each text in parts, and for each rank the translations of its parts.
+        front (`Callable`): what the model has read in front of a part with this tag.
+        reads (`Callable`): tells whether the model has read a part. Others are their own translations.
+
+    Returns:
+        `list`: for each text its translations, best first, each with the alignments of its parts.
+    """
+    fronts = [front(parts.tag) if reads(parts.text) else "" for parts, _ in found]
+    pairs = [
+        (begin + source, translation, reads(source.removeprefix(parts.tag)))
+        for begin, (parts, ranks) in zip(fronts, found, strict=True)
+        for rank in ranks
+        for source, translation in zip(parts.sources, rank, strict=True)
+    ]
+    sources, targets = [pair[0] for pair in pairs if pair[2]], [pair[1] for pair in pairs if pair[2]]
+    read = iter(alignments(model, tokenizer, sources, targets, unit=unit))
+    aligned = (
+        next(read) if is_read else identity(target, len(source) - len(target), unit)
+        for source, target, is_read in pairs
+    )
+    texts = []
+    for begin, (parts, ranks) in zip(fronts, found, strict=True):
+        candidates = []
+        for rank in ranks:
+            text, place, pieces = parts.join(rank), 0, []
+            for (start, _), translation in zip(parts.spans, rank, strict=True):
+                place = text.index(translation, place)
+                pieces.append(AlignedPart(next(aligned), start - len(begin + parts.tag), place))
+                place += len(translation)
+            candidates.append((text, pieces))
+        texts.append(candidates)
+    return texts
 
 
 def choose_alignment(
@@ -248,8 +345,9 @@ def read(tokenizer: Any, texts: Sequence[str], side: str = "text") -> list[Text]
         return []
     with LOCK:
         encoded = tokenizer(**{side: list(texts)}, return_offsets_mapping=True, verbose=False)
-        tags = tuple(language_tags(tokenizer).values())
-    begins = [next((len(tag) for tag in tags if text.startswith(tag)), 0) for text in texts]
+    tags = LanguageTags(tokenizer)
+    fronts = [tags.split(text)[0].strip() for text in texts]
+    begins = [text.index(front) + len(front) for text, front in zip(texts, fronts, strict=True)]
     return list(map(Text, texts, encoded["input_ids"], encoded["offset_mapping"], begins))
 
 
@@ -317,30 +415,78 @@ def attention_to_source(
     Returns:
         `torch.FloatTensor` of shape `(layers, batch, target, source)`: attention weights, averaged over the heads. Row
         0 of the target predicts its first token, and row 1 has this token as its input.
+
+    Raises:
+        ValueError: a module in place of such an attention does not compute by queries and keys.
     """
-    hidden = inputs["attention_mask"][:, None, None] == 0  # [batch, 1, 1, source]
-    encoder_states = model.model.encoder(**inputs).last_hidden_state
-    decoder = model.model.decoder
-    states = decoder.positions(decoder.embed(model.prepare_decoder_input_ids_from_labels(labels), None))
-    causal_mask = create_causal_mask(model.config, states, None, None)
-    padding_mask = create_bidirectional_mask(
-        model.config, states, inputs["attention_mask"], encoder_hidden_states=encoder_states
-    )
     found: dict[int, torch.Tensor] = {}
-    # Hooks would stop the fast search of other threads that translate with the model.
-    for number, layer in enumerate(decoder.layers[: max(layers) + 1]):
-
-        def attend(queries: torch.Tensor, number: int = number, attention: Any = layer.cross_attn) -> torch.Tensor:
-            if number in layers:
-                query = attention.split_heads(attention.q_proj(queries))
-                key = attention.split_heads(attention.k_proj(encoder_states))
-                found[number] = _mean_attention(query, key, hidden[:, 0], attention.scaling)
-            return attention(queries, padding_mask, encoder_states)[0]
-
-        states = layer.self_attn_norm(states, lambda x, layer=layer: layer.self_attn(x, causal_mask)[0])
-        states = layer.cross_attn_norm(states, attend)
-        states = layer.feed_forward_norm(states, layer.feed_forward.forward)
+    hidden = inputs["attention_mask"][:, None] == 0  # [batch, 1, source]
+    _readable(model.model.decoder, layers, hidden, found)(
+        input_ids=model.prepare_decoder_input_ids_from_labels(labels),
+        encoder_hidden_states=model.model.encoder(**inputs).last_hidden_state,
+        encoder_attention_mask=inputs["attention_mask"],
+        use_cache=False,
+        output_attentions=False,
+        output_hidden_states=False,
+    )
+    for layer in layers:
+        if layer not in found:
+            raise ValueError(f"Alignments need the attention of layer {layer}, but another module is in its place.")
     return torch.stack([found[layer] for layer in layers])
+
+
+# Name of [`_read_weights`] among the attention functions of transformers.
+READING = "vaswani_alignment"
+
+
+def _readable(decoder: Any, layers: Sequence[int], hidden: torch.Tensor, found: dict[int, torch.Tensor]) -> Any:
+    """
+    Returns a decoder of the same modules, up to the last of these layers, whose attention to the source is written to
+    `found`. Only what leads to this attention is copied, without its weights: hooks or another config of the shared
+    modules would be seen by threads that translate with the model.
+    """
+
+    def reading(attention: Any, number: int) -> Any:
+        copied = _copied(attention)
+        config = copy.copy(attention.config)
+        vars(copied)["alignment"] = (number, hidden, found, config._attn_implementation)
+        config._attn_implementation = READING
+        copied.config = config
+        return copied
+
+    copies = nn.ModuleList()
+    for number, layer in enumerate(decoder.layers[: max(layers) + 1]):
+        if number in layers and isinstance(getattr(layer.cross_attn, "config", None), PretrainedConfig):
+            layer = _copied(layer, cross_attn=reading(layer.cross_attn, number))
+        copies.append(layer)
+    return _copied(decoder, layers=copies)
+
+
+def _copied(module: nn.Module, **parts: nn.Module) -> nn.Module:
+    """Returns a module that shares all with another one, except for these parts; it is not compiled."""
+    module = getattr(module, "_orig_mod", module)
+    copied = copy.copy(module)
+    copied._modules = {**module._modules, **parts}
+    for name, value in vars(module).items():
+        # The hooks of accelerate are such attributes.
+        if isinstance(value, MethodType) and value.__self__ is module:
+            vars(copied)[name] = MethodType(value.__func__, copied)
+        elif isinstance(value, partial) and value.args[:1] == (module,):
+            vars(copied)[name] = partial(value.func, copied, *value.args[1:], **value.keywords)
+    return copied
+
+
+def _read_weights(
+    module: Any, query: torch.Tensor, key: torch.Tensor, *args: Any, scaling: float, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Computes attention as the model does, and averages its weights over the heads on the way."""
+    number, hidden, found, implementation = module.alignment
+    found[number] = _mean_attention(query, key, hidden, scaling)
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+    return attention(module, query, key, *args, scaling=scaling, **kwargs)
+
+
+ALL_ATTENTION_FUNCTIONS.register(READING, _read_weights)
 
 
 def _mean_attention(query: torch.Tensor, key: torch.Tensor, hidden: torch.Tensor, scaling: float) -> torch.Tensor:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hf_vaswani import VaswaniTranslationPipeline
-from hf_vaswani.model import precision_vaswani
-from hf_vaswani.model.precision_vaswani import fastest_training, fastest_translation, has_bfloat16
+from hf_vaswani.translation import precision
 from hf_vaswani.translation.loading import load_translator
+from hf_vaswani.translation.precision import fastest_training, fastest_translation, has_bfloat16
 
-from .test_search import random_model
+from ..model.test_search import random_model
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_a_pipeline_translates_with_autocast(tiny_run, monkeypatch) -> None:
         (16, "auto", True),
         (17, "auto", False),
     ):
-        monkeypatch.setattr(precision_vaswani, "TRANSLATION", least)
+        monkeypatch.setattr(precision, "TRANSLATION", least)
         pipe = VaswaniTranslationPipeline(model, tokenizer, autocast=autocast)
         enabled.clear()
         assert pipe("one two")[0].keys() == {"translation_text"} and enabled == [expected]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from .sentences_vaswani import has_words
+from ..model.sentences_vaswani import has_words
 
 KINDS = ("html", "placeholders")
 

@@ -13,13 +13,15 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
-from .alignment_vaswani import Alignment
-from .markup_vaswani import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, parse
-from .sharing_vaswani import end_if_over
+from ..model.pipeline_vaswani import require_text
+from .alignment import AlignedPart, align_parts, aligning_layers, end_if_over
+from .markup import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, check_kind, parse
 
 Span = tuple[int, int]
 
@@ -49,28 +51,20 @@ class Atom:
     attention: torch.Tensor
 
 
-class Block(NamedTuple):
-    """An alignment of the pieces of a sentence, and where it begins in the segment and in its translation."""
-
-    alignment: Alignment
-    source: int = 0
-    target: int = 0
-
-
-def restore(segment: Segment, translation: str, blocks: Sequence[Block], as_html: bool) -> str:
+def restore(segment: Segment, translation: str, aligned: Sequence[AlignedPart], as_html: bool) -> str:
     """
     Puts the markup of a segment into its translation.
 
     Args:
         segment ([`Segment`]): the segment.
         translation (`str`): the translation of its text.
-        blocks (`Sequence[Block]`): the alignments of its sentences.
+        aligned (`Sequence[AlignedPart]`): the alignments of its sentences.
         as_html (`bool`): escape the signs that have a meaning in HTML.
 
     Returns:
         `str`: the translation, with each tag and everything that is protected exactly once.
     """
-    places = _places(segment, translation, blocks)
+    places = _places(segment, translation, aligned)
     atoms = _target_atoms(translation, places, as_html)
     sources = places.source.spans
     written = _Writer(atoms, places.source).write(segment.nodes, (0, len(atoms)), (0, len(sources)))
@@ -82,19 +76,19 @@ class _Places(NamedTuple):
     The places of what is protected in a translation.
 
     Attributes:
-        source ([`_Source`]), targets (`list[Unit]`): the atoms of the source and of the translation.
+        source ([`_Source`]), targets (`list[TargetUnit]`): the atoms of the source and of the translation.
         attention (`torch.FloatTensor` of shape `(target, source)`): of these to those.
         owners (`list[int]`), added (`dict[int, list[int]]`): as [`_owners`] returns them.
     """
 
     source: "_Source"
-    targets: "list[Unit]"
+    targets: "list[TargetUnit]"
     attention: torch.Tensor
     owners: list[int]
     added: dict[int, list[int]]
 
 
-def _places(segment: Segment, translation: str, blocks: Sequence[Block]) -> _Places:
+def _places(segment: Segment, translation: str, aligned: Sequence[AlignedPart]) -> _Places:
     """Finds the places of what is protected; see [`restore`]."""
     end_if_over()
     source = _source_atoms(segment)
@@ -105,8 +99,8 @@ def _places(segment: Segment, translation: str, blocks: Sequence[Block]) -> _Pla
             f"{len(targets):,}: split it."
         )
     spans = [unit.span for unit in targets]
-    attention = _attention(blocks, source.spans, spans)
-    sentences = [_within(block, source.spans, spans) for block in blocks if block.alignment.probabilities.numel()]
+    attention = _attention(aligned, source.spans, spans)
+    sentences = [_within(part, source.spans, spans) for part in aligned if part.alignment.probabilities.numel()]
     return _Places(source, targets, attention, *_owners(targets, attention, source, sentences))
 
 
@@ -144,25 +138,25 @@ def _source_atoms(segment: Segment) -> _Source:
     return _Source(segment.text, spans, {k: segment.text[slice(*spans[k])] for k in written}, written)
 
 
-def _attention(blocks: Sequence[Block], sources: Sequence[Span], targets: Sequence[Span]) -> torch.Tensor:
+def _attention(aligned: Sequence[AlignedPart], sources: Sequence[Span], targets: Sequence[Span]) -> torch.Tensor:
     """Returns the attention of each target atom to the source's, of shape `(target, source)`; rows sum to 1 or 0."""
     attention = torch.zeros(len(targets), len(sources))
-    for block in blocks:
-        pieces = block.alignment
+    for part in aligned:
+        pieces = part.alignment
         if pieces.probabilities.numel():
-            source, target = (slice(*each) for each in _within(block, sources, targets))
-            columns = _shares(pieces.source_spans, block.source, sources[source])
-            rows = _shares(targets[target], -block.target, pieces.target_spans)
+            source, target = (slice(*each) for each in _within(part, sources, targets))
+            columns = _shares(pieces.source_spans, part.source, sources[source])
+            rows = _shares(targets[target], -part.target, pieces.target_spans)
             attention[target, source] += rows @ pieces.probabilities @ columns
     return attention / attention.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 
-def _within(block: Block, sources: Sequence[Span], targets: Sequence[Span]) -> tuple[Span, Span]:
-    """Returns which atoms of the source and of the translation have characters of a block."""
-    pieces = block.alignment
+def _within(part: AlignedPart, sources: Sequence[Span], targets: Sequence[Span]) -> tuple[Span, Span]:
+    """Returns which atoms of the source and of the translation have characters of a part."""
+    pieces = part.alignment
     return (
-        _between(sources, pieces.source_spans[0][0] + block.source, pieces.source_spans[-1][1] + block.source),
-        _between(targets, pieces.target_spans[0][0] + block.target, pieces.target_spans[-1][1] + block.target),
+        _between(sources, pieces.source_spans[0][0] + part.source, pieces.source_spans[-1][1] + part.source),
+        _between(targets, pieces.target_spans[0][0] + part.target, pieces.target_spans[-1][1] + part.target),
     )
 
 
@@ -181,7 +175,7 @@ def _shares(spans: Sequence[Span], offset: int, parts: Sequence[Span]) -> torch.
     return common / common.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
 
-class Unit(NamedTuple):
+class TargetUnit(NamedTuple):
     """
     A part of a translation.
 
@@ -195,14 +189,14 @@ class Unit(NamedTuple):
     kind: str = "word"
 
 
-def _target_units(translation: str, texts: set[str]) -> list[Unit]:
+def _target_units(translation: str, texts: set[str]) -> list[TargetUnit]:
     """Splits a translation into words, signs, copies of protected texts, and placeholders that the source lacks."""
     # Longer texts first, because they may contain shorter ones. A word is no copy within another one.
     ordered = sorted(texts, key=len, reverse=True)
     edges = [(r"(?<!\w)" if text[0].isalnum() else "", r"(?!\w)" if text[-1].isalnum() else "") for text in ordered]
     parts = [re.escape(text).join(edge) for text, edge in zip(ordered, edges, strict=True)]
     copies = re.compile("|".join(parts) or r"(?!)")
-    units: list[Unit] = []
+    units: list[TargetUnit] = []
 
     def add_foreign(start: int, end: int) -> None:
         place = start
@@ -212,17 +206,17 @@ def _target_units(translation: str, texts: set[str]) -> list[Unit]:
                 place = match.start() + 1
                 continue
             add_words(start, match.start())
-            units.append(Unit(match.span(), match[0], "copy" if match[0] in texts else "foreign"))
+            units.append(TargetUnit(match.span(), match[0], "copy" if match[0] in texts else "foreign"))
             start = place = match.end()
         add_words(start, end)
 
     def add_words(start: int, end: int) -> None:
-        units.extend(Unit(match.span(), match[0]) for match in UNIT.finditer(translation, start, end))
+        units.extend(TargetUnit(match.span(), match[0]) for match in UNIT.finditer(translation, start, end))
 
     place = 0
     for match in copies.finditer(translation):
         add_foreign(place, match.start())
-        units.append(Unit(match.span(), match[0], "copy"))
+        units.append(TargetUnit(match.span(), match[0], "copy"))
         place = match.end()
     add_foreign(place, len(translation))
     return units
@@ -233,7 +227,7 @@ FREE, DROPPED = -1, -2
 
 
 def _owners(
-    targets: Sequence[Unit],
+    targets: Sequence[TargetUnit],
     attention: torch.Tensor,
     source: _Source,
     sentences: Sequence[tuple[Span, Span]],
@@ -294,7 +288,7 @@ def _remains(
     k: int,
     inside: Span,
     translated: Span,
-    targets: Sequence[Unit],
+    targets: Sequence[TargetUnit],
     owners: Sequence[int],
     attention: torch.Tensor,
     source: _Source,
@@ -337,7 +331,7 @@ def _is_word(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
-def _is_within_word(targets: Sequence[Unit], j: int) -> bool:
+def _is_within_word(targets: Sequence[TargetUnit], j: int) -> bool:
     """Returns whether two neighbouring units, of which this is the second, are parts of a word, as vowel signs are."""
     if not 0 < j < len(targets) or targets[j - 1].span[1] != targets[j].span[0]:
         return False
@@ -350,7 +344,7 @@ def _edges(text: str) -> tuple[str, str]:
     return first[0] if first else "", last[0] if last else ""
 
 
-def _with_edges(targets: Sequence[Unit], owners: Sequence[int], run: Span, text: str) -> Span:
+def _with_edges(targets: Sequence[TargetUnit], owners: Sequence[int], run: Span, text: str) -> Span:
     """Extends a run of units by the signs next to it that the text begins or ends with, such as quotation marks."""
     start, end = run
     first, last = _edges(text)
@@ -361,7 +355,7 @@ def _with_edges(targets: Sequence[Unit], owners: Sequence[int], run: Span, text:
     return start, end
 
 
-def _touch(targets: Sequence[Unit], j: int) -> bool:
+def _touch(targets: Sequence[TargetUnit], j: int) -> bool:
     return targets[j - 1].span[1] == targets[j].span[0]
 
 
@@ -426,7 +420,7 @@ def _gap(
     k: int,
     inside: Span,
     translated: Span,
-    targets: Sequence[Unit],
+    targets: Sequence[TargetUnit],
     owners: list[int],
     attention: torch.Tensor,
     source: _Source,
@@ -601,15 +595,15 @@ class _Shortened(NamedTuple):
     text: str
     places: list[int]
 
-    def aligned(self, block: Block) -> Block:
+    def aligned(self, part: AlignedPart) -> AlignedPart:
         """Returns an alignment of this text as one of the segment's text."""
         spans = []
-        for start, end in block.alignment.source_spans:
-            start, end = start + block.source, end + block.source
+        for start, end in part.alignment.source_spans:
+            start, end = start + part.source, end + part.source
             # The space in front of a piece may be far from it there.
             start = min(start + len(self.text[start:end]) - len(self.text[start:end].lstrip()), end - 1)
             spans.append((self.places[start], self.places[end - 1] + 1))
-        return Block(replace(block.alignment, source_spans=spans), 0, block.target)
+        return AlignedPart(replace(part.alignment, source_spans=spans), 0, part.target)
 
 
 def _shortened(segment: Segment, places: _Places) -> _Shortened:
@@ -640,7 +634,7 @@ def _shortened(segment: Segment, places: _Places) -> _Shortened:
 def translate_markup(
     texts: Sequence[tuple[str, str]],
     kind: str,
-    translate: Callable[[list[str]], list[list[tuple[str, list[Block]]]]],
+    translate: Callable[[list[str]], list[list[tuple[str, list[AlignedPart]]]]],
 ) -> list[list[str]]:
     """
     Translates texts with markup. A text that has something protected which the model has not copied is translated
@@ -668,15 +662,62 @@ def translate_markup(
             again[number] = _shortened(segment, places)
     shorter = translate([segments[number][0] + each.text for number, each in again.items()]) if again else []
     for (number, each), candidates in zip(again.items(), shorter, strict=True):
-        found[number] = [(text, list(map(each.aligned, blocks))) for text, blocks in candidates]
+        found[number] = [(text, list(map(each.aligned, aligned))) for text, aligned in candidates]
     translations = iter(found)
     written = []
     for _, parts in parsed:
         ranks = [
-            [restore(part, text, blocks, kind == "html") for text, blocks in next(translations)]
+            [restore(part, text, aligned, kind == "html") for text, aligned in next(translations)]
             if isinstance(part, Segment)
             else [part] * count
             for part in parts
         ]
         written.append(["".join(of_rank) for of_rank in zip(*ranks, strict=True)] or [""] * count)
     return written
+
+
+class PipelineMarkup:
+    """
+    Translates texts with markup by a pipeline.
+
+    Args:
+        pipeline ([`VaswaniText2TextGenerationPipeline`]): the pipeline.
+        kind (`str`): kind of markup, see [`parse`].
+
+    Raises:
+        ValueError: there is no such kind, or the pipeline's model has no attention to a source.
+    """
+
+    def __init__(self, pipeline: Any, kind: str) -> None:
+        check_kind(kind)
+        aligning_layers(pipeline.model)
+        self.pipeline, self.kind = pipeline, kind
+
+    def __call__(self, inputs: Any, *_: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
+        """Translates what the pipeline takes, with the keywords of a call, and `split` for `split_sentences`."""
+        if isinstance(inputs, str):
+            return self._translate([inputs], kwargs)[0]
+        if isinstance(inputs, list):
+            return self._translate(inputs, kwargs)
+        if isinstance(inputs, Dataset):
+            inputs = DataLoader(inputs, batch_size=None, num_workers=num_workers or self.pipeline._num_workers or 0)
+        return (self._translate([text], kwargs)[0] for text in inputs)
+
+    def _translate(self, texts: list[Any], kwargs: dict[str, Any]) -> list[list[dict[str, str]]]:
+        pipeline = self.pipeline
+        languages = {name: kwargs.get(name) for name in ("src_lang", "tgt_lang")}
+
+        def translate(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
+            found = pipeline.translate_parts(plain, **kwargs)
+            return align_parts(
+                pipeline.model,
+                pipeline.tokenizer,
+                found,
+                front=partial(pipeline.front, **languages),
+                reads=pipeline.reads,
+            )
+
+        for text in texts:
+            require_text(text, "a sentence")
+        found = translate_markup(list(map(pipeline.tags.split, texts)), self.kind, translate)
+        return [[{f"{pipeline.return_name}_text": text} for text in candidates] for candidates in found]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vaswani.model.markup_vaswani import PROTECTED, Segment, parse
+from hf_vaswani.translation.markup import PROTECTED, Segment, parse
 
 
 def kept(text: str) -> list[str]:

@@ -1,15 +1,29 @@
 """Word alignments, against the attention weights of transformers' own outputs and links made by hand."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import peft
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vaswani import VaswaniForConditionalGeneration, alignments
 from hf_vaswani.data.tokenizer import train_tokenizer
-from hf_vaswani.model import alignment_vaswani
-from hf_vaswani.model.alignment_vaswani import Alignment, Text, choose_alignment, identity, read
+from hf_vaswani.model.sentences_vaswani import Parts
+from hf_vaswani.translation import alignment as module
+from hf_vaswani.translation import quantization
+from hf_vaswani.translation.alignment import (
+    Alignment,
+    Text,
+    align_parts,
+    choose_alignment,
+    end_if_over,
+    ended_by,
+    identity,
+    read,
+)
 
 from ..conftest import SEED
 from ..networks import tiny_config, tiny_model
@@ -42,6 +56,65 @@ def test_pieces_have_the_attention_weights_of_their_layer(model, tokenizer, laye
         assert (tokens + 1, len(alignment.source) + 1) == weights.shape
         expected = weights[shift : tokens + shift, :-1]
         torch.testing.assert_close(alignment.probabilities, expected, atol=1e-6, rtol=0)
+
+
+def with_lora(model: Any) -> None:
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj", "fc1"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, model)
+
+
+def with_int8(model: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantization, "ENTRIES_WORTH_IT", 1)
+        model.model.decoder = quantization.to_int8(model).model.decoder
+
+
+def with_hooks(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        add_hook_to_module(layer, ModelHook())
+        add_hook_to_module(layer.cross_attn, ModelHook())
+        layer.register_forward_hook(lambda module, _, states: states + 0.1)
+
+
+def with_another_network(model: Any) -> None:
+    for layer in model.model.decoder.layers:
+        layer.feed_forward = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+
+
+def with_compiled_layers(model: Any) -> None:
+    layers = model.model.decoder.layers
+    layers[1] = torch.compile(layers[1], backend="eager")
+    layers[2].compile(backend="eager")
+
+
+@pytest.mark.parametrize("change", [with_lora, with_int8, with_hooks, with_another_network, with_compiled_layers])
+def test_the_modules_of_the_model_compute(model, tokenizer, change) -> None:
+    change(model)
+    found = alignments(model, tokenizer, SOURCES[:1], TARGETS[:1], unit="pieces", layer=2)[0].probabilities
+    inputs = tokenizer(SOURCES[:1], text_target=TARGETS[:1], return_tensors="pt")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True).cross_attentions[2].mean(dim=1)[0]
+    torch.testing.assert_close(found, weights[: len(found), :-1], atol=1e-6, rtol=0)
+
+
+def test_other_threads_see_no_change_of_the_model(model, tokenizer) -> None:
+    attention, seen = model.model.decoder.layers[1].cross_attn, []
+    before = dict(vars(attention))
+
+    def watched(*_: Any) -> None:
+        seen.append((dict(vars(attention)) == before, model.config._attn_implementation))
+
+    handle = model.model.decoder.layers[1].feed_forward.register_forward_hook(watched)
+    alignments(model, tokenizer, SOURCES, TARGETS)
+    handle.remove()
+    assert set(seen) == {(True, "sdpa")}
+
+
+def test_what_has_no_such_attention_is_refused(model, tokenizer) -> None:
+    model.model.decoder.layers[1].cross_attn.forward = lambda states, *_, **__: (states, None)
+    with pytest.raises(ValueError, match="Alignments need the attention of layer 1, but another module is in its"):
+        alignments(model, tokenizer, SOURCES, TARGETS, layer=1)
 
 
 def test_words_join_the_attention_of_their_pieces(model, tokenizer) -> None:
@@ -157,7 +230,7 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
         batches.append((*labels.shape, inputs["input_ids"].shape[1]))
         return torch.zeros(1, *batches[-1])
 
-    monkeypatch.setattr("hf_vaswani.model.alignment_vaswani.attention_to_source", watched)
+    monkeypatch.setattr("hf_vaswani.translation.alignment.attention_to_source", watched)
     assert len(alignments(model, tokenizer, texts, texts)) == len(texts)
     for rows, target, source in batches:
         assert rows == 1 or (rows * max(target, source) <= 4096 and rows * target * source <= 2**22)
@@ -165,17 +238,17 @@ def test_memory_follows_the_tokens(model, tokenizer, monkeypatch, texts) -> None
 
 def test_the_memory_of_a_batch_follows_its_pairs(model, tokenizer, monkeypatch) -> None:
     """However different their lengths are, and without a change of what they attend to."""
-    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 2**8)
+    monkeypatch.setattr(module, "MOST_SCORES", 2**8)
     sources = ["ab", *["abc cab"] * 9, "abc " * 20, "", "bca"]
     targets = ["cab", *["ab abc"] * 9, "ab " * 9, "", "ab " * 30]
     batches: list[tuple[int, int, int]] = []
-    compute = alignment_vaswani.attention_to_source
+    compute = module.attention_to_source
 
     def watched(model, inputs, labels, layers):
         batches.append((*inputs["input_ids"].shape, labels.shape[1]))
         return compute(model, inputs, labels, layers)
 
-    monkeypatch.setattr(alignment_vaswani, "attention_to_source", watched)
+    monkeypatch.setattr(module, "attention_to_source", watched)
     together = alignments(model, tokenizer, sources, targets, unit="pieces")
     assert sum(rows for rows, _, _ in batches) == len(sources)
     assert all(rows * max(source, target) ** 2 <= 2**8 for rows, source, target in batches if rows > 1)
@@ -200,11 +273,28 @@ def test_no_matrix_is_larger_than_the_attention_of_a_head(model, tokenizer, monk
     hidden = torch.zeros(2, 1, 200, dtype=torch.bool)
     hidden[1, :, 150:] = True
     expected = (query @ key.transpose(2, 3)).masked_fill(hidden[:, None], -torch.inf).softmax(dim=-1).mean(dim=1)
-    monkeypatch.setattr(alignment_vaswani, "MOST_SCORES", 10_000)
+    monkeypatch.setattr(module, "MOST_SCORES", 10_000)
     with Watch():
-        found = alignment_vaswani._mean_attention(query, key, hidden, 1.0)
+        found = module._mean_attention(query, key, hidden, 1.0)
     torch.testing.assert_close(found, expected)
     assert largest <= 10_000
+
+
+def test_the_parts_of_a_text_are_aligned_where_they_are(model, tokenizer) -> None:
+    parts = Parts("", "abc cab.\nab 42 \nbca", [(0, 8), (9, 14), (15, 18)])
+    ranks = [["cab abc.", "ab 42", "ca"], ["b", "", "ca ab"]]
+    found = align_parts(model, tokenizer, [(parts, ranks), (Parts("", "42", [(0, 2)]), [["42"]])], "words")
+    assert [[text for text, _ in each] for each in found] == [list(map(parts.join, ranks)), ["42"]]
+    for (text, pieces), translations in zip(found[0], ranks, strict=True):
+        for piece, source, translation in zip(pieces, parts.sources, translations, strict=True):
+            (alone,) = alignments(model, tokenizer, [source], [translation])
+            torch.testing.assert_close(piece.alignment.probabilities, alone.probabilities, atol=1e-6, rtol=0)
+            places = [(start + piece.source, end + piece.source) for start, end in piece.alignment.source_spans]
+            assert [parts.text[slice(*place)] for place in places] == source.split()
+            places = [(start + piece.target, end + piece.target) for start, end in piece.alignment.target_spans]
+            assert [text[slice(*place)] for place in places] == translation.split()
+    # The model has not read it.
+    assert found[1][0][1][0].alignment.links() == [(0, 0)]
 
 
 def test_a_kept_text_is_aligned_with_itself() -> None:
@@ -213,3 +303,18 @@ def test_a_kept_text_is_aligned_with_itself() -> None:
         assert [text[slice(*span)] for span in found.target_spans] == found.target == found.source
         assert [(start - 7, end - 7) for start, end in found.source_spans] == found.target_spans
         assert torch.equal(found.probabilities, torch.eye(len(found.target))) and len(found.target) <= 256
+
+
+def test_each_thread_is_ended_by_its_own_check() -> None:
+    def end() -> None:
+        raise TimeoutError
+
+    with ended_by(end), ThreadPoolExecutor(1) as threads:
+        with pytest.raises(TimeoutError):
+            end_if_over()
+        threads.submit(end_if_over).result()
+        with ended_by(lambda: None):
+            end_if_over()
+        with pytest.raises(TimeoutError):
+            end_if_over()
+    end_if_over()
