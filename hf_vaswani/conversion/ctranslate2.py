@@ -329,7 +329,7 @@ class Ctranslate2Translator:
         shortlist: bool = False,
         device_index: int = 0,
     ) -> None:
-        level = ctranslate2.get_log_level()
+        level, torch_threads = ctranslate2.get_log_level(), torch.get_num_threads()
         # It warns of number formats that the processor does not have; the notes give `compute_type`.
         ctranslate2.set_log_level(logging.ERROR)
         try:
@@ -343,6 +343,8 @@ class Ctranslate2Translator:
             )
         finally:
             ctranslate2.set_log_level(level)
+            # They may have one OpenMP, whose number of threads CTranslate2 sets.
+            torch.set_num_threads(torch_threads)
         self.tokenizer = tokenizer
         self.generation_config = generation_config
         self.config = config

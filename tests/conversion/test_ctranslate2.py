@@ -279,3 +279,19 @@ def test_the_log_level_of_the_library_is_restored_after_an_error(tmp_path) -> No
     with pytest.raises(RuntimeError):
         Ctranslate2Translator(tmp_path, None, None, None)
     assert ctranslate2.get_log_level() == before
+
+
+@pytest.mark.parametrize("threads", [(2, 1), (1, 3)])
+def test_torch_keeps_its_threads(converted, threads) -> None:
+    model, ours, theirs, _ = converted
+    tokenizer, before = AutoTokenizer.from_pretrained(ours), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        translator = Ctranslate2Translator(
+            theirs, tokenizer, model.generation_config, model.config, threads=threads[0], threads_per_batch=threads[1]
+        )
+        assert torch.get_num_threads() == 2
+        translator.translate(random_sentences(3))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

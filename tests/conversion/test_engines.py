@@ -722,6 +722,7 @@ def test_threads_share_a_batch_where_a_sentence_is_faster(
     """On some machines they wait for each other for longer than they work: a sentence takes 30 times as long."""
     folder = saved(tmp_path / "model", SAME_RULES | {"num_beams": 3})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(
         Ctranslate2Translator, "seconds_of_a_sentence", lambda self: 1.0 if self.threads == 4 else shared
     )
