@@ -655,20 +655,21 @@ class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
 @torch.no_grad()
 def find_non_finite(model: Any) -> str | None:
     """Returns the name of the first parameter or buffer of a model with NaN or infinity, or `None`."""
-    # In a sum, such a number stays one: each tensor is read once. Torch adds numbers of 8 bits in other formats only,
-    # and those of 4 bits are all finite.
-    sums = {
-        name: (each.to(torch.bfloat16) if each.dtype.itemsize == 1 else each).sum(dtype=torch.float32)
+    # One of both is the smallest or the largest number then: each tensor is read once. Torch compares numbers of 8
+    # bits in other formats only, and those of 4 bits are all finite.
+    ends = {
+        name: torch.stack((each.to(torch.bfloat16) if each.dtype.itemsize == 1 else each).aminmax()).float()
         for name, each in (*model.named_parameters(), *model.named_buffers())
         if type(each) in (torch.Tensor, torch.nn.Parameter)
         and each.is_floating_point()
         and each.dtype != torch.float4_e2m1fn_x2
+        and each.numel()
         and not each.is_meta
     }
-    # The sums are read together: a GPU waits for each reading.
-    totals = [*sums.values()]
-    are_finite = torch.stack([each.to(totals[0].device) for each in totals]).isfinite().tolist() if totals else []
-    return next((name for name, is_finite in zip(sums, are_finite, strict=True) if not is_finite), None)
+    # They are read together: a GPU waits for each reading.
+    found = [*ends.values()]
+    are_finite = torch.stack([each.to(found[0].device) for each in found]).isfinite().tolist() if found else []
+    return next((name for name, finite in zip(ends, are_finite, strict=True) if not all(finite)), None)
 
 
 def require_text(sentence: object, where: str, alternatives: str = "") -> None:

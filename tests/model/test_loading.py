@@ -234,21 +234,23 @@ def test_another_class_reports_a_weight_under_another_name(tmp_path, kind) -> No
     assert old in report["missing_keys"] and new in report["unexpected_keys"]
 
 
-# ---- Numbers that are not finite -----------------------------------------------------------------------------------
+# ---- Numbers that are not finite ---------------------------------------------------------------------------------
 
-SMALL = [
-    each for each in vars(torch).values() if isinstance(each, torch.dtype) and str(each).startswith("torch.float8")
+FLOATS = [
+    each
+    for each in vars(torch).values()
+    if isinstance(each, torch.dtype) and each.is_floating_point and each != torch.float4_e2m1fn_x2
 ]
 
 
-@pytest.mark.parametrize("dtype", SMALL, ids=str)
-def test_weights_of_8_bits_are_looked_at(dtype) -> None:
+@pytest.mark.parametrize("dtype", sorted(set(FLOATS), key=str), ids=str)
+def test_weights_of_every_format_are_looked_at(dtype) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = nn.Parameter(torch.ones(4, 4).to(dtype), requires_grad=False)
+    numbers = torch.full((4, 4), min(torch.finfo(dtype).max, torch.finfo(torch.float32).max))
+    model[1].weight = nn.Parameter(numbers.to(dtype), requires_grad=False)
     assert find_non_finite(model) is None
-    damaged = torch.ones(4, 4)
-    damaged[2, 3] = math.nan
-    model[1].weight = nn.Parameter(damaged.to(dtype), requires_grad=False)
+    numbers[2, 3] = math.nan
+    model[1].weight = nn.Parameter(numbers.to(dtype), requires_grad=False)
     # Each of these formats has a NaN.
     assert find_non_finite(model) == "1.weight"
 
