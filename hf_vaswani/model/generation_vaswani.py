@@ -59,13 +59,7 @@ from transformers.utils import logging
 
 from .configuration_vaswani import CACHE, rename_cache
 from .kernels_vaswani import fast_products
-from .rules_vaswani import (
-    CALL,
-    BeamSearchRules,
-    SearchCall,
-    SourceLengthCriteria,
-    search_call,
-)
+from .rules_vaswani import BeamSearchRules, SourceLengthCriteria, new_search_call, search_call
 
 logger = logging.get_logger(__name__)
 
@@ -115,11 +109,8 @@ class FastSearchMixin(GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generates as [`GenerationMixin.generate`] does, with the settings of this module."""
-        token = CALL.set(SearchCall())
-        try:
+        with new_search_call():
             return super().generate(*args, **kwargs)
-        finally:
-            CALL.reset(token)
 
     def _prepare_generation_config(
         self, generation_config: GenerationConfig | None, **kwargs: Any

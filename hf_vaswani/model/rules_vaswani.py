@@ -1,6 +1,7 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -262,6 +263,16 @@ class SearchCall:
 
 
 CALL: ContextVar[SearchCall] = ContextVar("call")
+
+
+@contextmanager
+def new_search_call() -> Iterator[None]:
+    """Lets [`search_call`] return a new record within the block."""
+    token = CALL.set(SearchCall())
+    try:
+        yield
+    finally:
+        CALL.reset(token)
 
 
 def search_call() -> SearchCall:
