@@ -33,6 +33,7 @@ from .kernels_vaswani import FORWARD, is_plain, product, products_of, using
 
 # Positions of each hypothesis by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
+NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 # ---- Keys and values ---------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ class IncrementalDecoder:
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Returns the context in which operations compute in the types of their arguments."""
     is_on = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()
+    return torch.autocast(device.type, enabled=False) if is_on else NO_CONTEXT
 
 
 class OutputProjection:
@@ -380,7 +381,7 @@ class EnsembleDecoder:
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
         # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
-        with without_autocast(tokens.device) if self.are_all_plain else nullcontext(), using(self.functions):
+        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT, using(self.functions):
             self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:

@@ -248,14 +248,17 @@ def attention_of(module: nn.Module) -> Any:
     return None if torch.compiler.is_compiling() else INSTEAD.get().get(module)
 
 
-@contextmanager
-def using(functions: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Puts functions in the place of modules, in this thread: see [`linear`] and [`attention_of`]."""
-    token = INSTEAD.set(functions)
-    try:
-        yield
-    finally:
-        INSTEAD.reset(token)
+class using:
+    """Puts functions in the place of modules within a block, in this thread: see [`linear`] and [`attention_of`]."""
+
+    def __init__(self, functions: Mapping[nn.Module, Callable[..., Any]]) -> None:
+        self.functions = functions
+
+    def __enter__(self) -> None:
+        self.token = INSTEAD.set(self.functions)
+
+    def __exit__(self, *_: object) -> None:
+        INSTEAD.reset(self.token)
 
 
 def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractContextManager[None]:
