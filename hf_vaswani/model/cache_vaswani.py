@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .kernels_vaswani import FORWARD, is_plain, product, products_of, using
+from .kernels_vaswani import FORWARD, Substitutes, is_plain, product, products_of
 
 # Positions of each hypothesis by which the buffers of keys and values grow.
 TOKENS_AT_A_TIME = 16
@@ -381,7 +381,7 @@ class EnsembleDecoder:
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
         # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
-        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT, using(self.functions):
+        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT, Substitutes(self.functions):
             self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:

@@ -18,7 +18,7 @@ smaller than their rounding errors.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -235,7 +235,7 @@ FORWARD: dict[type, Callable[..., Any]] = {}
 
 
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """Calls a linear layer, or the product that [`using`] puts in its place."""
+    """Calls a linear layer, or the product that [`Substitutes`] puts in its place."""
     # A compiler cannot trace a context variable.
     if torch.compiler.is_compiling():
         return layer(states)
@@ -244,11 +244,11 @@ def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 
 def attention_of(module: nn.Module) -> Any:
-    """Returns the attention function that [`using`] lets a module call, or `None`."""
+    """Returns the attention function that [`Substitutes`] lets a module call, or `None`."""
     return None if torch.compiler.is_compiling() else INSTEAD.get().get(module)
 
 
-class using:
+class Substitutes:
     """Puts functions in the place of modules within a block, in this thread: see [`linear`] and [`attention_of`]."""
 
     def __init__(self, functions: Mapping[nn.Module, Callable[..., Any]]) -> None:
@@ -274,7 +274,7 @@ def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractCont
         return nullcontext()
     if inputs.shape[:2].numel() * config.d_model * config.d_ff < MIN_ONEDNN:
         return nullcontext()
-    return using(products_of(stack))
+    return Substitutes(products_of(stack))
 
 
 def products_of(module: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:

@@ -472,7 +472,6 @@ def test_the_import_of_a_model_needs_nothing_but_what_it_is_made_of() -> None:
         assert name in NEEDED[module], f"{module}.{name}"
     assert {*optional_names()} >= {
         ("transformers.generation", "GenerateBeamEncoderDecoderOutput"),
-        ("transformers.pipelines.pt_utils", "PipelineIterator"),
     }
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from hf_vaswani.model import kernels_vaswani
 from hf_vaswani.model.kernels_vaswani import (
     KEPT,
+    Substitutes,
     cpu_dropout,
     fast_products,
     has_onednn,
@@ -27,7 +28,6 @@ from hf_vaswani.model.kernels_vaswani import (
     products_of,
     smoothed_linear_cross_entropy,
     type_of_products,
-    using,
 )
 from hf_vaswani.model.modeling_vaswani import VaswaniDropout, smoothed_cross_entropy
 
@@ -362,7 +362,7 @@ def test_products_replace_plain_layers_alone() -> None:
     layers[1].forward = lambda states: states
     assert [*products_of(nn.ModuleList(layers))] == layers[2:]
     states = torch.randn(2, 24)
-    with using({layers[2]: torch.neg}):
+    with Substitutes({layers[2]: torch.neg}):
         assert torch.equal(linear(layers[2], states), -states)
         assert torch.equal(linear(layers[0], states), layers[0](states))
     assert torch.equal(linear(layers[2], states), layers[2](states))
