@@ -77,14 +77,8 @@ class HypothesesCache:
 
     def make_room(self, new: int) -> torch.Tensor | None:
         """
-        Makes room for one position of each hypothesis.
-
-        Args:
-            new (`int`): number of hypotheses of a sentence, or 1 while all of them are the same.
-
-        Returns:
-            `torch.Tensor` of shape `(sentences, 1, new, used + new)`: what each of them sees, or `None` if that is
-            everything.
+        Makes room for one position of each of `new` hypotheses of a sentence, and returns the mask of what they see,
+        of shape `(sentences, 1, new, used + new)`; `None` if that is everything.
         """
         if self.used + new > self.capacity:
             if new > 1:
@@ -157,15 +151,7 @@ class Prompt:
 
     @classmethod
     def read(cls, decoder: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> "Prompt":
-        """
-        Reads texts.
-
-        Args:
-            decoder ([`VaswaniDecoder`]): the module.
-            input_ids (`torch.LongTensor` of shape `(sentences, prompt)`): the texts.
-            mask (`torch.Tensor` of shape `(sentences, prompt)`, *optional*): 1 for tokens, 0 for padding.
-            cache ([`Cache`]): an empty one.
-        """
+        """Reads texts of shape `(sentences, prompt)` with a decoder and an empty cache."""
         states = decoder(input_ids, mask, cache=cache, use_cache=True).last_hidden_state
         return cls(states[:, -1], cache.layers, None if mask is None or mask.all() else mask != 0)
 
@@ -215,14 +201,8 @@ class IncrementalDecoder:
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """
-        Reads one token of each hypothesis.
-
-        Args:
-            tokens (`torch.LongTensor` of shape `(sentences, num_beams)`): the tokens; of shape `(sentences, 1)` while
-                all hypotheses of a sentence are the same.
-
-        Returns:
-            `torch.Tensor` of shape `(sentences * beams, d_model)`: output of the decoder at these tokens.
+        Reads one token of each hypothesis, in shape `(sentences, num_beams)`; in shape `(sentences, 1)` while all
+        hypotheses of a sentence are the same. Returns the output at these tokens, of shape `(tokens, d_model)`.
         """
         self._encode_positions(tokens.device)
         encoding = self.encoding[self.length] if self.lag is None else self.encoding[self.length - self.lag, None]
@@ -246,22 +226,8 @@ class IncrementalDecoder:
             wanted = min(wanted, positions.table.num_embeddings)
         self.encoding = positions.encode(torch.arange(wanted, device=device))
 
-    def reorder(self, parents: torch.Tensor) -> None:
-        """
-        Replaces each hypothesis by another one of its sentence.
-
-        Args:
-            parents (`torch.LongTensor` of shape `(sentences, num_beams)`): indices of the hypotheses to continue.
-        """
-        self.cache.reorder(parents)
-
     def keep(self, sentences: torch.Tensor) -> None:
-        """
-        Removes all other sentences.
-
-        Args:
-            sentences (`torch.LongTensor` of shape `(kept,)`): indices of the sentences to keep, in ascending order.
-        """
+        """Keeps the sentences with these indices, of shape `(kept,)`, in ascending order."""
         self.cache.keep(sentences)
         self.encoder_states = self.encoder_states.index_select(0, sentences)
         if self.source_mask is not None:
@@ -280,32 +246,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if is_on else NO_CONTEXT
 
 
-class OutputProjection:
+def output_projection(lm_head: Any, rows: int, entries: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """
-    The linear transformation on top of the decoder (Section 3.4).
-
-    Args:
-        lm_head (`nn.Module`): the module.
-        rows (`int`): number of hypotheses of a step.
-        entries (`torch.LongTensor` of shape `(entries,)`, *optional*): the entries of the vocabulary to compute; all
-            by default.
+    Returns the linear transformation on top of the decoder (Section 3.4) as a function of states of shape
+    `(rows, d_model)`, of all entries of the vocabulary or of those that are given.
     """
-
-    def __init__(self, lm_head: Any, rows: int, entries: torch.Tensor | None = None) -> None:
-        if not is_plain(lm_head):
-            self.project = lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
-            return
-        weight, bias = lm_head.weight, lm_head.bias
-        if entries is not None:
-            weight = weight.index_select(0, entries)
-            bias = None if bias is None else bias.index_select(0, entries)
-        # With autocast, too: rounded logits would change the order of hypotheses.
-        self.project = product(weight, bias, weight.dtype, rows)
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Returns logits of shape `(rows, entries)` in float32 for states of shape `(rows, d_model)`."""
-        with without_autocast(states.device):
-            return self.project(states).float()
+    if not is_plain(lm_head):
+        return lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
+    weight, bias = lm_head.weight, lm_head.bias
+    if entries is not None:
+        weight = weight.index_select(0, entries)
+        bias = None if bias is None else bias.index_select(0, entries)
+    # With autocast, too: rounded logits would change the order of hypotheses.
+    return product(weight, bias, weight.dtype, rows)
 
 
 def attentions_of(layers: Sequence[nn.Module]) -> dict[nn.Module, Callable[..., Any]]:
@@ -335,15 +288,10 @@ def attend(
 
 class EnsembleDecoder:
     """
-    The decoders of one or several models, which predict tokens by the mean of their probabilities.
+    The decoders of one or several models with the same vocabulary, which predict tokens by the mean of their
+    probabilities. Each has its encoder's states; other arguments as in [`IncrementalDecoder`].
 
     Args:
-        models (`Sequence` of [`VaswaniForConditionalGeneration`], or one [`VaswaniForCausalLM`]): models with the same
-            vocabulary.
-        encoder_states (`Sequence` of `torch.Tensor` of shape `(sentences, source, d_model)`): outputs of their
-            encoders; of a decoder on its own see [`IncrementalDecoder`].
-        source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
-        num_beams (`int`): number of hypotheses of a sentence.
         entries (`torch.LongTensor` of shape `(entries,)`, *optional*): the entries of the vocabulary that are
             predicted; all by default.
     """
@@ -357,7 +305,7 @@ class EnsembleDecoder:
         entries: torch.Tensor | None = None,
     ) -> None:
         rows = len(encoder_states[0]) * num_beams
-        self.projections = [OutputProjection(model.lm_head, rows, entries) for model in models]
+        self.projections = [output_projection(model.lm_head, rows, entries) for model in models]
         self.decoders = [
             IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
             for model, states in zip(models, encoder_states, strict=True)
@@ -386,28 +334,28 @@ class EnsembleDecoder:
 
     def logits(self) -> torch.Tensor:
         """Returns logits of the next token, of shape `(rows, entries)`, in float32; an ensemble: log_probs."""
-        if len(self.decoders) == 1:
-            return self.projections[0].logits(self.states[0])
-        return self.log_probs()
+        return self._logits()[0] if len(self.decoders) == 1 else self.log_probs()
 
     def log_probs(self) -> torch.Tensor:
         """Returns log-probabilities of the next token, of shape `(rows, entries)`, in float32."""
-        several = []
-        for projection, states in zip(self.projections, self.states, strict=True):
-            logits = projection.logits(states)
-            several.append(torch.log_softmax(logits, dim=1, out=logits))
+        several = [torch.log_softmax(logits, dim=1, out=logits) for logits in self._logits()]
         if len(several) == 1:
             return several[0]
         return torch.logsumexp(torch.stack(several), dim=0) - math.log(len(several))
+
+    def _logits(self) -> list[torch.Tensor]:
+        """Returns the logits of each model."""
+        with without_autocast(self.states[0].device):
+            return [project(states).float() for project, states in zip(self.projections, self.states, strict=True)]
 
     def repeat(self, beams: int) -> None:
         """Repeats the output for one hypothesis of each sentence for `beams` hypotheses."""
         self.states = [states.repeat_interleave(beams, dim=0) for states in self.states]
 
     def reorder(self, parents: torch.Tensor) -> None:
-        """Replaces hypotheses, see [`IncrementalDecoder.reorder`]."""
+        """Replaces hypotheses, see [`HypothesesCache.reorder`]."""
         for decoder in self.decoders:
-            decoder.reorder(parents)
+            decoder.cache.reorder(parents)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Removes sentences, see [`IncrementalDecoder.keep`]."""
@@ -433,13 +381,8 @@ ROUNDING_OF_HALF_PRECISION = 0.05
 
 def find_change(model: Any) -> str | None:
     """
-    Finds a reason why [`EnsembleDecoder`] may compute something else than a model.
-
-    Args:
-        model ([`VaswaniForConditionalGeneration`] or [`VaswaniForCausalLM`]): the model.
-
-    Returns:
-        `str`: the predicate of a sentence about the model, or `None`.
+    Returns why [`EnsembleDecoder`] may compute something else than a model, as the predicate of a sentence about it,
+    or `None`.
     """
     if torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks:
         return "is watched by global hooks"
@@ -501,15 +444,8 @@ def methods(kind: type) -> frozenset[str]:
 
 def equals_rows(decoder: Any, changed: Sequence[nn.Module]) -> bool:
     """
-    Computes some steps with hypotheses as positions of a row, and with a row for each, and compares the outputs. The
-    answer is remembered until one of the changed modules is changed again.
-
-    Args:
-        decoder ([`VaswaniDecoder`]): the decoder.
-        changed (`Sequence[nn.Module]`): its modules that are not as written.
-
-    Returns:
-        `bool`: whether they are equal but for rounding.
+    Computes some steps of a decoder with hypotheses as positions of a row, and with a row for each, and returns
+    whether they differ by rounding alone. The answer is remembered until one of its changed modules is changed again.
     """
     state = [
         (

@@ -222,8 +222,9 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
 
 # ---- Products -----------------------------------------------------------------------------------------------------
 
-# Multiplications of a product from which on calling oneDNN pays, which takes 20 microseconds longer.
-MIN_ONEDNN = 2**22
+# Multiplications of a product from which on calling oneDNN pays, which takes 20 microseconds longer. MKL does not use
+# the full width of AVX-512 everywhere.
+MIN_ONEDNN = 2**20 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 2**22
 
 # A linear layer as a function of states of shape `(..., d_in)`.
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -263,11 +264,8 @@ class Substitutes:
 
 def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractContextManager[None]:
     """
-    Returns the context in which the layers of an encoder compute fast products on a CPU.
-
-    Args:
-        stack ([`VaswaniEncoder`]): the encoder.
-        inputs (`torch.Tensor` of shape `(batch, source, ...)`, *optional*): what it computes on.
+    Returns the context in which the layers of an encoder compute fast products on a CPU, for inputs of shape
+    `(batch, source, ...)`.
     """
     config: Any = stack.config
     if inputs is None or inputs.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -279,14 +277,8 @@ def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractCont
 
 def products_of(module: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
     """
-    Chooses the products of the linear layers of a module.
-
-    Args:
-        module (`nn.Module`): the module.
-        rows (`int`): number of rows of most states, by which matrices are packed or not; with 0, none is.
-
-    Returns:
-        `dict[nn.Module, Callable]`: the products, by layer. Those of layers that are not plain are missing.
+    Returns the products of the plain linear layers of a module, by layer. Matrices are packed if that pays for states
+    of so many rows; none is for 0.
     """
     layers: Iterator[Any] = filter(is_plain, module.modules())
     return {layer: product(layer.weight, layer.bias, type_of_products(layer.weight), rows) for layer in layers}
@@ -303,13 +295,8 @@ def is_plain(layer: Any) -> bool:
 
 def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rows: int) -> Product:
     """
-    Returns a linear transformation as a function of states, without the overhead of calling a module.
-
-    Args:
-        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
-        bias (`torch.Tensor` of shape `(d_out,)`, *optional*): added to the product.
-        dtype (`torch.dtype`): number format in which it is computed; the result is in that of the states.
-        rows (`int`): as in [`products_of`].
+    Returns the linear transformation by a matrix of shape `(d_out, d_in)` as a function of states, without the
+    overhead of calling a module. It is computed in `dtype`, and the result is in the number format of the states.
     """
     packed = packed_for_onednn(weight, dtype, rows) if rows else None
     matrix, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -364,15 +351,8 @@ def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
 
 def packed_for_onednn(weight: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor | None:
     """
-    Packs a matrix, or finds it packed by an earlier search.
-
-    Args:
-        weight (`torch.Tensor` of shape `(d_out, d_in)`): the matrix.
-        dtype (`torch.dtype`): number format of the product.
-        rows (`int`): number of rows of the other factor.
-
-    Returns:
-        `torch.Tensor`: the matrix for `torch.ops.mkldnn._linear_pointwise`, or `None` if it is better as it is.
+    Packs a matrix of shape `(d_out, d_in)` for `torch.ops.mkldnn._linear_pointwise`, or finds it packed by an earlier
+    search; `None` if a product with so many rows is better without.
     """
     if not has_onednn(weight.device, dtype):
         # After a move of the model, no search asks for them again.

@@ -54,7 +54,7 @@ def test_each_step_equals_the_decoder_without_a_cache(count, beams, fields, pack
             ).last_hidden_state[:, -1]
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
             parents = torch.randint(beams, written.shape[:2], generator=generator)
-            step.reorder(parents)
+            step.cache.reorder(parents)
             written = torch.take_along_dim(written, parents[:, :, None], dim=1)
             if length in (10, 30):
                 kept = torch.arange(len(written) - 1)

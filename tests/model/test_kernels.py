@@ -330,8 +330,9 @@ def always(monkeypatch) -> None:
 def test_large_products_alone_use_packed_matrices() -> None:
     weight = torch.randn(1024, 256)
     assert weight not in KEPT, "a matrix of one call alone"
-    assert packed_for_onednn(weight, weight.dtype, rows=15) is None
-    assert packed_for_onednn(weight, weight.dtype, rows=16) is not None
+    least = kernels_vaswani.MIN_ONEDNN // weight.numel()
+    assert packed_for_onednn(weight, weight.dtype, rows=least - 1) is None
+    assert packed_for_onednn(weight, weight.dtype, rows=least) is not None
     assert packed_for_onednn(weight.double(), torch.float64, rows=1000) is None
     assert packed_for_onednn(weight.to("meta"), weight.dtype, rows=1000) is None
 
