@@ -66,7 +66,7 @@ test-quickstart: quickstart  ## translate with the quickstart's model in every w
 	HF_VASWANI_QUICKSTART=runs/quickstart $(PYTEST) -m quickstart tests/test_quickstart.py
 
 # What calls most of transformers: pipelines, the search, the code that travels, and the contract with transformers.
-OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py search.py decoding.py as_written.py contract.py)
+OF_TRANSFORMERS = $(addprefix tests/model/test_, pipeline.py remote_code.py search.py cache.py contract.py)
 
 test-oldest: quickstart  ## run the tests of pipelines and of the search with the oldest transformers that is supported
 	$(BIN)/pip install --quiet --upgrade --no-deps --target .oldest transformers==5.20.0
