@@ -366,7 +366,8 @@ class EnsembleDecoder:
 # ---- Models that were changed ------------------------------------------------------------------------------------
 
 # Classes of torch that compute each position by itself, or only hold modules.
-POSITION_WISE = {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout, nn.ModuleList}
+POSITION_WISE = {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout}
+POSITION_WISE |= {nn.ModuleList, nn.ModuleDict, nn.ParameterDict}
 POSITION_WISE |= {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)}
 # Modules with classes that do so: adapters and quantized linear layers.
 WRAPPERS = ("peft.tuners.", "torch.ao.nn.quantized.", "bitsandbytes.nn.", "torchao.")

@@ -35,8 +35,9 @@ tokenizer, vocab_size))` searches among the likely entries of the vocabulary alo
 
 Sampling, and greedy and beam search, run in `search_vaswani.py`, which returns the tokens of transformers' searches,
 and `sequences_scores` without `output_scores`, but no `cache`. Everything else (beams with sampling, outputs
-of every step, custom caches or stopping criteria, hooks, autocast to float16, training mode) falls back to
-transformers' own searches. A decoder on its own has this search, too, with the settings and rules of transformers.
+of every step, custom caches or stopping criteria, modules that mix positions, autocast to float16, training mode)
+falls back to transformers' own searches. A decoder on its own has this search, too, with the settings and rules of
+transformers.
 
 In every search, transformers' and these, `pad_token_id` fills the rows behind `</s>` with one beam. With more beams it
 does so unless it is 0, this model's default, or missing: then the first `eos_token_id` does.

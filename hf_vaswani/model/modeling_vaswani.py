@@ -611,19 +611,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     def embed(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """
-        Looks tokens up in the embedding matrix (Section 3.4).
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): tokens.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): returned as they are, in
-                place of `input_ids`.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`.
-
-        Raises:
-            ValueError: if not exactly one of both is given, its shape is wrong or empty, or an id is not in the
-                vocabulary.
+        Looks tokens of shape `(batch, length)` up in the embedding matrix (Section 3.4), or returns the embeddings
+        that are given in their place; raises a ValueError as [`check_tokens`] does.
         """
         check_tokens(self.argument_prefix, input_ids, inputs_embeds, self.config)
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -808,20 +797,8 @@ class VaswaniDecoder(VaswaniStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """
-        Computes the N layers on top of embeddings and positions.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of [`VaswaniPositions`].
-            attention_mask (`torch.Tensor` of shape `(batch, 1, target, past + target)`, *optional*): which positions
-                of the target each position sees, in the form that the attention takes.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): the encoder's
-                output.
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, 1, 1 or target, source)`, *optional*): the same
-                for the source.
-            cache ([`Cache`], *optional*): keys and values so far, updated in place.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        Computes the N layers on top of embeddings and positions, of shape `(batch, target, d_model)`. Masks have the
+        form that the attention takes. The search calls this with masks and a cache of its own (`cache_vaswani.py`).
         """
         for layer in self.layers:
             hidden_states = layer(
@@ -942,34 +919,23 @@ class VaswaniModel(VaswaniPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack.
+        Encodes the source and decodes the target. The arguments of the encoder have their names in
+        [`VaswaniEncoder.forward`]; those of [`VaswaniDecoder.forward`] have `decoder_` in front. A model of one stack
+        takes the arguments of that stack.
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right
-                by one.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for
-                padding.
             encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
                 encoder is skipped.
             cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far, also by its old name
-                `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
-            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of
-                `decoder_input_ids`.
-            use_cache (`bool`, *optional*): whether to return `cache`.
-            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the source.
-            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
-                own.
+                `past_key_values`; returned with `use_cache`.
 
         Returns:
             [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`; of a model of one
             stack, the stack's output.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`] and [`VaswaniDecoder`], and if `encoder_outputs` is a tensor.
-            TypeError: as in these, and if an argument is given of a stack that the model does not have.
+            ValueError: as in the two stacks, and if `encoder_outputs` is a tensor.
+            TypeError: as in them, and if an argument is given of a stack that the model does not have.
         """
         of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
         of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
@@ -1208,18 +1174,8 @@ def stored_embedding(
     kind: type[VaswaniPreTrainedModel], path: str | os.PathLike[str] | None, options: dict[str, Any]
 ) -> dict[str, str]:
     """
-    Finds the name that the shared embedding has in the folder of a model with other stacks.
-
-    Args:
-        kind (`type`): class to load.
-        path (`str`, *optional*): folder or model on the Hub.
-        options (`dict[str, Any]`): other arguments of `from_pretrained`.
-
-    Returns:
-        `dict[str, str]`: name in the folder to name in the class, or empty if it is the same.
-
-    Raises:
-        ValueError: if the folder's model has none of the stacks of the class.
+    Returns the name of the shared embedding in the folder of a model with other stacks, and its name in the class, or
+    nothing if it is the same; raises a ValueError if the folder's model has none of the stacks of the class.
     """
     try:
         fields = kind.config_class.get_config_dict(path, **options)[0] if path else {}
@@ -1271,15 +1227,9 @@ def record_tied_output(model: VaswaniPreTrainedModel) -> None:
 
 def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
     """
-    Copies the matrices that have several names, except those that loading ties to the same one; transformers would
-    save each of them under one name, and loading would make up the others.
-
-    Args:
-        weights (`dict[str, Any]`): weights by name.
-        ties (`dict[str, str]`): names that loading ties, and the names that it ties them to.
-
-    Returns:
-        `dict[str, Any]`: the weights with these copies, or `None` if there is nothing to copy.
+    Copies those of the weights that have several names, except where loading ties one name to the other, as `ties`
+    says; `None` if there is nothing to copy. transformers would save such a matrix under one name, and loading would
+    make up the others.
     """
     # Weights that are on disk are on the meta device here, and others may have no single place in memory.
     plain = {
@@ -1304,16 +1254,8 @@ def check_tokens(
     prefix: str, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, config: VaswaniConfig
 ) -> None:
     """
-    Checks that a stack is given either ids or embeddings, of the right shape.
-
-    Args:
-        prefix (`str`): in front of both names in a message.
-        input_ids (`torch.Tensor`, *optional*): must be `(batch, length)`, of ids in the vocabulary.
-        inputs_embeds (`torch.Tensor`, *optional*): must be `(batch, length, d_model)`.
-        config ([`VaswaniConfig`]): sizes.
-
-    Raises:
-        ValueError: naming the argument and its shape or id.
+    Checks that a stack is given either ids of its vocabulary, of shape `(batch, length)`, or embeddings, of shape
+    `(batch, length, d_model)`; raises a ValueError with the argument, after `prefix`, and its shape or id.
     """
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither is" if input_ids is None else "both are"
@@ -1388,13 +1330,8 @@ def update_cache(
     cache: Any, key: torch.Tensor, value: torch.Tensor, layer_idx: int | None, keywords: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Adds keys and values to the cache of a layer, and returns all of them.
-
-    Args:
-        cache ([`Cache`]): the cache.
-        key, value (`torch.Tensor` of shape `(batch, heads, new, head_dim)`): of the new positions.
-        layer_idx (`int`): the layer's entry.
-        keywords (`dict[str, Any]`): of the attention function; a paged cache reads and changes them.
+    Adds keys and values of shape `(batch, heads, new, head_dim)` to the cache of a layer, and returns all of them. A
+    paged cache reads and changes the keywords of the attention function.
     """
     if not is_paged(cache):
         return cache.update(key, value, layer_idx)
@@ -1431,14 +1368,8 @@ GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout
 
 def refuse_unread(module: Any, **keywords: Any) -> None:
     """
-    Refuses keywords that nothing below a module reads. `None` counts as not given.
-
-    Args:
-        module ([`PreTrainedModel`]): the model or stack whose `forward` got them.
-        keywords: what is left for its layers, whose attention functions may read it.
-
-    Raises:
-        TypeError: naming the first of them.
+    Refuses keywords that nothing below a model or stack reads, by a TypeError with the first of them. `None` counts as
+    not given.
     """
     for name, value in keywords.items():
         if value is not None and name not in READ_BY_TRANSFORMERS and not is_read_by_attention(module, name):
