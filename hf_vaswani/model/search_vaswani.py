@@ -102,14 +102,8 @@ class FastSearchInputs:
 
     def process(self, sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """
-        Applies the logits processors, if there are any.
-
-        Args:
-            sequences (`torch.LongTensor` of shape `(rows, length)`): tokens so far.
-            scores (`torch.Tensor` of shape `(rows, entries)`): scores of the next tokens.
-
-        Returns:
-            `torch.Tensor` of shape `(rows, entries)`.
+        Applies the logits processors, if there are any, to scores of the next tokens, of shape `(rows, entries)`,
+        after sequences of shape `(rows, length)`.
         """
         if self.entries is None:
             return self.logits_processor(sequences, scores)
@@ -290,12 +284,8 @@ def is_of_transformers(kind: type, names: set[str]) -> bool:
 
 def start_decoder(inputs: FastSearchInputs, prompt: torch.Tensor, num_candidates: int) -> EnsembleDecoder:
     """
-    Returns a decoder that has read the prompt.
-
-    Args:
-        inputs ([`FastSearchInputs`]): models and source.
-        prompt (`torch.LongTensor` of shape `(batch, beams, prompt)`): the same tokens for all beams of a sentence.
-        num_candidates (`int`): candidates of a sentence in the first step.
+    Returns a decoder that has read the prompt, of shape `(batch, beams, prompt)`, and will be asked for so many
+    candidates of each sentence in the first step.
     """
     beams, length = prompt.shape[1:]
     decoder = EnsembleDecoder(inputs.models, inputs.encoder_states, inputs.source_mask, beams, inputs.entries)
@@ -314,18 +304,12 @@ def best_tokens(
     scores: torch.Tensor, offsets: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Selects the best next tokens over all hypotheses of each sentence.
+    Selects the `k` best next tokens over all hypotheses of each sentence, by scores of shape `(sentences, hypotheses,
+    vocab_size)` and offsets of all scores of a hypothesis. Returns scores, hypotheses and token ids, each of shape
+    `(sentences, k)`, in descending order of scores.
 
     On a CPU `torch.topk` over all scores would take as long as computing them. Many scores are split into groups: the
     `k` groups with the greatest maxima contain the `k` best scores.
-
-    Args:
-        scores (`torch.Tensor` of shape `(sentences, hypotheses, vocab_size)`): scores of the next tokens.
-        offsets (`torch.Tensor` of shape `(sentences, hypotheses)`): added to all scores of a hypothesis.
-        k (`int`): number of tokens, at most `hypotheses * vocab_size`.
-
-    Returns:
-        Scores, hypotheses and token ids, each of shape `(sentences, k)`, in descending order of scores.
     """
     sentences, hypotheses, vocab_size = scores.shape
     # A processor of the caller's may return a view of a larger tensor.
@@ -359,12 +343,8 @@ def best_tokens(
 
 def split(unfinished: torch.Tensor, remaining: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Returns the indices of the sentences that are not finished, and of those that are, both in ascending order, without
-    reading from a device.
-
-    Args:
-        unfinished (`torch.BoolTensor` of shape `(sentences,)`): which sentences are not finished.
-        remaining (`int`): their number.
+    Returns the indices of the sentences that are not finished, `remaining` of them, and of those that are, both in
+    ascending order, without reading from a device.
     """
     order = unfinished.to(torch.uint8).argsort(descending=True, stable=True)
     return order[:remaining], order[remaining:]
@@ -449,14 +429,8 @@ def beam_search(
     observe: BeamObserver | None = None,
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
     """
-    Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules.
-
-    Args:
-        input_ids (`torch.LongTensor` of shape `(batch * beams, prompt)`): the decoder's prompt.
-        generation_config ([`GenerationConfig`]): settings of the call.
-        inputs ([`FastSearchInputs`]): models, source, and processors of log-probabilities.
-        rules ([`BeamSearchRules`]): scoring, finishing and stopping.
-        observe (`Callable`, *optional*): called after each step.
+    Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules, after
+    a prompt of shape `(batch * beams, prompt)`. `observe` is called after each step.
 
     Returns:
         `torch.LongTensor` of shape `(batch * num_return_sequences, length)`; with `return_dict_in_generate`
@@ -514,17 +488,9 @@ def top_candidates(
     alive: Alive, log_probs: torch.Tensor, inputs: FastSearchInputs, k: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Extends the running hypotheses by one token and selects the best candidates.
-
-    Args:
-        alive ([`Alive`]): the sentences.
-        log_probs (`torch.Tensor` of shape `(sentences * beams, entries)`): of the next tokens; or of shape
-            `(sentences, entries)`, for the first beam of each sentence alone.
-        inputs ([`FastSearchInputs`]): processors of log-probabilities, and the entries.
-        k (`int`): number of candidates.
-
-    Returns:
-        Log-probabilities, extended beams and last tokens, each of shape `(sentences, k)`.
+    Extends the running hypotheses by one token, by log-probabilities of shape `(sentences * beams, entries)`, or
+    `(sentences, entries)` for the first beam of each sentence alone. Returns log-probabilities, extended beams and
+    last tokens of the `k` best candidates, each of shape `(sentences, k)`.
     """
     sentences = len(alive.numbers)
     beams = len(log_probs) // sentences
@@ -555,18 +521,9 @@ def read_back(
     history: Sequence[Step], end_positions: torch.Tensor, returned: int, num_beams: int, fill: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Follows hypotheses from their last tokens to their first.
-
-    Args:
-        history (`Sequence[Step]`): all steps.
-        end_positions (`torch.LongTensor` of shape `(batch * returned,)`): as in [`Alive`].
-        returned (`int`): returned hypotheses of a sentence.
-        num_beams (`int`): running hypotheses of a sentence.
-        fill (`int`): token that pads short hypotheses.
-
-    Returns:
-        Tokens, and the rows of `batch * num_beams` that they extended, padded with -1; both of shape
-        `(batch * returned, length of the longest)`.
+    Follows the `returned` hypotheses of each sentence from their last tokens to their first, by the `end_positions` of
+    [`Alive`], of shape `(batch * returned,)`. Returns tokens, padded with `fill`, and the rows of `batch * num_beams`
+    that they extended, padded with -1; both of shape `(batch * returned, length of the longest)`.
     """
     last, candidate = Alive.decode_end_positions(end_positions, history[0].tokens.shape[1])
     sentences = torch.arange(len(last), device=last.device) // returned
@@ -596,15 +553,9 @@ def single_search(
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor | GenerateEncoderDecoderOutput | GenerateDecoderOnlyOutput:
     """
-    Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does.
-
-    Args:
-        input_ids (`torch.LongTensor` of shape `(batch, prompt)`): the decoder's prompt.
-        generation_config ([`GenerationConfig`]): settings of the call.
-        inputs ([`FastSearchInputs`]): models, source, and processors of logits.
-        streamer ([`BaseStreamer`], *optional*): receives the tokens of each step.
-        observe (`Callable`, *optional*): called with the logits of each step, of shape `(sentences, entries)`, and the
-            tokens that were taken, of shape `(sentences,)`.
+    Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does, after a prompt
+    of shape `(batch, prompt)`. The streamer receives the tokens of each step; `observe` is called with its logits, of
+    shape `(sentences, entries)`, and the tokens that were taken, of shape `(sentences,)`.
 
     Returns:
         `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind
