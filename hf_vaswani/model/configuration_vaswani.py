@@ -372,12 +372,7 @@ class VaswaniConfig(PreTrainedConfig):
 
 
 def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
-    """
-    Returns keyword arguments in which the cache, if there is one, is called `name`.
-
-    Raises:
-        TypeError: there are two caches, one by each name.
-    """
+    """Returns keyword arguments with the cache, if there is one, by this name; raises a TypeError if there are two."""
     (other,) = {*NAMES_OF_THE_CACHE} - {name}
     if other not in keywords:
         return keywords

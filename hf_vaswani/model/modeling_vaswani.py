@@ -345,11 +345,9 @@ class VaswaniPositions(nn.Module):
 
     def check_last(self, position: int) -> None:
         """
-        Checks that the table of learned positions, if there is one, has the last position of a text. A GPU that looks
-        up another one fails for the rest of the process, so this is asked first.
-
-        Raises:
-            ValueError: naming both numbers.
+        Checks that the table of learned positions, if there is one, has the last position of a text; raises a
+        ValueError with both numbers. A GPU that looks up another one fails for the rest of the process, so this is
+        asked first.
         """
         if self.table is not None:
             check_range("positions", position, *self.limit)
@@ -385,15 +383,9 @@ class VaswaniAddAndNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """
-        Applies a sub-layer, adds its input, and normalizes.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): input of the sub-layer.
-            sublayer (`Callable`): the sub-layer as a function of its input. It must not be a module: accelerate's
-                hooks of offloaded weights move every argument that has a `.to`, and a module's weights with it.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        `(batch, length, d_model)` and the sub-layer as a function of it -> the same shape. The function must not be a
+        module: accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights
+        with it.
         """
         if self.norm_first:
             return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
@@ -1271,15 +1263,9 @@ def record_tied_output(model: VaswaniPreTrainedModel) -> None:
 
 def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
     """
-    Copies the matrices that have several names, except those that loading ties to the same one; transformers would
-    save each of them under one name, and loading would make up the others.
-
-    Args:
-        weights (`dict[str, Any]`): weights by name.
-        ties (`dict[str, str]`): names that loading ties, and the names that it ties them to.
-
-    Returns:
-        `dict[str, Any]`: the weights with these copies, or `None` if there is nothing to copy.
+    Returns the weights with copies of the matrices that have several names, except those that loading ties to the same
+    one (`ties`: name to name), or `None` if there is nothing to copy. transformers would save each of them under one
+    name, and loading would make up the others.
     """
     # Weights that are on disk are on the meta device here, and others may have no single place in memory.
     plain = {
@@ -1304,16 +1290,8 @@ def check_tokens(
     prefix: str, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, config: VaswaniConfig
 ) -> None:
     """
-    Checks that a stack is given either ids or embeddings, of the right shape.
-
-    Args:
-        prefix (`str`): in front of both names in a message.
-        input_ids (`torch.Tensor`, *optional*): must be `(batch, length)`, of ids in the vocabulary.
-        inputs_embeds (`torch.Tensor`, *optional*): must be `(batch, length, d_model)`.
-        config ([`VaswaniConfig`]): sizes.
-
-    Raises:
-        ValueError: naming the argument and its shape or id.
+    Checks that a stack is given either ids `(batch, length)` in the vocabulary, or embeddings `(batch, length,
+    d_model)`; raises a ValueError with the argument, its name after `prefix`, and its shape or id.
     """
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither is" if input_ids is None else "both are"
@@ -1388,13 +1366,8 @@ def update_cache(
     cache: Any, key: torch.Tensor, value: torch.Tensor, layer_idx: int | None, keywords: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Adds keys and values to the cache of a layer, and returns all of them.
-
-    Args:
-        cache ([`Cache`]): the cache.
-        key, value (`torch.Tensor` of shape `(batch, heads, new, head_dim)`): of the new positions.
-        layer_idx (`int`): the layer's entry.
-        keywords (`dict[str, Any]`): of the attention function; a paged cache reads and changes them.
+    Adds new keys and values, `(batch, heads, new, head_dim)`, to a layer's entry in the cache, and returns all of
+    them. A paged cache reads and changes the keywords of the attention function.
     """
     if not is_paged(cache):
         return cache.update(key, value, layer_idx)
@@ -1431,14 +1404,8 @@ GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout
 
 def refuse_unread(module: Any, **keywords: Any) -> None:
     """
-    Refuses keywords that nothing below a module reads. `None` counts as not given.
-
-    Args:
-        module ([`PreTrainedModel`]): the model or stack whose `forward` got them.
-        keywords: what is left for its layers, whose attention functions may read it.
-
-    Raises:
-        TypeError: naming the first of them.
+    Refuses keywords that neither a model or stack nor the attention function of its layers reads; raises a TypeError
+    naming the first of them. `None` counts as not given.
     """
     for name, value in keywords.items():
         if value is not None and name not in READ_BY_TRANSFORMERS and not is_read_by_attention(module, name):
