@@ -603,19 +603,8 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     def embed(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """
-        Looks tokens up in the embedding matrix (Section 3.4).
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): tokens.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): returned as they are, in
-                place of `input_ids`.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`.
-
-        Raises:
-            ValueError: if not exactly one of both is given, its shape is wrong or empty, or an id is not in the
-                vocabulary.
+        Looks tokens up in the embedding matrix (Section 3.4), or returns `inputs_embeds` as they are: `(batch, length,
+        d_model)`. Raises the errors of [`check_tokens`].
         """
         check_tokens(self.argument_prefix, input_ids, inputs_embeds, self.config)
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -800,20 +789,9 @@ class VaswaniDecoder(VaswaniStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """
-        Computes the N layers on top of embeddings and positions.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of [`VaswaniPositions`].
-            attention_mask (`torch.Tensor` of shape `(batch, 1, target, past + target)`, *optional*): which positions
-                of the target each position sees, in the form that the attention takes.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): the encoder's
-                output.
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, 1, 1 or target, source)`, *optional*): the same
-                for the source.
-            cache ([`Cache`], *optional*): keys and values so far, updated in place.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        Computes the N layers on top of the output of [`VaswaniPositions`]; arguments as in [`VaswaniDecoder.forward`],
+        but the masks in the form that the attention takes: `(batch, 1, target, past + target)` and `(batch, 1, 1 or
+        target, source)`. Returns the shape of `hidden_states`.
         """
         for layer in self.layers:
             hidden_states = layer(
@@ -934,24 +912,15 @@ class VaswaniModel(VaswaniPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack.
+        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack. Arguments of
+        the source as in [`VaswaniEncoder.forward`], those with `decoder_` in front as in [`VaswaniDecoder.forward`],
+        and:
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
-            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right
-                by one.
-            decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for
-                padding.
             encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
                 encoder is skipped.
-            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far, also by its old name
-                `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
-            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of
-                `decoder_input_ids`.
-            use_cache (`bool`, *optional*): whether to return `cache`.
-            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the source.
+            cache ([`EncoderDecoderCache`], *optional*), use_cache (`bool`, *optional*): as in
+                [`VaswaniDecoder.forward`].
             position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
                 own.
 
@@ -1028,15 +997,9 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         loss_only: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
-        Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in
-        [`VaswaniForConditionalGeneration.forward`].
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of the last layer.
-
-        Returns:
-            Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
-            labels.
+        Applies "Linear" of Figure 1 to `(batch, target, d_model)` and computes the loss. Other arguments and errors as
+        in [`VaswaniForConditionalGeneration.forward`]. Returns logits of shape `(batch, target, vocab_size)`, or
+        `None` with `loss_only`, and the loss, or `None` without labels.
         """
         frozen = self.frozen_row
         if labels is not None:
