@@ -527,7 +527,11 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
         from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
-        record_tied_output(self)
+        # PEFT compares the output with the source embedding. Where only the target's is tied to it, PEFT turns ties
+        # off when it merges, and loading the folder would initialize the output anew.
+        has_output = isinstance(self, VaswaniForConditionalGeneration)
+        if has_output and self.lm_head.weight is self.model.decoder.embed_tokens.weight:
+            self.config.tie_word_embeddings = True
         weights = self.state_dict() if state_dict is None else state_dict
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
         copied = with_copies(weights, ties or {})
@@ -571,7 +575,14 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        resize_target_embedding(self, resized.num_embeddings, mean_resizing)
+        # transformers resizes the source embedding and the output only: a target embedding of its own is left.
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and decoder.embed_tokens.num_embeddings != resized.num_embeddings:
+            requires_grad = decoder.embed_tokens.weight.requires_grad
+            target = self._get_resized_embeddings(
+                decoder.embed_tokens, resized.num_embeddings, mean_resizing=mean_resizing
+            )
+            decoder.embed_tokens = target.requires_grad_(requires_grad)
         return resized
 
 
@@ -1203,25 +1214,6 @@ def with_stacks(config: VaswaniConfig, stacks: tuple[str, ...]) -> VaswaniConfig
         config.is_encoder_decoder = len(stacks) == 2
         config.is_decoder = stacks == ("decoder",)
     return config
-
-
-def resize_target_embedding(model: VaswaniPreTrainedModel, num_tokens: int, mean_resizing: bool) -> None:
-    """Resizes a target embedding that is not shared: transformers resizes the source embedding and the output only."""
-    decoder = getattr(model.base_model, "decoder", None)
-    if decoder is not None and decoder.embed_tokens.num_embeddings != num_tokens:
-        requires_grad = decoder.embed_tokens.weight.requires_grad
-        resized = model._get_resized_embeddings(decoder.embed_tokens, num_tokens, mean_resizing=mean_resizing)
-        decoder.embed_tokens = resized.requires_grad_(requires_grad)
-
-
-def record_tied_output(model: VaswaniPreTrainedModel) -> None:
-    """Sets `tie_word_embeddings` where output and target embedding are one matrix, which is stored once."""
-    # PEFT compares the output with the source embedding. Where only the target's is tied to it, PEFT turns ties off
-    # when it merges, and loading the folder would initialize the output anew.
-    if not isinstance(model, VaswaniForConditionalGeneration):
-        return
-    if model.lm_head.weight is model.model.decoder.embed_tokens.weight:
-        model.config.tie_word_embeddings = True
 
 
 def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
