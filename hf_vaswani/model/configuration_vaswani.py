@@ -298,20 +298,14 @@ class VaswaniConfig(PreTrainedConfig):
                 "position_offset must be 0, because the rows of a learned table are counted from 0, "
                 f"but it is {self.position_offset}."
             )
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(
-                f"pad_token_id must be at least 0 and below vocab_size ({self.vocab_size}), "
-                f"but it is {self.pad_token_id}."
-            )
+        for name, size_name in (("pad_token_id", "vocab_size"), ("alignment_layer", "decoder_layers")):
+            index, size = getattr(self, name), getattr(self, size_name)
+            if index is not None and not 0 <= index < size:
+                raise ValueError(f"{name} must be at least 0 and below {size_name} ({size}), but it is {index}.")
         if (self.d_k is None or self.d_v is None) and self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
                 "change one of them, or give both d_k and d_v."
-            )
-        if self.alignment_layer is not None and not 0 <= self.alignment_layer < self.decoder_layers:
-            raise ValueError(
-                f"alignment_layer must be at least 0 and below decoder_layers ({self.decoder_layers}), "
-                f"but it is {self.alignment_layer}."
             )
         for pair in self.language_pairs or ():
             if len(pair) != 2:
@@ -372,12 +366,7 @@ class VaswaniConfig(PreTrainedConfig):
 
 
 def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
-    """
-    Returns keyword arguments in which the cache, if there is one, is called `name`.
-
-    Raises:
-        TypeError: there are two caches, one by each name.
-    """
+    """Returns keyword arguments with the cache, if there is one, by this name; raises a TypeError if there are two."""
     (other,) = {*NAMES_OF_THE_CACHE} - {name}
     if other not in keywords:
         return keywords

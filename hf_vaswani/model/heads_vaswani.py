@@ -326,20 +326,13 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """
-        Computes logits, and with labels the loss.
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniDecoder.forward`] for a decoder on
+        its own, and:
 
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
-            position_ids (`torch.LongTensor` of shape `(batch, length)`, *optional*): as in
-                [`VaswaniDecoder.forward`]; they tell the texts of a row apart.
-            cache ([`Cache`], *optional*): keys and values of the tokens so far, also by its old name
-                `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): instead of `input_ids`.
             labels (`torch.LongTensor` of shape `(batch, length)`, *optional*): the tokens themselves, or -100 for
                 those that are not to be predicted. As in every causal model of transformers, each is predicted at the
                 position before it.
-            use_cache (`bool`, *optional*): whether to return `cache`.
             logits_to_keep (`int` or `torch.LongTensor`): number of last positions, or indices of positions, whose
                 logits to return; 0 means all. Without effect if there are labels.
             epsilon_ls (`float`), num_items_in_batch (`int`, *optional*), loss_only (`bool`): as in

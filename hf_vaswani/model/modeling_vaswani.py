@@ -345,11 +345,9 @@ class VaswaniPositions(nn.Module):
 
     def check_last(self, position: int) -> None:
         """
-        Checks that the table of learned positions, if there is one, has the last position of a text. A GPU that looks
-        up another one fails for the rest of the process, so this is asked first.
-
-        Raises:
-            ValueError: naming both numbers.
+        Checks that the table of learned positions, if there is one, has the last position of a text; raises a
+        ValueError with both numbers. A GPU that looks up another one fails for the rest of the process, so this is
+        asked first.
         """
         if self.table is not None:
             check_range("positions", position, *self.limit)
@@ -385,15 +383,9 @@ class VaswaniAddAndNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """
-        Applies a sub-layer, adds its input, and normalizes.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, length, d_model)`): input of the sub-layer.
-            sublayer (`Callable`): the sub-layer as a function of its input. It must not be a module: accelerate's
-                hooks of offloaded weights move every argument that has a `.to`, and a module's weights with it.
-
-        Returns:
-            `torch.Tensor` of the shape of `hidden_states`.
+        `(batch, length, d_model)` and the sub-layer as a function of it -> the same shape. The function must not be a
+        module: accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights
+        with it.
         """
         if self.norm_first:
             return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
@@ -535,7 +527,11 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
         from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
-        record_tied_output(self)
+        # PEFT compares the output with the source embedding. Where only the target's is tied to it, PEFT turns ties
+        # off when it merges, and loading the folder would initialize the output anew.
+        has_output = isinstance(self, VaswaniForConditionalGeneration)
+        if has_output and self.lm_head.weight is self.model.decoder.embed_tokens.weight:
+            self.config.tie_word_embeddings = True
         weights = self.state_dict() if state_dict is None else state_dict
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
         copied = with_copies(weights, ties or {})
@@ -579,7 +575,14 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         resized = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        resize_target_embedding(self, resized.num_embeddings, mean_resizing)
+        # transformers resizes the source embedding and the output only: a target embedding of its own is left.
+        decoder = getattr(self.base_model, "decoder", None)
+        if decoder is not None and decoder.embed_tokens.num_embeddings != resized.num_embeddings:
+            requires_grad = decoder.embed_tokens.weight.requires_grad
+            target = self._get_resized_embeddings(
+                decoder.embed_tokens, resized.num_embeddings, mean_resizing=mean_resizing
+            )
+            decoder.embed_tokens = target.requires_grad_(requires_grad)
         return resized
 
 
@@ -797,8 +800,9 @@ class VaswaniDecoder(VaswaniStack):
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         """
-        Computes the N layers on top of embeddings and positions, of shape `(batch, target, d_model)`. Masks have the
-        form that the attention takes. The search calls this with masks and a cache of its own (`cache_vaswani.py`).
+        Computes the N layers on top of the output of [`VaswaniPositions`]; arguments as in [`VaswaniDecoder.forward`],
+        but the masks in the form that the attention takes: `(batch, 1, target, past + target)` and `(batch, 1, 1 or
+        target, source)`. Returns the shape of `hidden_states`. The search has masks and a cache of its own.
         """
         for layer in self.layers:
             hidden_states = layer(
@@ -919,15 +923,17 @@ class VaswaniModel(VaswaniPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target. The arguments of the encoder have their names in
-        [`VaswaniEncoder.forward`]; those of [`VaswaniDecoder.forward`] have `decoder_` in front. A model of one stack
-        takes the arguments of that stack.
+        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack. Arguments of
+        the source as in [`VaswaniEncoder.forward`], those with `decoder_` in front as in [`VaswaniDecoder.forward`],
+        and:
 
         Args:
             encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
                 encoder is skipped.
-            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far, also by its old name
-                `past_key_values`; returned with `use_cache`.
+            cache ([`EncoderDecoderCache`], *optional*), use_cache (`bool`, *optional*): as in
+                [`VaswaniDecoder.forward`].
+            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
+                own.
 
         Returns:
             [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`; of a model of one
@@ -1002,15 +1008,9 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         loss_only: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
-        Applies "Linear" of Figure 1 and computes the loss. Other arguments and errors as in
-        [`VaswaniForConditionalGeneration.forward`].
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): output of the last layer.
-
-        Returns:
-            Logits of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and the loss, or `None` without
-            labels.
+        Applies "Linear" of Figure 1 to `(batch, target, d_model)` and computes the loss. Other arguments and errors as
+        in [`VaswaniForConditionalGeneration.forward`]. Returns logits of shape `(batch, target, vocab_size)`, or
+        `None` with `loss_only`, and the loss, or `None` without labels.
         """
         frozen = self.frozen_row
         if labels is not None:
@@ -1204,25 +1204,6 @@ def with_stacks(config: VaswaniConfig, stacks: tuple[str, ...]) -> VaswaniConfig
         config.is_encoder_decoder = len(stacks) == 2
         config.is_decoder = stacks == ("decoder",)
     return config
-
-
-def resize_target_embedding(model: VaswaniPreTrainedModel, num_tokens: int, mean_resizing: bool) -> None:
-    """Resizes a target embedding that is not shared: transformers resizes the source embedding and the output only."""
-    decoder = getattr(model.base_model, "decoder", None)
-    if decoder is not None and decoder.embed_tokens.num_embeddings != num_tokens:
-        requires_grad = decoder.embed_tokens.weight.requires_grad
-        resized = model._get_resized_embeddings(decoder.embed_tokens, num_tokens, mean_resizing=mean_resizing)
-        decoder.embed_tokens = resized.requires_grad_(requires_grad)
-
-
-def record_tied_output(model: VaswaniPreTrainedModel) -> None:
-    """Sets `tie_word_embeddings` where output and target embedding are one matrix, which is stored once."""
-    # PEFT compares the output with the source embedding. Where only the target's is tied to it, PEFT turns ties off
-    # when it merges, and loading the folder would initialize the output anew.
-    if not isinstance(model, VaswaniForConditionalGeneration):
-        return
-    if model.lm_head.weight is model.model.decoder.embed_tokens.weight:
-        model.config.tie_word_embeddings = True
 
 
 def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
