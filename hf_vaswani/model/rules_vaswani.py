@@ -150,11 +150,9 @@ class BeamSearchRules:
 
         Args:
             can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences whose results can still improve.
-            scores (`torch.Tensor` of shape `(sentences, beams)`): scores of the finished hypotheses.
-            is_finished (`torch.BoolTensor` of shape `(sentences, beams)`): which of these exist.
-            log_probs (`torch.Tensor` of shape `(sentences, candidates)`): of the candidates, in descending order.
-            tokens (`torch.LongTensor` of shape `(sentences, candidates)`): last tokens of the candidates.
-            ends (`torch.BoolTensor` of shape `(sentences, candidates)`): candidates that end.
+            scores, is_finished (of shape `(sentences, beams)`): the finished hypotheses, and which of them exist.
+            log_probs, tokens, ends (of shape `(sentences, candidates)`): log-probabilities of the candidates in
+                descending order, their last tokens, and which of them end.
             length (`int`): number of tokens of the candidates.
 
         Returns:
@@ -199,18 +197,9 @@ class BeamSearchRules:
         length: int,
     ) -> torch.Tensor:
         """
-        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`).
-
-        Args:
-            can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences that could before this step.
-            running_scores (`torch.Tensor` of shape `(sentences, beams)`): log-probabilities of the running hypotheses,
-                in descending order.
-            scores (`torch.Tensor` of shape `(sentences, beams)`): scores of the finished hypotheses.
-            is_finished (`torch.BoolTensor` of shape `(sentences, beams)`): which of these exist.
-            length (`int`): number of tokens of the running hypotheses.
-
-        Returns:
-            `torch.BoolTensor` of shape `(sentences, 1)`.
+        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), of shape
+        `(sentences, 1)`, by the log-probabilities of their running hypotheses of `length` tokens, of shape
+        `(sentences, beams)` in descending order, and the finished ones, as in [`finish`].
         """
         hoped, least = self.bounds(running_scores, scores, is_finished, length)
         return can_improve & (hoped > least) & (length < self.max_lengths)
@@ -240,26 +229,15 @@ class SearchCall:
     """
     What a call of `generate()` has beside its generation config. The methods that transformers calls in between have
     no argument for it.
-
-    Attributes:
-        ensemble (`tuple`): other models that translate together with the model.
-        shortlist (`Shortlist`, *optional*): chooses the entries of the vocabulary to search among.
-        inputs (`torch.Tensor` of shape `(batch, source)`, *optional*): ids of the source.
-        source_lengths (`torch.LongTensor` of shape `(batch,)`, *optional*): tokens of each source, if its mask is
-            known.
-        max_lengths (`torch.LongTensor` of shape `(batch,)`): maximum length of each target, the decoder's prompt
-            included.
-        padding (`int`): columns of a decoder's prompt that are padding in every row.
-        rules ([`BeamSearchRules`]): those of the beam search of transformers that is running.
     """
 
-    ensemble: tuple[Any, ...] = ()
-    shortlist: Any = None
-    inputs: Any = None
-    source_lengths: Any = None
-    max_lengths: Any = None
-    padding: int = 0
-    rules: Any = None
+    ensemble: tuple[Any, ...] = ()  # other models that translate together with the model
+    shortlist: Any = None  # chooses the entries of the vocabulary to search among
+    inputs: Any = None  # ids of the source, [batch, source]
+    source_lengths: Any = None  # tokens of each source, if its mask is known, [batch]
+    max_lengths: Any = None  # maximum length of each target, the decoder's prompt included, [batch]
+    padding: int = 0  # columns of a decoder's prompt that are padding in every row
+    rules: Any = None  # `BeamSearchRules` of the beam search of transformers that is running
 
 
 CALL: ContextVar[SearchCall] = ContextVar("call")

@@ -305,7 +305,7 @@ def best_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Selects the `k` best next tokens over all hypotheses of each sentence, by scores of shape `(sentences, hypotheses,
-    vocab_size)` and offsets of all scores of a hypothesis. Returns scores, hypotheses and token ids, each of shape
+    entries)` and offsets of all scores of a hypothesis. Returns scores, hypotheses and entries, each of shape
     `(sentences, k)`, in descending order of scores.
 
     On a CPU `torch.topk` over all scores would take as long as computing them. Many scores are split into groups: the
