@@ -75,6 +75,8 @@ def test_a_text_is_translated_and_explored(browser, address, width) -> None:
 def test_the_picture_of_the_manual(browser, address) -> None:
     page, _, _ = visit(browser, address, 1100, 740)
     page.get_by_role("button", name=SENTENCES[0]).click()
+    # The server puts an example into its place.
+    page.wait_for_function("document.querySelectorAll('textarea')[0].value.length > 0")
     page.get_by_role("button", name="Translate").click()
     page.wait_for_function("document.querySelectorAll('textarea')[1].value.length > 0")
     page.wait_for_timeout(1000)
