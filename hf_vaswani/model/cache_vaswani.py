@@ -62,7 +62,7 @@ class HypothesesCache:
         self.layers: list[list[torch.Tensor]] = []
         self.used = self.capacity = 0
         self.mask = like.new_zeros(sentences, 1, num_beams, 0)
-        # Of the positions of one step, each hypothesis sees its own.
+        # In one step, each hypothesis sees its own position, and not those of the others.
         self.own = as_mask(torch.eye(num_beams, dtype=torch.bool, device=like.device), like.dtype)
         self.is_padded = False  # whether some hypotheses do not see some positions of the prompt
 
@@ -184,6 +184,11 @@ class IncrementalDecoder:
         # Tokens that the others have less, [sentences]; None if all have as many.
         self.lag: torch.Tensor | None = None
         self.encoding = encoder_states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
+        # On a GPU modules are as fast, and autocast knows best in which types to compute.
+        is_cpu = encoder_states.device.type == "cpu"
+        products = products_of(decoder.layers, len(encoder_states) * num_beams) if is_cpu else {}
+        self.are_all_plain = len(products) == sum(10 if layer.has_source else 6 for layer in decoder.layers)
+        self.functions = products | attentions_of(decoder.layers)
 
     def start(self, prompt: Prompt) -> None:
         """Continues a prompt, in place of reading it token by token."""
@@ -204,16 +209,21 @@ class IncrementalDecoder:
         Reads one token of each hypothesis, in shape `(sentences, num_beams)`; in shape `(sentences, 1)` while all
         hypotheses of a sentence are the same. Returns the output at these tokens, of shape `(tokens, d_model)`.
         """
+        # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
+        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT:
+            return self._step(tokens).flatten(0, 1)
+
+    def _step(self, tokens: torch.Tensor) -> torch.Tensor:
         self._encode_positions(tokens.device)
         encoding = self.encoding[self.length] if self.lag is None else self.encoding[self.length - self.lag, None]
         states = self.decoder.positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
         mask = self.cache.make_room(tokens.shape[1])
-        states = self.decoder.run_layers(
-            states, mask, self.encoder_states if self.decoder.has_source else None, self.source_mask, self.cache
-        )
+        source = self.encoder_states if self.decoder.has_source else None
+        with Substitutes(self.functions):
+            states = self.decoder.run_layers(states, mask, source, self.source_mask, self.cache)
         self.length += 1
         self.cache.used += tokens.shape[1]
-        return states.flatten(0, 1)
+        return states
 
     def _encode_positions(self, device: torch.device) -> None:
         """Encodes the next positions, some of them at once."""
@@ -261,13 +271,11 @@ def output_projection(lm_head: Any, rows: int, entries: torch.Tensor | None) -> 
     return product(weight, bias, weight.dtype, rows)
 
 
-def attentions_of(layers: Sequence[nn.Module]) -> dict[nn.Module, Callable[..., Any]]:
+def attentions_of(layers: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     """Returns torch's own function for the attentions that call it by a longer way of transformers."""
+    attentions = filter(is_attention, submodules(layers))
     return {
-        module: attend
-        for layer in layers
-        for module in submodules(layer)
-        if is_attention(module) and module.config._attn_implementation == "sdpa"
+        each: attend for each in attentions if is_attention_of_transformers(each) and name_of_attention(each) == "sdpa"
     }
 
 
@@ -310,15 +318,6 @@ class EnsembleDecoder:
             IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
             for model, states in zip(models, encoder_states, strict=True)
         ]
-        layers = [layer for model in models for layer in model.model.decoder.layers]
-        # On a GPU modules are as fast, and autocast knows best in which types to compute.
-        products: dict[nn.Module, Callable[..., Any]] = {}
-        if encoder_states[0].device.type == "cpu":
-            for layer in layers:
-                products |= products_of(layer, rows)
-        needed = sum(10 if layer.has_source else 6 for layer in layers)
-        self.are_all_plain = len(products) == needed
-        self.functions = products | attentions_of(layers)
         self.states: list[torch.Tensor] = []  # outputs of the decoders at the last tokens
 
     def start(self, prompt: Prompt) -> None:
@@ -328,9 +327,7 @@ class EnsembleDecoder:
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
-        # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
-        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT, Substitutes(self.functions):
-            self.states = [decoder.step(tokens) for decoder in self.decoders]
+        self.states = [decoder.step(tokens) for decoder in self.decoders]
 
     def logits(self) -> torch.Tensor:
         """Returns logits of the next token, of shape `(rows, entries)`, in float32; an ensemble: log_probs."""
@@ -365,10 +362,8 @@ class EnsembleDecoder:
 
 # ---- Models that were changed ------------------------------------------------------------------------------------
 
-# Classes of torch that compute each position by itself, or only hold modules.
-POSITION_WISE = {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout}
-POSITION_WISE |= {nn.ModuleList, nn.ModuleDict, nn.ParameterDict}
-POSITION_WISE |= {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)}
+# Each computes number by number.
+ACTIVATIONS = {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)}
 # Modules with classes that do so: adapters and quantized linear layers.
 WRAPPERS = ("peft.tuners.", "torch.ao.nn.quantized.", "bitsandbytes.nn.", "torchao.")
 # Attention functions that take an additive mask of four dimensions.
@@ -399,12 +394,9 @@ def find_change(model: Any) -> str | None:
         if module.training:
             return "is in training mode"
         if is_attention(module):
-            name = module.config._attn_implementation
-            if name not in WITH_ADDITIVE_MASK:
-                return f"has the attention {name!r}"
-            known = known and getattr(ALL_ATTENTION_FUNCTIONS.get(name), "__module__", "transformers").startswith(
-                "transformers"
-            )
+            if name_of_attention(module) not in WITH_ADDITIVE_MASK:
+                return f"has the attention {name_of_attention(module)!r}"
+            known = known and is_attention_of_transformers(module)
         if not known:
             unknown.append(module)
     if unknown and not equals_rows(model.model.decoder, unknown):
@@ -427,11 +419,23 @@ def is_attention(module: nn.Module) -> bool:
     return "layer_idx" in vars(module)
 
 
+def name_of_attention(attention: Any) -> str | None:
+    """Returns the name of the function that an attention calls, or `None` for the one of this package."""
+    name: str | None = attention.config._attn_implementation
+    return name
+
+
+def is_attention_of_transformers(attention: Any) -> bool:
+    """Returns whether nobody has registered another function under the name of the one that an attention calls."""
+    function = ALL_ATTENTION_FUNCTIONS.get(name_of_attention(attention))
+    return function is None or function.__module__.startswith("transformers.")
+
+
 def is_as_written(module: nn.Module) -> bool:
     """Returns whether a module is of a class of this package or a position-wise one of torch, and unchanged."""
     kind: Any = type(module)
     return (
-        (FORWARD.get(kind) is kind.forward or kind in POSITION_WISE)
+        (FORWARD.get(kind) is kind.forward or kind in ACTIVATIONS)
         and not (module._forward_hooks or module._forward_pre_hooks)
         and vars(module).keys().isdisjoint(methods(kind))
     )
@@ -453,7 +457,7 @@ def equals_rows(decoder: Any, changed: Sequence[nn.Module]) -> bool:
             type(module).forward,
             vars(module).get("forward"),
             (*module._forward_hooks.values(), *module._forward_pre_hooks.values()),
-            [(id(weight), weight._version) for weight in module.parameters()],
+            [(id(each), each._version) for each in (*module.parameters(), *module.buffers())],
         )
         for module in changed
     ]

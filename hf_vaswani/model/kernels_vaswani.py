@@ -153,7 +153,18 @@ def smoothed_linear_cross_entropy(
     return total / (len(targets) if num_items_in_batch is None else num_items_in_batch)
 
 
-class _SmoothedLinearCrossEntropy(torch.autograd.Function):
+class LinearCrossEntropy(torch.autograd.Function):
+    """A loss whose `forward` saves its gradients by the states and the matrix, the first two of its arguments."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scales the gradients by that of the loss; the other arguments have none."""
+        # In place: another tensor of the size of the matrix would be the largest of all.
+        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
+        return *scaled, *[None] * (len(ctx.needs_input_grad) - len(scaled))
+
+
+class _SmoothedLinearCrossEntropy(LinearCrossEntropy):
     """
     The sum over positions, and its gradients in the same pass: the logits z of a chunk of positions become
     probabilities p in place, and these become the gradient. Label smoothing gives each of the V tokens the probability
@@ -213,12 +224,6 @@ class _SmoothedLinearCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(state_grad, weight_grad)
         return total
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # In place: another tensor of the size of the matrix would be the largest of all.
-        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
-        return *scaled, None, None, None, None
-
 
 # ---- Products -----------------------------------------------------------------------------------------------------
 
@@ -228,11 +233,19 @@ MIN_ONEDNN = 2**20 if torch.backends.cpu.get_cpu_capability().startswith("AVX512
 
 # A linear layer as a function of states of shape `(..., d_in)`.
 Product = Callable[[torch.Tensor], torch.Tensor]
-# What this thread computes in place of modules.
+# Functions that replace calls in this thread: that of a linear layer, or of the attention function of an attention.
 INSTEAD: ContextVar[Mapping[nn.Module, Callable[..., Any]]] = ContextVar("instead", default=MappingProxyType({}))
-# The modules of this package and how each computes, as their files say. By it the search of `generate()` sees which
-# modules of a model somebody changed.
-FORWARD: dict[type, Callable[..., Any]] = {}
+# How the modules of this package compute, as their files say, and those of torch that compute each position by itself
+# or only hold others. By it the search of `generate()` sees which modules of a model somebody changed.
+FORWARD: dict[type, Callable[..., Any]] = {
+    kind: kind.forward
+    for kind in (
+        *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout),
+        *(nn.ModuleList, nn.ModuleDict, nn.ParameterDict),
+    )
+}
+# Names of the layers that are called by [`linear`].
+LINEAR = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
 
 
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -275,12 +288,13 @@ def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractCont
     return Substitutes(products_of(stack))
 
 
-def products_of(module: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
+def products_of(stack: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
     """
-    Returns the products of the plain linear layers of a module, by layer. Matrices are packed if that pays for states
-    of so many rows; none is for 0.
+    Returns the products of the plain layers that the modules of a stack call by [`linear`]. Matrices are packed if
+    that pays for states of so many rows; none is for 0.
     """
-    layers: Iterator[Any] = filter(is_plain, module.modules())
+    called = (layer for module in stack.modules() for name, layer in module._modules.items() if name in LINEAR)
+    layers: Iterator[Any] = filter(is_plain, called)
     return {layer: product(layer.weight, layer.bias, type_of_products(layer.weight), rows) for layer in layers}
 
 
@@ -288,6 +302,7 @@ def is_plain(layer: Any) -> bool:
     """Returns whether a linear layer is just a matrix and a bias: no adapter, not quantized, nobody looks on."""
     return (
         type(layer) is nn.Linear
+        and nn.Linear.forward is FORWARD[nn.Linear]
         and type(layer.weight) is nn.Parameter
         and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
     )

@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from ..data.batching import Batch
-from ..model.kernels_vaswani import is_plain_linear, positions_at_once, share_of_others, type_of_products
+from ..model.kernels_vaswani import (
+    LinearCrossEntropy,
+    is_plain_linear,
+    positions_at_once,
+    share_of_others,
+    type_of_products,
+)
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, smoothed_cross_entropy
 from ..recipe import Recipe
 
@@ -195,7 +201,7 @@ def loss_of_two_passes(
     return None, loss
 
 
-class _ConsistentLinearCrossEntropy(torch.autograd.Function):
+class _ConsistentLinearCrossEntropy(LinearCrossEntropy):
     """
     The sum over positions, and its gradients in the same pass. With the logits z and y of the two passes, which become
     the distributions p and q, and with d = log(p) - log(q):
@@ -256,12 +262,6 @@ class _ConsistentLinearCrossEntropy(torch.autograd.Function):
                 weight_grad[frozen_row] = 0
         ctx.save_for_backward(state_grad, weight_grad)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # In place: another tensor of the size of the matrix would be the largest of all.
-        scaled = [None if part is None else part.mul_(gradient) for part in ctx.saved_tensors]
-        return *scaled, None, None, None, None, None
 
 
 def _divergence(probabilities: torch.Tensor, difference: torch.Tensor, consistency: Consistency) -> torch.Tensor:

@@ -363,6 +363,10 @@ def another_attention(model, monkeypatch):
     model.set_attn_implementation("backwards")
 
 
+def another_linear(model, monkeypatch):
+    by_the_class(model.lm_head, monkeypatch)
+
+
 def a_method_of_its_own(model, monkeypatch):
     for layer in model.model.decoder.layers:
         split = layer.self_attn.split_heads
@@ -443,6 +447,7 @@ def another_product(model, monkeypatch):
         subclassed,
         another_middle,
         another_attention,
+        another_linear,
         a_method_of_its_own,
         parametrized,
         another_input,
@@ -461,6 +466,19 @@ def test_a_changed_model_is_what_translates(monkeypatch, change, beams) -> None:
         fast, stock = both_searches(monkeypatch, model, inputs, num_beams=beams)
     assert torch.equal(fast, stock)
     assert fast.tolist() != plain.tolist()
+
+
+def test_another_function_under_the_name_of_an_attention_is_what_translates(monkeypatch) -> None:
+    theirs = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def sharper(*args, scaling, **kwargs):
+        return theirs(*args, scaling=3 * scaling, **kwargs)
+
+    model, inputs = random_model(), sentences(5)
+    plain = model.generate(**inputs, num_beams=3)
+    monkeypatch.setitem(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS, "sdpa", sharper)
+    fast, stock = fast_and_stock(monkeypatch, model, inputs, num_beams=3)
+    assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
 
 
 def test_layers_that_share_an_entry_of_the_cache_are_refused() -> None:

@@ -339,7 +339,7 @@ def test_large_products_alone_use_packed_matrices() -> None:
 
 def product_of(layer: nn.Linear, rows: int = 8):
     """Returns what a search with so many hypotheses puts in the place of a layer."""
-    return products_of(layer, rows)[layer]
+    return products_of(nn.ModuleDict({"fc1": layer}), rows)[layer]
 
 
 @needs_onednn
@@ -357,16 +357,19 @@ def test_products_equal_their_modules(rows, bias, dtype, always) -> None:
     assert (layer.weight in KEPT) == (rows > 0)
 
 
-def test_products_replace_plain_layers_alone() -> None:
-    layers = [nn.Linear(24, 16) for _ in range(3)]
+def test_products_replace_plain_layers_alone(monkeypatch) -> None:
+    layers = [nn.Linear(24, 16) for _ in range(4)]
     layers[0].register_forward_hook(lambda *args: None)
     layers[1].forward = lambda states: states
-    assert [*products_of(nn.ModuleList(layers))] == layers[2:]
+    stack = nn.ModuleDict(dict(zip(("q_proj", "k_proj", "fc1", "of_a_wrapper"), layers, strict=True)))
+    assert [*products_of(stack)] == [layers[2]]
     states = torch.randn(2, 24)
     with Substitutes({layers[2]: torch.neg}):
         assert torch.equal(linear(layers[2], states), -states)
-        assert torch.equal(linear(layers[0], states), layers[0](states))
+        assert torch.equal(linear(layers[3], states), layers[3](states))
     assert torch.equal(linear(layers[2], states), layers[2](states))
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, states: states)
+    assert not products_of(stack)
 
 
 CHANGES = {
