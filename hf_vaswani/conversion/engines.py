@@ -495,7 +495,7 @@ class Findings:
     and how fast threads are.
 
     Args:
-        folder (`Path`): folder in which it lies, in `findings.json`; it is empty if there is none, or a damaged one.
+        folder (`Path`): folder of `findings.json`, which keeps them; a missing or damaged file counts as empty.
     """
 
     # In seconds: a file that is younger may change again within the same tick of a file system's clock.

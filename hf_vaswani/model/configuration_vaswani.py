@@ -38,8 +38,8 @@ AUTO_MAP_OF_HEADS = {
     "AutoModelForSequenceClassification": "heads_vaswani.VaswaniForSequenceClassification",
     "AutoModelForTokenClassification": "heads_vaswani.VaswaniForTokenClassification",
 }
-# Of the keys and values of earlier tokens: transformers 5.24 renamed `past_key_values` to `cache`, in arguments and in
-# outputs. These classes use the new name, and understand both with every release.
+# The cache of keys and values: transformers 5.24 renamed `past_key_values` to `cache`, in arguments and in outputs.
+# These classes use the new name, and understand both with every release.
 NAMES_OF_THE_CACHE = ("cache", "past_key_values")
 # The one that this release of transformers uses.
 CACHE = "cache" if "cache" in modeling_outputs.Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"

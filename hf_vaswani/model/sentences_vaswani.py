@@ -166,7 +166,7 @@ class LanguageTags:
         return list(dict.fromkeys(pair[1] for pair in getattr(self.config, "language_pairs", None) or ()))
 
     def find(self, language: str) -> str:
-        """Returns the tag of a language; raises a `ValueError` with all languages if there is none."""
+        """Returns the tag of a language; raises a `ValueError` that lists the known languages if there is none."""
         tags = self.by_language
         if language not in tags:
             known = f", only for {', '.join(tags)}" if tags else ": it has no language tags"
