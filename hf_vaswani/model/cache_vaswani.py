@@ -18,8 +18,7 @@ wrappers, and asks [`equals_rows`] about all others.
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -41,17 +40,8 @@ NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 class HypothesesCache:
     """
-    Keys and values of the hypotheses of some sentences. An attention uses it like an [`EncoderDecoderCache`].
-
-    Args:
-        sentences (`int`): number of sentences.
-        num_beams (`int`): number of hypotheses of a sentence.
-        like (`torch.Tensor`): gives number format and device of the mask.
-
-    Attributes:
-        used (`int`): positions that the hypotheses of a sentence have written, of each sentence.
-        mask (`torch.Tensor` of shape `(sentences, 1, num_beams, capacity)`): 0 for the positions that each hypothesis
-            sees, and a very negative number for the others.
+    Keys and values of `num_beams` hypotheses of each sentence, in the number format and on the device of `like`. An
+    attention uses it like an [`EncoderDecoderCache`].
     """
 
     def __init__(self, sentences: int, num_beams: int, like: torch.Tensor) -> None:
@@ -60,20 +50,22 @@ class HypothesesCache:
         self.is_updated: dict[int, bool] = {}
         # Keys and values of each layer, [sentences, heads, capacity, head_dim]. Those behind `used` are not set.
         self.layers: list[list[torch.Tensor]] = []
+        # Positions that the hypotheses of a sentence have written, of each sentence.
         self.used = self.capacity = 0
+        # 0 for the positions that a hypothesis sees, else very negative, [sentences, 1, num_beams, capacity].
         self.mask = like.new_zeros(sentences, 1, num_beams, 0)
         # In one step, each hypothesis sees its own position, and not those of the others.
         self.own = as_mask(torch.eye(num_beams, dtype=torch.bool, device=like.device), like.dtype)
         self.is_padded = False  # whether some hypotheses do not see some positions of the prompt
 
-    def start(self, prompt: "Prompt") -> None:
-        """Begins with the keys and values of a prompt, which all hypotheses of a sentence share."""
-        self.layers = [[layer.keys, layer.values] for layer in prompt.layers]
-        self.used = self.capacity = prompt.layers[0].keys.shape[2]
-        self.mask = self.mask.new_zeros(*self.mask.shape[:3], self.capacity)
-        if prompt.mask is not None:
+    def start(self, prompt: Sequence[Any], mask: torch.Tensor | None) -> None:
+        """Begins with the layers of a [`Cache`], which all hypotheses of a sentence share as far as a mask shows."""
+        self.layers = [[layer.keys, layer.values] for layer in prompt]
+        self.used = self.capacity = prompt[0].keys.shape[2]
+        self.mask = nn.functional.pad(self.mask, (0, self.used))
+        if mask is not None:
             self.is_padded = True
-            self.mask += as_mask(prompt.mask, self.mask.dtype)[:, None, None]
+            self.mask += mask
 
     def make_room(self, new: int) -> torch.Tensor | None:
         """
@@ -108,15 +100,13 @@ class HypothesesCache:
     def forget(self) -> None:
         """Removes positions that no hypothesis sees any more: those of discarded hypotheses."""
         seen = (self.mask[:, 0, :, : self.used] == 0).any(dim=1)  # [sentences, used]
-        needed = int(seen.sum(dim=1).max())
+        self.used = self.capacity = int(seen.sum(dim=1).max())
         # In their order; sentences that need fewer keep some unseen positions behind them.
-        places = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :needed]
-        self.mask = self.mask.gather(3, places[:, None, None].expand(*self.mask.shape[:3], needed))
-        for layer in self.layers:
-            for i, states in enumerate(layer):
-                shape = (*states.shape[:2], needed, states.shape[3])
-                layer[i] = states.gather(2, places[:, None, :, None].expand(shape))
-        self.used = self.capacity = needed
+        places = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, None, : self.used]
+        self.mask = torch.take_along_dim(self.mask, places[:, None], dim=3)
+        self.layers = [
+            [torch.take_along_dim(states, places[..., None], dim=2) for states in layer] for layer in self.layers
+        ]
 
     def reorder(self, parents: torch.Tensor) -> None:
         """Replaces each hypothesis by another one of its sentence, given in shape `(sentences, num_beams)`."""
@@ -128,7 +118,7 @@ class HypothesesCache:
         self.capacity = self.used
         self.mask = self.mask[..., : self.used].index_select(0, sentences)
         self.layers = [
-            [states[:, :, : self.used].index_select(0, sentences) for states in each] for each in self.layers
+            [states[:, :, : self.used].index_select(0, sentences) for states in layer] for layer in self.layers
         ]
         for layer in self.cross_attention_cache.layers:
             layer.keys, layer.values = (states.index_select(0, sentences) for states in (layer.keys, layer.values))
@@ -136,24 +126,7 @@ class HypothesesCache:
 
 def as_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns an additive mask of the shape of `visible`: 0 where it is true, else the least finite number."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Texts that a decoder on its own has read at once, and what it computed."""
-
-    states: torch.Tensor  # output at the last position, [sentences, d_model]
-    layers: Sequence[Any]  # of a [`Cache`]: keys and values of each layer, [sentences, heads, prompt, head_dim]
-    mask: torch.Tensor | None  # 1 for tokens, 0 for padding, [sentences, prompt]; None if there is no padding
-
-    @classmethod
-    def read(cls, decoder: Any, input_ids: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> "Prompt":
-        """Reads texts of shape `(sentences, prompt)` with a decoder and an empty cache."""
-        states = decoder(input_ids, mask, cache=cache, use_cache=True).last_hidden_state
-        return cls(states[:, -1], cache.layers, None if mask is None or mask.all() else mask != 0)
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 # ---- One model ---------------------------------------------------------------------------------------------------
@@ -161,80 +134,65 @@ class Prompt:
 
 class IncrementalDecoder:
     """
-    [`VaswaniDecoder`], one token of each hypothesis at a time.
+    [`VaswaniDecoder`], one token of each of `num_beams` hypotheses of a sentence at a time.
 
-    Args:
-        decoder ([`VaswaniDecoder`]): the module.
-        encoder_states (`torch.Tensor` of shape `(sentences, source, d_model)`): output of the encoder; of a decoder on
-            its own any states of these sentences.
-        source_mask (`torch.Tensor` of shape `(sentences, source)`, *optional*): 1 for tokens, 0 for padding.
-        num_beams (`int`): number of hypotheses of a sentence.
+    The states are the encoder's, of shape `(sentences, source, d_model)`, with their mask of shape `(sentences,
+    source)`, 1 for tokens and 0 for padding. A decoder on its own has read its prompts at once: the states are its
+    last output, the mask is that of the prompts, and their keys and values are in the layers of a [`Cache`].
     """
 
     def __init__(
-        self, decoder: Any, encoder_states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int
+        self, decoder: Any, states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int, prompt: Any = ()
     ) -> None:
-        self.decoder, self.encoder_states = decoder, encoder_states
+        self.decoder, self.encoder_states = decoder, states
         decoder.check_layer_indices()
-        self.source_mask = None
-        if source_mask is not None and not source_mask.all():
-            self.source_mask = as_mask(source_mask != 0, encoder_states.dtype)[:, None, None]
-        self.cache = HypothesesCache(len(encoder_states), num_beams, encoder_states)
+        visible = None if source_mask is None or source_mask.all() else source_mask != 0
+        self.source_mask = None if visible is None else as_mask(visible, states.dtype)[:, None, None]
+        self.cache = HypothesesCache(len(states), num_beams, states)
+        self.encoding = states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
         self.length = 0  # tokens that each hypothesis of the longest sentence has read
         # Tokens that the others have less, [sentences]; None if all have as many.
         self.lag: torch.Tensor | None = None
-        self.encoding = encoder_states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
+        if prompt:
+            self.cache.start(prompt, self.source_mask)
+            self.length = self.cache.used
+            if visible is not None:
+                self._set_lag((~visible).sum(dim=1))
         # On a GPU modules are as fast, and autocast knows best in which types to compute.
-        is_cpu = encoder_states.device.type == "cpu"
-        products = products_of(decoder.layers, len(encoder_states) * num_beams) if is_cpu else {}
+        products = products_of(decoder.layers, len(states) * num_beams) if states.device.type == "cpu" else {}
         self.are_all_plain = len(products) == sum(10 if layer.has_source else 6 for layer in decoder.layers)
-        self.functions = products | attentions_of(decoder.layers)
+        # transformers takes a longer way to torch's function.
+        called = {each: attend for each in submodules(decoder.layers) if function_of(each) == "sdpa"}
+        self.functions = products | called
 
-    def start(self, prompt: Prompt) -> None:
-        """Continues a prompt, in place of reading it token by token."""
-        self.cache.start(prompt)
-        self.length = self.cache.used
-        if prompt.mask is not None:
-            self.lag = (~prompt.mask).sum(dim=1)
-            self._compare_lengths()
-
-    def _compare_lengths(self) -> None:
-        """Finds the longest sentence that is left."""
-        if self.lag is not None:
-            least = int(self.lag.min())
-            self.lag, self.length = self.lag - least, self.length - least
+    def _set_lag(self, lag: torch.Tensor) -> None:
+        """Counts the tokens from those of the longest sentence that is left."""
+        least = int(lag.min())
+        self.lag, self.length = lag - least, self.length - least
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """
         Reads one token of each hypothesis, in shape `(sentences, num_beams)`; in shape `(sentences, 1)` while all
         hypotheses of a sentence are the same. Returns the output at these tokens, of shape `(tokens, d_model)`.
         """
-        # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
-        with without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT:
-            return self._step(tokens).flatten(0, 1)
-
-    def _step(self, tokens: torch.Tensor) -> torch.Tensor:
-        self._encode_positions(tokens.device)
+        positions = self.decoder.positions
+        if self.length >= len(self.encoding):
+            positions.check_last(self.length)
+            wanted = max(TOKENS_AT_A_TIME, 2 * self.length)
+            if positions.table is not None:
+                wanted = min(wanted, positions.table.num_embeddings)
+            self.encoding = positions.encode(torch.arange(wanted, device=tokens.device))
         encoding = self.encoding[self.length] if self.lag is None else self.encoding[self.length - self.lag, None]
-        states = self.decoder.positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
         mask = self.cache.make_room(tokens.shape[1])
         source = self.encoder_states if self.decoder.has_source else None
-        with Substitutes(self.functions):
+        # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
+        autocast = without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT
+        with autocast, Substitutes(self.functions):
+            states = positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
             states = self.decoder.run_layers(states, mask, source, self.source_mask, self.cache)
         self.length += 1
         self.cache.used += tokens.shape[1]
-        return states
-
-    def _encode_positions(self, device: torch.device) -> None:
-        """Encodes the next positions, some of them at once."""
-        if self.length < len(self.encoding):
-            return
-        positions = self.decoder.positions
-        positions.check_last(self.length)
-        wanted = max(TOKENS_AT_A_TIME, 2 * self.length)
-        if positions.table is not None:
-            wanted = min(wanted, positions.table.num_embeddings)
-        self.encoding = positions.encode(torch.arange(wanted, device=device))
+        return states.flatten(0, 1)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Keeps the sentences with these indices, of shape `(kept,)`, in ascending order."""
@@ -243,11 +201,12 @@ class IncrementalDecoder:
         if self.source_mask is not None:
             self.source_mask = self.source_mask.index_select(0, sentences)
         if self.lag is not None:
-            self.lag = self.lag.index_select(0, sentences)
-            self._compare_lengths()
+            self._set_lag(self.lag.index_select(0, sentences))
 
 
-# ---- One or several models ---------------------------------------------------------------------------------------
+def attend(module: nn.Module, *tensors: Any, scaling: float, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """Attends as [`eager_attention_forward`] does, by query, key, value and mask."""
+    return nn.functional.scaled_dot_product_attention(*tensors, scale=scaling).transpose(1, 2), None
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -256,52 +215,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if is_on else NO_CONTEXT
 
 
-def output_projection(lm_head: Any, rows: int, entries: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """
-    Returns the linear transformation on top of the decoder (Section 3.4) as a function of states of shape
-    `(rows, d_model)`, of all entries of the vocabulary or of those that are given.
-    """
-    if not is_plain(lm_head):
-        return lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
-    weight, bias = lm_head.weight, lm_head.bias
-    if entries is not None:
-        weight = weight.index_select(0, entries)
-        bias = None if bias is None else bias.index_select(0, entries)
-    # With autocast, too: rounded logits would change the order of hypotheses.
-    return product(weight, bias, weight.dtype, rows)
-
-
-def attentions_of(layers: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-    """Returns torch's own function for the attentions that call it by a longer way of transformers."""
-    attentions = filter(is_attention, submodules(layers))
-    return {
-        each: attend for each in attentions if is_attention_of_transformers(each) and name_of_attention(each) == "sdpa"
-    }
-
-
-def attend(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attends from positions that see what the mask says, as [`eager_attention_forward`]."""
-    attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    return attended.transpose(1, 2), None
+# ---- One or several models ---------------------------------------------------------------------------------------
 
 
 class EnsembleDecoder:
     """
     The decoders of one or several models with the same vocabulary, which predict tokens by the mean of their
-    probabilities. Each has its encoder's states; other arguments as in [`IncrementalDecoder`].
-
-    Args:
-        entries (`torch.LongTensor` of shape `(entries,)`, *optional*): the entries of the vocabulary that are
-            predicted; all by default.
+    probabilities: all entries of the vocabulary, or those given in shape `(entries,)`. Each model has its encoder's
+    states; other arguments as in [`IncrementalDecoder`].
     """
 
     def __init__(
@@ -311,19 +232,16 @@ class EnsembleDecoder:
         source_mask: torch.Tensor | None,
         num_beams: int,
         entries: torch.Tensor | None = None,
+        prompt: Sequence[Any] = (),
     ) -> None:
         rows = len(encoder_states[0]) * num_beams
         self.projections = [output_projection(model.lm_head, rows, entries) for model in models]
         self.decoders = [
-            IncrementalDecoder(model.model.decoder, states, source_mask, num_beams)
+            IncrementalDecoder(model.model.decoder, states, source_mask, num_beams, prompt)
             for model, states in zip(models, encoder_states, strict=True)
         ]
-        self.states: list[torch.Tensor] = []  # outputs of the decoders at the last tokens
-
-    def start(self, prompt: Prompt) -> None:
-        """Continues a prompt of the only model, see [`IncrementalDecoder.start`]."""
-        self.decoders[0].start(prompt)
-        self.states = [prompt.states]
+        # Outputs of the decoders at the last tokens: at first those of the prompts.
+        self.states = [states[:, -1] for states in encoder_states] if prompt else []
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
@@ -331,19 +249,17 @@ class EnsembleDecoder:
 
     def logits(self) -> torch.Tensor:
         """Returns logits of the next token, of shape `(rows, entries)`, in float32; an ensemble: log_probs."""
-        return self._logits()[0] if len(self.decoders) == 1 else self.log_probs()
+        with without_autocast(self.states[0].device):
+            several = [project(states).float() for project, states in zip(self.projections, self.states, strict=True)]
+        if len(several) == 1:
+            return several[0]
+        several = [logits.log_softmax(dim=1) for logits in several]
+        return torch.logsumexp(torch.stack(several), dim=0) - math.log(len(several))
 
     def log_probs(self) -> torch.Tensor:
         """Returns log-probabilities of the next token, of shape `(rows, entries)`, in float32."""
-        several = [torch.log_softmax(logits, dim=1, out=logits) for logits in self._logits()]
-        if len(several) == 1:
-            return several[0]
-        return torch.logsumexp(torch.stack(several), dim=0) - math.log(len(several))
-
-    def _logits(self) -> list[torch.Tensor]:
-        """Returns the logits of each model."""
-        with without_autocast(self.states[0].device):
-            return [project(states).float() for project, states in zip(self.projections, self.states, strict=True)]
+        logits = self.logits()
+        return logits if len(self.decoders) > 1 else torch.log_softmax(logits, dim=1, out=logits)
 
     def repeat(self, beams: int) -> None:
         """Repeats the output for one hypothesis of each sentence for `beams` hypotheses."""
@@ -360,19 +276,29 @@ class EnsembleDecoder:
             decoder.keep(sentences)
 
 
+def output_projection(lm_head: Any, rows: int, entries: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the linear transformation on top of a decoder (Section 3.4) as a function of `(rows, d_model)`."""
+    if not is_plain(lm_head):
+        return lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
+    weight, bias = lm_head.weight, lm_head.bias
+    if entries is not None:
+        weight = weight.index_select(0, entries)
+        bias = None if bias is None else bias.index_select(0, entries)
+    # With autocast, too: rounded logits would change the order of hypotheses.
+    return product(weight, bias, weight.dtype, rows)
+
+
 # ---- Models that were changed ------------------------------------------------------------------------------------
 
 # Each computes number by number.
 ACTIVATIONS = {entry[0] if isinstance(entry, tuple) else entry for entry in dict.values(ACT2FN)}
 # Modules with classes that do so: adapters and quantized linear layers.
 WRAPPERS = ("peft.tuners.", "torch.ao.nn.quantized.", "bitsandbytes.nn.", "torchao.")
-# Attention functions that take an additive mask of four dimensions.
-WITH_ADDITIVE_MASK = (None, "eager", "sdpa")
 # Methods that do not affect what a model computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# The largest difference between two computations of an output that rounding explains, relative to the largest output.
+# The largest difference between two computations of an output that rounding explains, relative to the largest output;
+# 0.05 in half precision.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
-ROUNDING_OF_HALF_PRECISION = 0.05
 
 
 def find_change(model: Any) -> str | None:
@@ -388,17 +314,15 @@ def find_change(model: Any) -> str | None:
             return f"has hooks on its {type(module).__name__}, or another one"
     unknown = []
     for module in (*submodules(model.lm_head), *submodules(model.model.decoder)):
-        known = is_as_written(module)
-        if not known and type(module).__module__.startswith(WRAPPERS):
-            continue
+        if not is_as_written(module):
+            if type(module).__module__.startswith(WRAPPERS):
+                continue
+            unknown.append(module)
         if module.training:
             return "is in training mode"
-        if is_attention(module):
-            if name_of_attention(module) not in WITH_ADDITIVE_MASK:
-                return f"has the attention {name_of_attention(module)!r}"
-            known = known and is_attention_of_transformers(module)
-        if not known:
-            unknown.append(module)
+        # The others take no additive mask of four dimensions.
+        if function_of(module) not in (None, "eager", "sdpa"):
+            return f"has the attention {function_of(module)}"
     if unknown and not equals_rows(model.model.decoder, unknown):
         return f"has a {type(unknown[0]).__name__} that mixes positions"
     return None
@@ -414,21 +338,14 @@ def submodules(module: Any) -> Iterator[Any]:
             pending += module._modules.values()
 
 
-def is_attention(module: nn.Module) -> bool:
-    """Returns whether a module is an attention of a decoder, which has an entry in a cache."""
-    return "layer_idx" in vars(module)
-
-
-def name_of_attention(attention: Any) -> str | None:
-    """Returns the name of the function that an attention calls, or `None` for the one of this package."""
-    name: str | None = attention.config._attn_implementation
-    return name
-
-
-def is_attention_of_transformers(attention: Any) -> bool:
-    """Returns whether nobody has registered another function under the name of the one that an attention calls."""
-    function = ALL_ATTENTION_FUNCTIONS.get(name_of_attention(attention))
-    return function is None or function.__module__.startswith("transformers.")
+def function_of(module: Any) -> str | None:
+    """Returns the name of the function that an attention of the decoder calls; `None` for any other module."""
+    if "layer_idx" not in vars(module):
+        return None
+    name: str = module.config._attn_implementation or "eager"
+    registered = ALL_ATTENTION_FUNCTIONS.get(name)
+    is_known = registered is None or registered.__module__.startswith("transformers.")
+    return name if is_known else f"{name} of {registered.__module__}"
 
 
 def is_as_written(module: nn.Module) -> bool:
@@ -452,24 +369,19 @@ def equals_rows(decoder: Any, changed: Sequence[nn.Module]) -> bool:
     Computes some steps of a decoder with hypotheses as positions of a row, and with a row for each, and returns
     whether they differ by rounding alone. The answer is remembered until one of its changed modules is changed again.
     """
-    state = [
-        (
-            type(module).forward,
-            vars(module).get("forward"),
-            (*module._forward_hooks.values(), *module._forward_pre_hooks.values()),
-            [(id(each), each._version) for each in (*module.parameters(), *module.buffers())],
-        )
-        for module in changed
-    ]
+    state: list[Any] = []
+    for module in changed:
+        state += [type(module).forward, vars(module).get("forward")]
+        state += [{**module._forward_hooks}, {**module._forward_pre_hooks}]
+        state += [(id(each), each._version) for each in (*module.parameters(), *module.buffers())]
     # In the module, so that it lives as long, and so do the functions that it compares.
     before = vars(decoder).get("_steps_proved")
     if before is None or before[0] != state:
-        try:
-            before = state, _differs_by_rounding(decoder)
+        is_equal = False
         # A module that cannot work with this cache is no error of the caller's.
-        except Exception:
-            before = state, False
-        vars(decoder)["_steps_proved"] = before
+        with suppress(Exception):
+            is_equal = _differs_by_rounding(decoder)
+        before = vars(decoder)["_steps_proved"] = state, is_equal
     return before[1]
 
 
@@ -490,4 +402,4 @@ def _differs_by_rounding(decoder: Any) -> bool:
     steps.step(tokens[:, :1, 0])
     found = torch.stack([steps.step(tokens[:, :, i]) for i in range(1, length)], dim=1)
     difference = (found - expected[:, 1:]).abs().max() / expected.abs().max()
-    return bool(difference <= ROUNDING.get(expected.dtype, ROUNDING_OF_HALF_PRECISION))
+    return bool(difference <= ROUNDING.get(expected.dtype, 0.05))
