@@ -40,32 +40,25 @@ NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 class HypothesesCache:
     """
-    Keys and values of `num_beams` hypotheses of each sentence, in the number format and on the device of `like`. An
-    attention uses it like an [`EncoderDecoderCache`].
+    Keys and values of `num_beams` hypotheses of each sentence, in the number format and on the device of `like`, which
+    an attention uses like an [`EncoderDecoderCache`]. If there are prompts, in the layers of a [`Cache`], it begins
+    with them: the hypotheses of a sentence share its prompt, of which an additive mask hides the padding.
     """
 
-    def __init__(self, sentences: int, num_beams: int, like: torch.Tensor) -> None:
+    def __init__(
+        self, like: torch.Tensor, num_beams: int, prompt: Sequence[Any] = (), mask: torch.Tensor | None = None
+    ) -> None:
         self.self_attention_cache, self.cross_attention_cache = self, DynamicCache()
-        # The layers whose keys and values of the source are known.
-        self.is_updated: dict[int, bool] = {}
+        self.is_updated: dict[int, bool] = {}  # the layers whose keys and values of the source are known
         # Keys and values of each layer, [sentences, heads, capacity, head_dim]. Those behind `used` are not set.
-        self.layers: list[list[torch.Tensor]] = []
+        self.layers = [[layer.keys, layer.values] for layer in prompt]
         # Positions that the hypotheses of a sentence have written, of each sentence.
-        self.used = self.capacity = 0
+        self.used = self.capacity = prompt[0].keys.shape[2] if prompt else 0
         # 0 for the positions that a hypothesis sees, else very negative, [sentences, 1, num_beams, capacity].
-        self.mask = like.new_zeros(sentences, 1, num_beams, 0)
+        self.mask = like.new_zeros(len(like), 1, num_beams, self.used) + (0 if mask is None else mask)
         # In one step, each hypothesis sees its own position, and not those of the others.
         self.own = as_mask(torch.eye(num_beams, dtype=torch.bool, device=like.device), like.dtype)
-        self.is_padded = False  # whether some hypotheses do not see some positions of the prompt
-
-    def start(self, prompt: Sequence[Any], mask: torch.Tensor | None) -> None:
-        """Begins with the layers of a [`Cache`], which all hypotheses of a sentence share as far as a mask shows."""
-        self.layers = [[layer.keys, layer.values] for layer in prompt]
-        self.used = self.capacity = prompt[0].keys.shape[2]
-        self.mask = nn.functional.pad(self.mask, (0, self.used))
-        if mask is not None:
-            self.is_padded = True
-            self.mask += mask
+        self.is_padded = mask is not None  # some hypotheses do not see some positions of the prompt
 
     def make_room(self, new: int) -> torch.Tensor | None:
         """
@@ -82,9 +75,7 @@ class HypothesesCache:
         self.mask[..., self.used : self.used + new] = self.own
         return self.mask[..., : self.used + new]
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Adds keys and values of shape `(sentences, heads, new, head_dim)` to a layer, and returns all of it."""
         if layer_idx == len(self.layers):
             self.layers.append([states[:, :, :0] for states in (keys, values)])
@@ -105,7 +96,7 @@ class HypothesesCache:
         places = seen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, None, : self.used]
         self.mask = torch.take_along_dim(self.mask, places[:, None], dim=3)
         self.layers = [
-            [torch.take_along_dim(states, places[..., None], dim=2) for states in layer] for layer in self.layers
+            [torch.take_along_dim(each, places[..., None], dim=2) for each in layer] for layer in self.layers
         ]
 
     def reorder(self, parents: torch.Tensor) -> None:
@@ -117,9 +108,7 @@ class HypothesesCache:
         """Keeps the sentences with these indices, of shape `(kept,)`, in ascending order."""
         self.capacity = self.used
         self.mask = self.mask[..., : self.used].index_select(0, sentences)
-        self.layers = [
-            [states[:, :, : self.used].index_select(0, sentences) for states in layer] for layer in self.layers
-        ]
+        self.layers = [[each[:, :, : self.used].index_select(0, sentences) for each in layer] for layer in self.layers]
         for layer in self.cross_attention_cache.layers:
             layer.keys, layer.values = (states.index_select(0, sentences) for states in (layer.keys, layer.values))
 
@@ -134,41 +123,34 @@ def as_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 class IncrementalDecoder:
     """
-    [`VaswaniDecoder`], one token of each of `num_beams` hypotheses of a sentence at a time.
-
-    The states are the encoder's, of shape `(sentences, source, d_model)`, with their mask of shape `(sentences,
-    source)`, 1 for tokens and 0 for padding. A decoder on its own has read its prompts at once: the states are its
-    last output, the mask is that of the prompts, and their keys and values are in the layers of a [`Cache`].
+    [`VaswaniDecoder`], one token of each of `num_beams` hypotheses of a sentence at a time. The states are the
+    encoder's, of shape `(sentences, source, d_model)`, and their mask has the shape `(sentences, source)`: 1 for
+    tokens, 0 for padding. A decoder on its own has read its prompts at once: the states are its last output, of shape
+    `(sentences, 1, d_model)`, the mask is that of the prompts, and their keys and values are layers of a [`Cache`].
     """
 
     def __init__(
         self, decoder: Any, states: torch.Tensor, source_mask: torch.Tensor | None, num_beams: int, prompt: Any = ()
     ) -> None:
-        self.decoder, self.encoder_states = decoder, states
+        self.decoder = decoder
         decoder.check_layer_indices()
         visible = None if source_mask is None or source_mask.all() else source_mask != 0
+        self.source = states if decoder.has_source else None
         self.source_mask = None if visible is None else as_mask(visible, states.dtype)[:, None, None]
-        self.cache = HypothesesCache(len(states), num_beams, states)
+        self.cache = HypothesesCache(states, num_beams, prompt, self.source_mask if prompt else None)
         self.encoding = states.new_zeros(0, 0)  # of the first positions: [positions, d_model]
-        self.length = 0  # tokens that each hypothesis of the longest sentence has read
-        # Tokens that the others have less, [sentences]; None if all have as many.
-        self.lag: torch.Tensor | None = None
-        if prompt:
-            self.cache.start(prompt, self.source_mask)
-            self.length = self.cache.used
-            if visible is not None:
-                self._set_lag((~visible).sum(dim=1))
+        # Tokens that the hypotheses have read: of every sentence, or of each, [sentences, 1]; and of the longest one.
+        self.lengths: Any = self.cache.used
+        self.longest = self.cache.used
+        if prompt and visible is not None:
+            self.lengths = visible.sum(dim=1, keepdim=True)
+            self.longest = int(self.lengths.max())
         # On a GPU modules are as fast, and autocast knows best in which types to compute.
         products = products_of(decoder.layers, len(states) * num_beams) if states.device.type == "cpu" else {}
         self.are_all_plain = len(products) == sum(10 if layer.has_source else 6 for layer in decoder.layers)
         # transformers takes a longer way to torch's function.
-        called = {each: attend for each in submodules(decoder.layers) if function_of(each) == "sdpa"}
-        self.functions = products | called
-
-    def _set_lag(self, lag: torch.Tensor) -> None:
-        """Counts the tokens from those of the longest sentence that is left."""
-        least = int(lag.min())
-        self.lag, self.length = lag - least, self.length - least
+        attentions = (each for each in submodules(decoder.layers) if function_of(each) == "sdpa")
+        self.functions = products | dict.fromkeys(attentions, attend)
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """
@@ -176,43 +158,41 @@ class IncrementalDecoder:
         hypotheses of a sentence are the same. Returns the output at these tokens, of shape `(tokens, d_model)`.
         """
         positions = self.decoder.positions
-        if self.length >= len(self.encoding):
-            positions.check_last(self.length)
-            wanted = max(TOKENS_AT_A_TIME, 2 * self.length)
+        if self.longest >= len(self.encoding):
+            positions.check_last(self.longest)
+            wanted = max(TOKENS_AT_A_TIME, 2 * self.longest)
             if positions.table is not None:
                 wanted = min(wanted, positions.table.num_embeddings)
             self.encoding = positions.encode(torch.arange(wanted, device=tokens.device))
-        encoding = self.encoding[self.length] if self.lag is None else self.encoding[self.length - self.lag, None]
-        mask = self.cache.make_room(tokens.shape[1])
-        source = self.encoder_states if self.decoder.has_source else None
+        encoding, mask = self.encoding[self.lengths], self.cache.make_room(tokens.shape[1])
         # Products in the type of autocast, and everything else in that of the states, which is more exact and faster.
         autocast = without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT
         with autocast, Substitutes(self.functions):
             states = positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
-            states = self.decoder.run_layers(states, mask, source, self.source_mask, self.cache)
-        self.length += 1
+            states = self.decoder.run_layers(states, mask, self.source, self.source_mask, self.cache)
+        self.lengths, self.longest = self.lengths + 1, self.longest + 1
         self.cache.used += tokens.shape[1]
         return states.flatten(0, 1)
 
     def keep(self, sentences: torch.Tensor) -> None:
         """Keeps the sentences with these indices, of shape `(kept,)`, in ascending order."""
         self.cache.keep(sentences)
-        self.encoder_states = self.encoder_states.index_select(0, sentences)
-        if self.source_mask is not None:
-            self.source_mask = self.source_mask.index_select(0, sentences)
-        if self.lag is not None:
-            self._set_lag(self.lag.index_select(0, sentences))
+        self.source, self.source_mask = (
+            None if each is None else each.index_select(0, sentences) for each in (self.source, self.source_mask)
+        )
+        if isinstance(self.lengths, torch.Tensor):
+            self.lengths = self.lengths.index_select(0, sentences)
+            self.longest = int(self.lengths.max())
 
 
-def attend(module: nn.Module, *tensors: Any, scaling: float, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Attends as [`eager_attention_forward`] does, by query, key, value and mask."""
-    return nn.functional.scaled_dot_product_attention(*tensors, scale=scaling).transpose(1, 2), None
+def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> tuple[Any, None]:
+    """Attends as [`eager_attention_forward`] does, by torch's own function."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling).transpose(1, 2), None
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Returns the context in which operations compute in the types of their arguments."""
-    is_on = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if is_on else NO_CONTEXT
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else NO_CONTEXT
 
 
 # ---- One or several models ---------------------------------------------------------------------------------------
@@ -240,8 +220,7 @@ class EnsembleDecoder:
             IncrementalDecoder(model.model.decoder, states, source_mask, num_beams, prompt)
             for model, states in zip(models, encoder_states, strict=True)
         ]
-        # Outputs of the decoders at the last tokens: at first those of the prompts.
-        self.states = [states[:, -1] for states in encoder_states] if prompt else []
+        self.states = [states[:, -1] for states in encoder_states] if prompt else []  # outputs at the last tokens
 
     def read(self, tokens: torch.Tensor) -> None:
         """Reads one token of each hypothesis, see [`IncrementalDecoder.step`]."""
@@ -261,10 +240,6 @@ class EnsembleDecoder:
         logits = self.logits()
         return logits if len(self.decoders) > 1 else torch.log_softmax(logits, dim=1, out=logits)
 
-    def repeat(self, beams: int) -> None:
-        """Repeats the output for one hypothesis of each sentence for `beams` hypotheses."""
-        self.states = [states.repeat_interleave(beams, dim=0) for states in self.states]
-
     def reorder(self, parents: torch.Tensor) -> None:
         """Replaces hypotheses, see [`HypothesesCache.reorder`]."""
         for decoder in self.decoders:
@@ -282,8 +257,7 @@ def output_projection(lm_head: Any, rows: int, entries: torch.Tensor | None) -> 
         return lm_head if entries is None else lambda states: lm_head(states).index_select(1, entries)
     weight, bias = lm_head.weight, lm_head.bias
     if entries is not None:
-        weight = weight.index_select(0, entries)
-        bias = None if bias is None else bias.index_select(0, entries)
+        weight, bias = (each if each is None else each.index_select(0, entries) for each in (weight, bias))
     # With autocast, too: rounded logits would change the order of hypotheses.
     return product(weight, bias, weight.dtype, rows)
 
@@ -296,16 +270,12 @@ ACTIVATIONS = {entry[0] if isinstance(entry, tuple) else entry for entry in dict
 WRAPPERS = ("peft.tuners.", "torch.ao.nn.quantized.", "bitsandbytes.nn.", "torchao.")
 # Methods that do not affect what a model computes.
 NOT_COMPUTING = {"generate", "save_pretrained", "push_to_hub"}
-# The largest difference between two computations of an output that rounding explains, relative to the largest output;
-# 0.05 in half precision.
+# The largest difference of two outputs that rounding explains, relative to the largest number; 0.05 in half precision.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 def find_change(model: Any) -> str | None:
-    """
-    Returns why [`EnsembleDecoder`] may compute something else than a model, as the predicate of a sentence about it,
-    or `None`.
-    """
+    """Returns why [`EnsembleDecoder`] may compute something else than a model, as its predicate, or `None`."""
     if torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks:
         return "is watched by global hooks"
     # The search does the work of these, and calls only the modules below them.
@@ -395,10 +365,9 @@ def _differs_by_rounding(decoder: Any) -> bool:
         states = torch.randn(sentences, 5, config.d_model, generator=generator).to(weight)
         mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).to(weight.device)
     tokens[:, :, 0] = tokens[:, :1, 0]
-    source = {"encoder_hidden_states": states, "encoder_attention_mask": mask} if decoder.has_source else {}
-    repeated = {name: each.repeat_interleave(beams, dim=0) for name, each in source.items()}
-    expected = decoder(tokens.flatten(0, 1), **repeated, use_cache=False).last_hidden_state
-    steps = IncrementalDecoder(decoder, states, source.get("encoder_attention_mask"), beams)
+    repeated = [each.repeat_interleave(beams, dim=0) for each in (states, mask)] if decoder.has_source else []
+    expected = decoder(tokens.flatten(0, 1), None, *repeated, use_cache=False).last_hidden_state
+    steps = IncrementalDecoder(decoder, states, mask if decoder.has_source else None, beams)
     steps.step(tokens[:, :1, 0])
     found = torch.stack([steps.step(tokens[:, :, i]) for i in range(1, length)], dim=1)
     difference = (found - expected[:, 1:]).abs().max() / expected.abs().max()

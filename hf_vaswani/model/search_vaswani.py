@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList, MaxLengthCriteria, StoppingCriteria
 from transformers.generation import (
     GenerateBeamDecoderOnlyOutput,
@@ -30,7 +29,7 @@ GROUP_SIZE = 16
 MIN_SCORES_TO_GROUP = 2**15
 # Finished sentences leave the batch once they make up this fraction of it: removing them copies all others.
 MIN_FINISHED_FRACTION = 1 / 8
-# Stands for the tokens where a criterion does not read them.
+# Stands for the tokens where a criterion does not read them: on the CPU, so that no GPU has to be waited for.
 NO_TOKENS = torch.zeros(1, 0, dtype=torch.long, device="cpu")
 # Settings that only transformers' searches support.
 TRANSFORMERS_ONLY = (
@@ -38,10 +37,7 @@ TRANSFORMERS_ONLY = (
     *("cache_implementation", "prefill_chunk_size"),
 )
 # Arguments of the model that a search reads, and the tokenizer of pipelines, which only stopping criteria read.
-MODEL_KWARGS = {
-    *(*NAMES_OF_THE_CACHE, "use_cache", "encoder_outputs", "attention_mask", "position_ids", "logits_to_keep"),
-    "tokenizer",
-}
+MODEL_KWARGS = {"use_cache", "encoder_outputs", "attention_mask", "position_ids", "logits_to_keep", "tokenizer"}
 # transformers' processors that treat each row by itself, and so do not notice that finished sentences have left the
 # batch. By their names, because the import of this file must not depend on them.
 ROW_BY_ROW = {
@@ -60,23 +56,19 @@ ROW_BY_ROW = {
 class FastSearchInputs:
     """A decoder that has read the prompts of a search, and what else the call says about the next tokens."""
 
-    model: Any  # [`VaswaniForConditionalGeneration`], the first of those that translate together, or a causal model
+    config: Any  # [`VaswaniConfig`] of the model, the first of those that translate together
     decoder: EnsembleDecoder
     num_candidates: int  # of each sentence in a step of beam search
     logits_processor: LogitsProcessorList
     is_row_by_row: bool  # every logits processor treats each row by itself, and alike
-    # The only entries of the vocabulary that are searched, ascending; None for all.
-    entries: torch.Tensor | None
+    entries: torch.Tensor | None  # the only ones of the vocabulary that are searched, ascending; None for all
     clocks: Sequence[StoppingCriteria]  # criteria that are asked after each step, see [`is_clock`]
 
     def process(self, sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """
-        Applies the logits processors to scores of the next tokens, of shape `(rows, entries)`, after sequences of
-        shape `(rows, length)`.
-        """
+        """Applies the logits processors to scores of shape `(rows, entries)` after sequences `(rows, length)`."""
         if self.entries is None:
             return self.logits_processor(sequences, scores)
-        whole = scores.new_full((len(scores), self.model.config.vocab_size), -torch.inf)
+        whole = scores.new_full((len(scores), self.config.vocab_size), -torch.inf)
         whole[:, self.entries] = scores
         return self.logits_processor(sequences, whole)[:, self.entries]
 
@@ -86,7 +78,6 @@ class FastSearchInputs:
 
     def is_over(self) -> bool:
         """Returns whether a search must end with the hypotheses that it has: its time is up."""
-        # A tensor on the CPU, whose answer no GPU has to be waited for.
         return any(bool(clock(NO_TOKENS, NO_TOKENS).all()) for clock in self.clocks)
 
 
@@ -101,10 +92,8 @@ def fast_search_inputs(
 ) -> FastSearchInputs | None:
     """
     Reads the prompts of a call of `generate()`, of shape `(batch * beams, prompt)`, and returns the inputs of
-    [`beam_search`] and [`single_search`], or `None` if only transformers' searches can do what the call asks for.
-
-    Raises:
-        ValueError: only transformers' searches can do it, but the call has an ensemble or a shortlist.
+    [`beam_search`] and [`single_search`]. If only transformers' searches can do what the call asks for, returns
+    `None`, or raises a `ValueError` if there is an ensemble or a shortlist.
     """
     call, num_beams = search_call(), generation_config.num_beams
     models = (model, *call.ensemble)
@@ -114,16 +103,16 @@ def fast_search_inputs(
             if is_given:
                 raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
         return None
-    entries = searched_entries(generation_config, logits_processor)
+    entries = listed_entries(generation_config, logits_processor)
     # transformers has repeated each sentence for each beam.
     prompts, mask = input_ids[::num_beams], model_kwargs.get("attention_mask")
     mask = None if mask is None else mask[::num_beams]
     if model.config.is_encoder_decoder:
-        states = [model_kwargs["encoder_outputs"][0][::num_beams]]
+        encoded = [model_kwargs["encoder_outputs"][0][::num_beams]]
         for other in models[1:]:
             with fast_products(other.get_encoder(), call.inputs):
-                states.append(other.get_encoder()(input_ids=call.inputs, attention_mask=mask)[0])
-        decoder = EnsembleDecoder(models, states, mask, num_beams, entries)
+                encoded.append(other.get_encoder()(input_ids=call.inputs, attention_mask=mask)[0])
+        decoder = EnsembleDecoder(models, encoded, mask, num_beams, entries)
         for tokens in prompts.split(1, dim=1):
             decoder.read(tokens)
     else:
@@ -138,29 +127,25 @@ def fast_search_inputs(
     num_candidates = max(2, 1 + len(special_ids(generation_config)[0])) * num_beams
     # One hypothesis has read the prompt for all, unless it has too few continuations or a processor counts the rows.
     if not is_row_by_row or (model.config.vocab_size if entries is None else len(entries)) < num_candidates:
-        decoder.repeat(num_beams)
+        decoder.states = [states.repeat_interleave(num_beams, dim=0) for states in decoder.states]
     clocks = [criterion for criterion in stopping_criteria if is_clock(criterion)]
-    return FastSearchInputs(model, decoder, num_candidates, logits_processor, is_row_by_row, entries, clocks)
+    return FastSearchInputs(model.config, decoder, num_candidates, logits_processor, is_row_by_row, entries, clocks)
 
 
-def searched_entries(
-    generation_config: GenerationConfig, logits_processor: LogitsProcessorList
-) -> torch.Tensor | None:
+def listed_entries(generation_config: GenerationConfig, logits_processor: LogitsProcessorList) -> torch.Tensor | None:
     """Returns the entries of the vocabulary that the shortlist of a call selects, ascending; `None` without one."""
-    call = search_call()
+    call, (ends, _) = search_call(), special_ids(generation_config)
     if call.shortlist is None:
         return None
     for processor in logits_processor:
         # Others may allow or favour only tokens that are not on the list.
         if not is_of_transformers(processor, ROW_BY_ROW - {"SequenceBiasLogitsProcessor"}):
             raise ValueError(f"shortlist cannot be used with a {type(processor).__name__}: leave one of them out.")
-    ends, _ = special_ids(generation_config)
     needed = (ends, generation_config.forced_bos_token_id, generation_config.forced_eos_token_id)
     always = torch.cat([torch.as_tensor(each).flatten().cpu() for each in needed if each is not None])
     entries: torch.Tensor = call.shortlist.entries(call.inputs, always)
     # Each running hypothesis needs a continuation that is not the end.
-    least = 1 + len(ends)
-    if len(entries) < least:
+    if len(entries) < (least := 1 + len(ends)):
         raise ValueError(f"The shortlist has {len(entries)} entries for this batch, but a search needs {least}.")
     return entries
 
@@ -174,8 +159,7 @@ def find_obstacle(
     model_kwargs: dict[str, Any],
 ) -> str | None:
     """Returns a clause that names something in a call that only transformers' searches can do, or `None`."""
-    settings = {name: getattr(generation_config, name) for name in TRANSFORMERS_ONLY}
-    given = [f"{name}={value!r}" for name, value in settings.items() if value]
+    given = [f"{name}={value!r}" for name in TRANSFORMERS_ONLY if (value := getattr(generation_config, name))]
     if generation_config.do_sample and generation_config.num_beams > 1:
         given.append("do_sample=True")
     if synced_gpus or not model_kwargs.get("use_cache"):
@@ -183,7 +167,8 @@ def find_obstacle(
     # A cache of the caller's may have entries, and must have more of them afterwards.
     if getattr(model_kwargs.get(CACHE), "_is_user_defined", False):
         given.append(CACHE)
-    given += [name for name, value in model_kwargs.items() if value is not None and name not in MODEL_KWARGS]
+    known = MODEL_KWARGS | {*NAMES_OF_THE_CACHE}
+    given += [name for name, value in model_kwargs.items() if value is not None and name not in known]
     for criterion in stopping_criteria:
         if not repeats(criterion, generation_config) and not is_clock(criterion):
             given.append(f"the stopping criterion {type(criterion).__name__}")
@@ -201,8 +186,7 @@ def find_obstacle(
         if not visible[:, -1].all():
             return "a text is padded on the right"
     for number, model in enumerate(models):
-        change = find_change(model)
-        if change is not None:
+        if change := find_change(model):
             return f"{f'item {number} of it' if number else 'this model'} {change}"
     device = input_ids.device.type
     if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != torch.bfloat16:
@@ -220,10 +204,7 @@ def repeats(criterion: StoppingCriteria, generation_config: GenerationConfig) ->
 
 
 def is_clock(criterion: StoppingCriteria) -> bool:
-    """
-    Returns whether a stopping criterion ends all sentences at once, whatever their tokens are: that of `max_time`, or
-    one of the caller's with `reads_tokens = False`, such as [`EndCriteria`].
-    """
+    """Returns whether a criterion ends all sentences at once, without their tokens: `max_time`, [`EndCriteria`]."""
     return getattr(criterion, "reads_tokens", True) is False or is_of_transformers(criterion, {"MaxTimeCriteria"})
 
 
@@ -235,9 +216,7 @@ def is_of_transformers(each: Any, names: set[str]) -> bool:
 # ---- Parts of all searches ---------------------------------------------------------------------------------------
 
 
-def best_tokens(
-    scores: torch.Tensor, offsets: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def best_tokens(scores: torch.Tensor, offsets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
     """
     Selects the `k` best next tokens over all hypotheses of each sentence, by scores of shape `(sentences, hypotheses,
     entries)` and offsets of all scores of a hypothesis. Returns scores, hypotheses and entries, each of shape
@@ -285,7 +264,7 @@ def split(unfinished: torch.Tensor, remaining: int) -> tuple[torch.Tensor, torch
 
 @dataclass
 class Alive:
-    """State of the sentences that a beam search has not finished; the first dimension of each tensor."""
+    """State of the sentences that a beam search has not finished, the first dimension of each tensor."""
 
     numbers: torch.Tensor  # indices in the batch, [sentences]
     can_improve: torch.Tensor  # see [`BeamSearchRules.may_improve`], [sentences, 1]
@@ -293,8 +272,7 @@ class Alive:
     running_sequences: torch.Tensor  # their tokens, updated only for logits processors, [sentences, beams, length]
     scores: torch.Tensor  # of the best finished hypotheses, with the length penalty, [sentences, beams]
     is_finished: torch.Tensor  # which of these exist, [sentences, beams]
-    # Where these ended: index of the step * candidates of a step + index of the candidate; -1 if missing.
-    end_positions: torch.Tensor  # [sentences, beams]
+    end_positions: torch.Tensor  # where: step * candidates of a step + candidate, or -1, [sentences, beams]
 
     @classmethod
     def at_the_start(cls, prompt: torch.Tensor) -> "Alive":
@@ -345,27 +323,21 @@ class Step:
     chosen: torch.Tensor  # candidates that became running hypotheses, [sentences, beams]
 
 
-# Called with each step, its candidates' log-probabilities and which of them end, and the sentences after the step.
-BeamObserver = Callable[[Step, torch.Tensor, torch.Tensor, Alive], None]
-
-
 def beam_search(
     input_ids: torch.Tensor,
     generation_config: GenerationConfig,
     inputs: FastSearchInputs,
     rules: BeamSearchRules,
-    observe: BeamObserver | None = None,
+    observe: Callable[[Step, torch.Tensor, torch.Tensor, Alive], None] | None = None,
 ) -> torch.Tensor | GenerateBeamEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
     """
     Searches for the best translations (Section 6.1), as `GenerationMixin._beam_search` does with the same rules, after
-    a prompt of shape `(batch * beams, prompt)`. `observe` is called after each step.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch * num_return_sequences, length)`; with `return_dict_in_generate`
-        transformers' output for the kind of model, with these `sequences`, `sequences_scores` and `beam_indices`.
+    a prompt of shape `(batch * beams, prompt)`. `observe` is called with each step, its candidates' log-probabilities
+    and which of them end, and the sentences after the step. Returns sequences of shape `(batch * num_return_sequences,
+    length)`; with `return_dict_in_generate` transformers' output for the kind of model, with these `sequences`,
+    `sequences_scores` and `beam_indices`.
     """
-    decoder, num_candidates = inputs.decoder, inputs.num_candidates
-    prompt = input_ids.view(-1, generation_config.num_beams, input_ids.shape[1])
+    decoder, prompt = inputs.decoder, input_ids.view(-1, generation_config.num_beams, input_ids.shape[1])
     alive, history, done = Alive.at_the_start(prompt), list[Step](), list[Alive]()
     rows = alive.numbers
     while True:
@@ -375,7 +347,7 @@ def beam_search(
             log_probs = inputs.process(alive.running_sequences[:, :beams].flatten(0, 1), log_probs)
         log_probs = log_probs.reshape(len(alive.numbers), beams, -1)  # [sentences, beams, entries]
         # From here on [sentences, candidates].
-        log_probs, parents, places = best_tokens(log_probs, alive.running_scores[:, :beams], num_candidates)
+        log_probs, parents, places = best_tokens(log_probs, alive.running_scores[:, :beams], inputs.num_candidates)
         tokens, length = inputs.tokens(places), len(history) + 1
         ends = rules.ends(tokens, length)
         if inputs.is_over():
@@ -399,15 +371,13 @@ def beam_search(
             kept, left = split(unfinished, remaining)
             done.append(alive.keep(left))
             alive, rules, tokens = alive.keep(kept), rules.keep(kept), tokens[kept]
-            places = torch.arange(remaining, device=rows.device)
-            rows = torch.zeros_like(rows).index_copy(0, alive.numbers, places)
+            rows = torch.zeros_like(rows).index_copy(0, alive.numbers, torch.arange(remaining, device=rows.device))
             decoder.keep(kept)
         decoder.read(tokens)
     sequences, scores, beam_indices = read_back([*done, alive], history, prompt, generation_config)
     if not generation_config.return_dict_in_generate:
         return sequences
-    is_translation = inputs.model.config.is_encoder_decoder
-    kind = GenerateBeamEncoderDecoderOutput if is_translation else GenerateBeamDecoderOnlyOutput
+    kind = GenerateBeamEncoderDecoderOutput if inputs.config.is_encoder_decoder else GenerateBeamDecoderOnlyOutput
     return kind(sequences=sequences, sequences_scores=scores, beam_indices=beam_indices)
 
 
@@ -455,11 +425,8 @@ def single_search(
     """
     Takes the best token at each step, or draws one with `do_sample`, as `GenerationMixin._sample` does, after a prompt
     of shape `(batch, prompt)`. The streamer receives the tokens of each step; `observe` is called with its logits, of
-    shape `(sentences, entries)`, and the tokens that were taken, of shape `(sentences,)`.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind
-        of model, with these `sequences`.
+    shape `(sentences, entries)`, and the tokens that were taken, of shape `(sentences,)`. Returns sequences of shape
+    `(batch, length)`; with `return_dict_in_generate` transformers' output for the kind of model, with these.
     """
     device, (batch, length) = input_ids.device, input_ids.shape
     decoder, do_sample = inputs.decoder, generation_config.do_sample
@@ -474,7 +441,7 @@ def single_search(
     sequences, no_offsets = input_ids, torch.zeros(batch, 1, device=device)
     while True:
         if length == sequences.shape[1]:
-            sequences = nn.functional.pad(sequences, (0, max(FIRST_LENGTH, length)), value=fill)
+            sequences = torch.nn.functional.pad(sequences, (0, max(FIRST_LENGTH, length)), value=fill)
         logits = decoder.logits()
         if inputs.logits_processor:
             logits = inputs.process(sequences[numbers, :length], logits)
@@ -504,5 +471,5 @@ def single_search(
     sequences = sequences[:, :length]
     if not generation_config.return_dict_in_generate:
         return sequences
-    is_translation = inputs.model.config.is_encoder_decoder
-    return (GenerateEncoderDecoderOutput if is_translation else GenerateDecoderOnlyOutput)(sequences=sequences)
+    kind = GenerateEncoderDecoderOutput if inputs.config.is_encoder_decoder else GenerateDecoderOnlyOutput
+    return kind(sequences=sequences)

@@ -185,7 +185,7 @@ class _BeamRecorder:
         self.all_end = self.enough = False
 
     def observe(self, step: Step, log_probs: torch.Tensor, ends: torch.Tensor, alive: Alive) -> None:
-        """Records a step. Arguments as [`BeamObserver`] says."""
+        """Records a step, as [`beam_search`] hands it over."""
         _check(log_probs)
         length = len(self.steps) + 1
         hope, bar = self.rules.bounds(alive.running_scores, alive.scores, alive.is_finished, length)
