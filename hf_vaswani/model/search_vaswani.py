@@ -183,7 +183,7 @@ def find_obstacle(
         visible = torch.ones_like(positions) if mask is None else (mask != 0).long()
         if not torch.equal(positions, (visible.cumsum(dim=-1) - 1) * visible):
             return "position_ids was given"
-        if not visible[:, -1].all():
+        if not visible[..., -1].all():
             return "a text is padded on the right"
     for number, model in enumerate(models):
         if change := find_change(model):
@@ -204,7 +204,7 @@ def repeats(criterion: StoppingCriteria, generation_config: GenerationConfig) ->
 
 
 def is_clock(criterion: StoppingCriteria) -> bool:
-    """Returns whether a criterion ends all sentences at once, without their tokens: `max_time`, [`EndCriteria`]."""
+    """Returns whether a criterion ends all sentences at once, whatever they are, as `max_time` and [`EndCriteria`]."""
     return getattr(criterion, "reads_tokens", True) is False or is_of_transformers(criterion, {"MaxTimeCriteria"})
 
 
@@ -254,7 +254,7 @@ def best_tokens(scores: torch.Tensor, offsets: torch.Tensor, k: int) -> tuple[to
 
 
 def split(unfinished: torch.Tensor, remaining: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the indices of the `remaining` unfinished sentences and of the others, without reading from a device."""
+    """Returns the indices of the unfinished sentences and of the others, in order, without reading from a device."""
     order = unfinished.to(torch.uint8).argsort(descending=True, stable=True)
     return order[:remaining], order[remaining:]
 
