@@ -479,6 +479,7 @@ def test_another_function_under_the_name_of_an_attention_is_what_translates(monk
     monkeypatch.setitem(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS, "sdpa", sharper)
     fast, stock = fast_and_stock(monkeypatch, model, inputs, fast=False, num_beams=3)
     assert torch.equal(fast.sequences, stock.sequences) and fast.sequences.tolist() != plain.tolist()
+    assert find_change(model) == f"has the attention sdpa of {__name__}"
 
 
 def test_layers_that_share_an_entry_of_the_cache_are_refused() -> None:
