@@ -2,16 +2,12 @@
 
 Dropout and the loss are hot in training. Forward and backward (`docs/benchmarks.md`):
 
-- dropout of 523,000 elements takes 3.3 ms, torch's takes 7.9 ms: 2.4 times as fast;
+- dropout of 523,000 elements takes 3.3 ms, torch's takes 7.9 ms;
 - the loss of 3,900 positions over 10,000 tokens takes 299 ms, `torch.nn.functional.linear_cross_entropy` takes 418 ms
-  and has no label smoothing, and the logits with `cross_entropy` take 449 ms: 1.4 and 1.5 times as fast.
+  and has no label smoothing, and the logits with `cross_entropy` take 449 ms.
 
-Products of float32 matrices are hot in a search. torch takes MKL, which is made for some processors. oneDNN, which
-torch has for its compiler, takes half the time on others. It is fastest with a *packed* matrix, whose entries are in
-the order in which oneDNN reads them. Packed matrices are kept for the next search as long as their weights exist.
-Weights can change without a trace (`.data`), so each search multiplies them by a fixed random vector and compares the
-products, which takes about as long as one step with one hypothesis. A change that these products do not show is
-smaller than their rounding errors.
+Products of float32 matrices are hot in a search. torch takes MKL, which is made for some processors; oneDNN, which
+torch has for its compiler, takes half the time on others.
 
 `tests/model/test_kernels.py` compares each with torch's own.
 """
@@ -20,7 +16,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -33,16 +28,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 def cpu_dropout(input: torch.Tensor, p: float) -> torch.Tensor:
     """
-    Dropout from 16 random bits an element, four of which are drawn at once. torch draws a number for each element, one
-    after the other.
-
-    Args:
-        input (`torch.Tensor` of any shape): on the CPU.
-        p (`float`): probability of an element to be zeroed, which is rounded to a multiple of 1/65536. The other
-            elements are scaled by the rounded rate.
-
-    Returns:
-        `torch.Tensor` of the shape of `input`. Draws from torch's global generator.
+    Zeroes elements with probability `p`, rounded to a multiple of 1/65536, and scales the others by the rounded rate.
+    Draws the 16 bits of four elements at once, where torch draws a number for each; from torch's global generator.
     """
     threshold = round(p * 2**16)
     if threshold in (0, 2**16):
@@ -75,12 +62,8 @@ class _CpuDropout(torch.autograd.Function):
 
 def is_plain_linear(layer: Any, states: torch.Tensor) -> bool:
     """
-    Returns whether [`smoothed_linear_cross_entropy`] may take the place of a call of the output projection.
-
-    Args:
-        layer (`nn.Module`): the output projection. It must be a matrix and nothing else: no bias, adapter, hook,
-            quantization or sharding.
-        states (`torch.Tensor`): its input.
+    Returns whether [`smoothed_linear_cross_entropy`] may take the place of a call of the output projection: it is a
+    matrix and nothing else, without bias, adapter, hook, quantization or sharding.
     """
     return (
         is_plain(layer)
@@ -111,12 +94,8 @@ def positions_at_once(weight: torch.Tensor) -> int:
 
 
 def share_of_others(epsilon_ls: float, vocab_size: int) -> float:
-    """
-    Returns the probability that label smoothing gives each token but the true one (Section 5.4), epsilon / (V - 1).
-
-    Raises:
-        ValueError: there is nothing to choose from, so that a loss would be 0 whatever the model says.
-    """
+    """Returns epsilon / (V - 1), the share of each token but the true one in label smoothing (Section 5.4)."""
+    # The loss would be 0 whatever the model says.
     if vocab_size < 2:
         raise ValueError("A loss needs at least 2 labels to choose from, but num_labels (or vocab_size) is 1.")
     return epsilon_ls / (vocab_size - 1)
@@ -131,19 +110,9 @@ def smoothed_linear_cross_entropy(
     frozen_row: int | None = None,
 ) -> torch.Tensor:
     """
-    [`smoothed_cross_entropy`] of the logits `hidden_states @ weight.T`. The logits are computed a few positions at a
-    time, and not at all at positions without a label.
-
-    Args:
-        hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): the decoder's output.
-        weight (`torch.Tensor` of shape `(vocab_size, d_model)`): matrix of the output projection.
-        labels (`torch.LongTensor` of shape `(batch, target)`): true tokens, or -100 where there is no label.
-        epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`].
-        num_items_in_batch (`int`, *optional*): divisor of the sum, as in [`smoothed_cross_entropy`].
-        frozen_row (`int`, *optional*): a row of the matrix that gets no gradient.
-
-    Returns:
-        `torch.Tensor`, a scalar in float32. Its `backward` can run once only.
+    Returns [`smoothed_cross_entropy`] of the logits `hidden_states @ weight.T`, which are computed a few positions at
+    a time, and not at all at positions without a label. The matrix has shape `(vocab_size, d_model)`, and its
+    `frozen_row` gets no gradient. `backward` can run once only.
     """
     targets = labels.to(hidden_states.device).flatten()
     # Found once: a GPU waits until their number is known.
@@ -237,13 +206,9 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 INSTEAD: ContextVar[Mapping[nn.Module, Callable[..., Any]]] = ContextVar("instead", default=MappingProxyType({}))
 # How the modules of this package compute, as their files say, and those of torch that compute each position by itself
 # or only hold others. By it the search of `generate()` sees which modules of a model somebody changed.
-FORWARD: dict[type, Callable[..., Any]] = {
-    kind: kind.forward
-    for kind in (
-        *(nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout),
-        *(nn.ModuleList, nn.ModuleDict, nn.ParameterDict),
-    )
-}
+BY_POSITION = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Identity, nn.Dropout)
+HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterDict)
+FORWARD: dict[type, Callable[..., Any]] = {kind: kind.forward for kind in (*BY_POSITION, *HOLDERS)}
 # Names of the layers that are called by [`linear`].
 LINEAR = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
 
@@ -283,9 +248,8 @@ def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractCont
     config: Any = stack.config
     if inputs is None or inputs.device.type != "cpu" or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return nullcontext()
-    if inputs.shape[:2].numel() * config.d_model * config.d_ff < MIN_ONEDNN:
-        return nullcontext()
-    return Substitutes(products_of(stack))
+    is_large = inputs.shape[:2].numel() * config.d_model * config.d_ff >= MIN_ONEDNN
+    return Substitutes(products_of(stack)) if is_large else nullcontext()
 
 
 def products_of(stack: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
@@ -325,23 +289,16 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype,
             return onednn(states, matrix, bias, "none", [], "")
         return nn.functional.linear(states, matrix, bias)
 
-    if dtype == weight.dtype:
-        return multiply
-    return lambda states: multiply(states.to(dtype)).to(states.dtype)
+    return multiply if dtype == weight.dtype else lambda states: multiply(states.to(dtype)).to(states.dtype)
 
 
 # ---- Packed matrices ---------------------------------------------------------------------------------------------
+# oneDNN is fastest with a *packed* matrix, whose entries are in the order in which oneDNN reads them. Packed matrices
+# are kept for the next search as long as their weights exist. Weights can change without a trace (`.data`), so each
+# search multiplies them by a fixed random vector and compares the products, which takes about as long as one step with
+# one hypothesis. A change that these products do not show is smaller than their rounding errors.
 
-
-@dataclass(frozen=True)
-class PackedMatrix:
-    """A matrix for `torch.ops.mkldnn._linear_pointwise`, and what it was packed from."""
-
-    matrix: torch.Tensor
-    fingerprint: torch.Tensor  # products of the weight's rows with `probe`
-
-
-# By the weight that a matrix was packed from: matrices by number format.
+# Of each weight, its product with the [`probe`], and the matrices that it was packed to, by number format.
 KEPT: Any = WeakTensorKeyDictionary()
 
 
@@ -356,7 +313,6 @@ def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether oneDNN can multiply matrices in a number format."""
     return (
         device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
         # A torch without oneDNN lacks these operators, and a processor may lack instructions for bfloat16.
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
@@ -375,22 +331,17 @@ def packed_for_onednn(weight: torch.Tensor, dtype: torch.dtype, rows: int) -> to
         return None
     if rows * weight.numel() < MIN_ONEDNN:
         return None
+    matrices: dict[torch.dtype, torch.Tensor] = {}
     with torch.no_grad():
-        if type(weight) is not nn.Parameter:
-            # A matrix of this search alone.
-            return _packed(weight, dtype)
-        fingerprint = torch.mv(weight.detach().float(), probe(weight.shape[1]))
-        matrices = KEPT.setdefault(weight, {})
-        kept = matrices.get(dtype)
-        if kept is None or not fingerprint.equal(kept.fingerprint):
-            # Those of a changed weight go, in whatever format they are.
-            for key in [key for key, each in matrices.items() if not fingerprint.equal(each.fingerprint)]:
-                del matrices[key]
-            kept = matrices[dtype] = PackedMatrix(_packed(weight, dtype), fingerprint)
-    return kept.matrix
-
-
-def _packed(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # The layout is the same for any number of rows from some on.
-    matrix: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).detach(), 32)
-    return matrix
+        # Any other matrix is one of this search alone.
+        if type(weight) is nn.Parameter:
+            product = torch.mv(weight.detach().float(), probe(weight.shape[1]))
+            known, kept = KEPT.get(weight, (None, matrices))
+            if known is not None and product.equal(known):
+                matrices = kept
+            else:
+                KEPT[weight] = product, matrices
+        if dtype not in matrices:
+            # The layout is the same for any number of rows from some on.
+            matrices[dtype] = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).detach(), 32)
+    return matrices[dtype]
