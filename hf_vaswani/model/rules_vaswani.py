@@ -1,6 +1,6 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,58 +15,29 @@ MISSING = -1e9
 
 def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
     """
-    Returns the number by which the log-probability of a hypothesis is divided (Section 6.1).
-
-    Args:
-        length (`int` or `torch.Tensor`): L, the number of tokens of the hypothesis.
-        alpha (`float`): strength; 0 compares plain log-probabilities.
-        length_penalty_type (`str`): `"gnmt"` for ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14), or `"power"` for
-            L^alpha.
-
-    Returns:
-        `float` or `torch.Tensor` of the shape of `length`.
+    Returns the number by which the log-probability of a hypothesis of L tokens is divided (Section 6.1):
+    ((5 + L) / 6)^alpha for `"gnmt"` (Wu et al. 2016, equation 14), or L^alpha for `"power"`. 0 compares plain
+    log-probabilities.
     """
     return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
 
 
 class SourceLengthCriteria(StoppingCriteria):
     """
-    Stops each sentence at its own maximum length.
-
-    Args:
-        max_lengths (`torch.LongTensor` of shape `(batch,)`): maximum lengths of the targets, including the decoder's
-            prompt. The rows of one sentence (beams or samples) are adjacent.
+    Stops each sentence at its own maximum length, the decoder's prompt included. The rows of one sentence (beams or
+    samples) are adjacent.
     """
 
     # transformers pads finished rows only if some criterion has this attribute.
     eos_token_id = None
 
     def __init__(self, max_lengths: torch.Tensor) -> None:
-        self.max_lengths = max_lengths
+        self.max_lengths = max_lengths  # [batch]
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Returns which rows of `input_ids`, of shape `(rows, length)`, are done, of shape `(rows,)`."""
         rows_per_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
         return self.max_lengths.to(input_ids.device).repeat_interleave(rows_per_sentence) <= input_ids.shape[1]
-
-
-class EndCriteria(StoppingCriteria):
-    """
-    Ends a search from outside, between two of its steps, with the hypotheses that it has: a deadline has passed, or
-    nobody waits for the translation any more. The fast search takes it, see [`is_clock`].
-
-    Args:
-        is_over (`Callable[[], bool]`): called after each step, in the thread that searches.
-    """
-
-    reads_tokens = False
-
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self.is_over = is_over
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns whether each row of `input_ids`, of shape `(rows, length)`, is done, of shape `(rows,)`."""
-        return torch.full((len(input_ids),), bool(self.is_over()), device=input_ids.device)
 
 
 def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int | None]:
@@ -103,13 +74,7 @@ class BeamSearchRules:
 
     @classmethod
     def from_config(cls, generation_config: GenerationConfig, input_ids: torch.Tensor) -> "BeamSearchRules":
-        """
-        Reads the rules of a call.
-
-        Args:
-            generation_config ([`GenerationConfig`]): settings of the call, prepared by [`VaswaniGenerationMixin`].
-            input_ids (`torch.LongTensor` of shape `(rows, prompt)`): the decoder's prompt.
-        """
+        """Reads the rules of a call, whose decoder has a prompt of shape `(rows, prompt)`."""
         max_lengths = search_call().max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
         return cls(
             alpha=generation_config.length_penalty,
@@ -137,27 +102,18 @@ class BeamSearchRules:
 
     def finish(
         self,
-        can_improve: torch.Tensor,
-        scores: torch.Tensor,
-        is_finished: torch.Tensor,
-        log_probs: torch.Tensor,
-        tokens: torch.Tensor,
-        ends: torch.Tensor,
-        length: int,
+        can_improve: torch.Tensor,  # [sentences, 1]
+        scores: torch.Tensor,  # of the finished hypotheses, [sentences, beams]
+        is_finished: torch.Tensor,  # which of them exist, [sentences, beams]
+        log_probs: torch.Tensor,  # of the candidates, in descending order, [sentences, candidates]
+        tokens: torch.Tensor,  # their last tokens, [sentences, candidates]
+        ends: torch.Tensor,  # which of them end, [sentences, candidates]
+        length: int,  # their number of tokens
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
-        Merges the candidates that end into the finished hypotheses (tensor2tensor's `grow_finished`).
-
-        Args:
-            can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences whose results can still improve.
-            scores, is_finished (of shape `(sentences, beams)`): the finished hypotheses, and which of them exist.
-            log_probs, tokens, ends (of shape `(sentences, candidates)`): log-probabilities of the candidates in
-                descending order, their last tokens, and which of them end.
-            length (`int`): number of tokens of the candidates.
-
-        Returns:
-            The new `scores` and `is_finished`, and the indices of these hypotheses in the concatenation of the
-            finished hypotheses and the candidates; each of shape `(sentences, beams)`.
+        Merges the candidates that end into the finished hypotheses of sentences whose results can still improve
+        (tensor2tensor's `grow_finished`). Returns the new `scores` and `is_finished`, and the indices of these
+        hypotheses in the concatenation of the finished hypotheses and the candidates; each `(sentences, beams)`.
         """
         beams, candidates = scores.shape[1], log_probs.shape[1]
         ends = ends & can_improve & (log_probs > MISSING / 10)
@@ -198,8 +154,8 @@ class BeamSearchRules:
     ) -> torch.Tensor:
         """
         Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), of shape
-        `(sentences, 1)`, by the log-probabilities of their running hypotheses of `length` tokens, of shape
-        `(sentences, beams)` in descending order, and the finished ones, as in [`finish`].
+        `(sentences, 1)`. `running_scores` are the log-probabilities of their running hypotheses of `length` tokens, of
+        shape `(sentences, beams)` in descending order; the others are as in [`finish`].
         """
         hoped, least = self.bounds(running_scores, scores, is_finished, length)
         return can_improve & (hoped > least) & (length < self.max_lengths)
@@ -209,8 +165,7 @@ class BeamSearchRules:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Returns the highest score that a running hypothesis of each sentence is hoped to reach, and the score that it
-        must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them. Both
-        are of shape `(sentences, 1)`; the arguments are those of [`may_improve`].
+        must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them.
         """
         look_ahead = self.early_stopping == "never"
         if look_ahead:
@@ -231,22 +186,27 @@ class SearchCall:
     no argument for it.
     """
 
-    ensemble: tuple[Any, ...] = ()  # other models that translate together with the model
+    mask: Any = None  # of the source or the prompt, [batch, source]
+    ensemble: Sequence[Any] = ()  # other models that translate together with the model
     shortlist: Any = None  # chooses the entries of the vocabulary to search among
     inputs: Any = None  # ids of the source, [batch, source]
-    source_lengths: Any = None  # tokens of each source, if its mask is known, [batch]
     max_lengths: Any = None  # maximum length of each target, the decoder's prompt included, [batch]
-    padding: int = 0  # columns of a decoder's prompt that are padding in every row
     rules: Any = None  # `BeamSearchRules` of the beam search of transformers that is running
+
+    def refuse(self, reason: str) -> None:
+        """Raises a `ValueError` if the call has an ensemble or a shortlist, which transformers' searches ignore."""
+        for name in ("ensemble", "shortlist"):
+            if getattr(self, name):
+                raise ValueError(f"{name} needs input_ids and plain greedy or beam search, but {reason}.")
 
 
 CALL: ContextVar[SearchCall] = ContextVar("call")
 
 
 @contextmanager
-def new_search_call() -> Iterator[None]:
+def new_search_call(mask: Any = None) -> Iterator[None]:
     """Lets [`search_call`] return a new record within the block."""
-    token = CALL.set(SearchCall())
+    token = CALL.set(SearchCall(mask))
     try:
         yield
     finally:

@@ -151,9 +151,7 @@ def fast_search_inputs(
     models = (model, *call.ensemble)
     obstacle = find_obstacle(models, input_ids, generation_config, stopping_criteria, synced_gpus, model_kwargs)
     if obstacle is not None:
-        for name, is_given in (("ensemble", len(models) > 1), ("shortlist", call.shortlist is not None)):
-            if is_given:
-                raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
+        call.refuse(obstacle)
         return None
     entries = searched_entries(generation_config, logits_processor)
     clocks = [criterion for criterion in stopping_criteria if is_clock(criterion)]
