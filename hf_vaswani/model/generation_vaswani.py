@@ -77,9 +77,7 @@ TESTED_RELEASES = "5.20 to 5.24"
 HOOKS: dict[str, tuple[str, ...]] = {
     "_prepare_generation_config": ("generation_config",),
     "_validate_generation_mode": ("generation_mode",),
-    "_prepare_generated_length": (
-        *("generation_config", "has_default_max_length", "input_ids_length", "inputs_tensor"),
-    ),
+    "_prepare_generated_length": ("generation_config", "has_default_max_length", "input_ids_length", "inputs_tensor"),
     "_get_stopping_criteria": ("generation_config",),
     "_beam_search": ("input_ids", "generation_config"),
     "_sample": ("input_ids", "generation_config"),
@@ -173,27 +171,19 @@ def prove_generate(kind: type[Any]) -> None:
 def logits_of_a_tiny_model(kind: type[Any], use_cache: bool) -> torch.Tensor:
     """Returns the logits of three steps of transformers' greedy search, of shape `(steps, batch, vocab_size)`."""
     sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
+    # The logits choose the search of transformers, which calls the modules.
+    settings |= {"output_logits": True, "return_dict_in_generate": True, "synced_gpus": False}
     # Made without the random numbers of the caller, and computed without the settings of the caller.
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
-        model = kind(kind.config_class(vocab_size=16, **sizes))
-    model = model.to_empty(device="cpu").float().eval()
-    model.generation_config.eos_token_id = None
+        model = kind(kind.config_class(vocab_size=16, **sizes)).eval()
+    model = model.to_empty(device="cpu").float()
     with new_search_call(), torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
         for weight in model.parameters():
             weight.normal_(generator=generator)
-        found = GenerationMixin.generate(
-            model,
-            torch.tensor([[0, 5, 6], [7, 8, 9]]),
-            attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]),
-            max_new_tokens=3,
-            do_sample=False,
-            synced_gpus=False,
-            use_cache=use_cache,
-            # Chooses the search of transformers, which calls the modules.
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
+        ids, mask = torch.tensor([[0, 5, 6], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+        found = GenerationMixin.generate(model, ids, attention_mask=mask, **settings)
     return torch.stack(found.logits)
 
 
@@ -264,10 +254,9 @@ class FastSearchMixin(GenerationMixin):
         tokens, length = candidates[:, :, last], last + 1 - prompt
         scores, is_finished, chosen = search_call().rules.finish(*compared, tokens, ends, length)
 
-        def gather(finished: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-            return torch.take_along_dim(torch.cat((finished, candidates), dim=1), chosen[:, :, None], dim=1)
-
-        return gather(sequences, candidates), scores, gather(indices, candidate_indices), is_finished
+        pairs = (sequences, candidates), (indices, candidate_indices)
+        sequences, indices = (torch.cat(pair, dim=1).take_along_dim(chosen[:, :, None], dim=1) for pair in pairs)
+        return sequences, scores, indices, is_finished
 
     @staticmethod
     def _check_early_stop_heuristic(**state: Any) -> torch.Tensor:
@@ -354,10 +343,10 @@ class VaswaniGenerationMixin(FastSearchMixin):
             generation_config.max_new_tokens = int(max_lengths.max()) - prompt
         generation_config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
         limit_length(generation_config, positions + 1)
-        same = torch.full(source.shape[:1], generation_config.max_length, device=source.device)
-        call.max_lengths = (same if max_lengths is None else max_lengths).to(source.device)
-        # The other models of an ensemble encode the source from these.
-        call.inputs = source
+        if max_lengths is None:
+            max_lengths = torch.full(source.shape[:1], generation_config.max_length)
+        # The other models of an ensemble encode the source from the inputs.
+        call.inputs, call.max_lengths = source, max_lengths.to(source.device)
         return generation_config
 
     def _maybe_prepare_encoder_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -14,19 +14,12 @@ MISSING = -1e9
 
 
 def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
-    """
-    Returns the number by which the log-probability of a hypothesis of L tokens is divided (Section 6.1):
-    ((5 + L) / 6)^alpha for `"gnmt"` (Wu et al. 2016, equation 14), or L^alpha for `"power"`. 0 compares plain
-    log-probabilities.
-    """
+    """Returns the divisor of a log-probability: ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14), or L^alpha."""
     return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
 
 
 class SourceLengthCriteria(StoppingCriteria):
-    """
-    Stops each sentence at its own maximum length, the decoder's prompt included. The rows of one sentence (beams or
-    samples) are adjacent.
-    """
+    """Stops each sentence at its own maximum length, prompt included. The rows of one sentence are adjacent."""
 
     # transformers pads finished rows only if some criterion has this attribute.
     eos_token_id = None
@@ -63,11 +56,7 @@ def is_one_of(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 class BeamSearchRules:
     """Scoring, finishing and stopping of one beam search: the settings of the call and the limits of its sentences."""
 
-    alpha: float
-    length_penalty_type: str
-    finish_candidates: str
-    early_stopping: bool | str
-    num_return_sequences: int
+    settings: GenerationConfig
     eos_token_ids: torch.Tensor  # [ids]
     max_lengths: torch.Tensor  # maximum number of new tokens of each sentence, [sentences, 1]
     shortest_limit: int  # the least of these
@@ -75,17 +64,9 @@ class BeamSearchRules:
     @classmethod
     def from_config(cls, generation_config: GenerationConfig, input_ids: torch.Tensor) -> "BeamSearchRules":
         """Reads the rules of a call, whose decoder has a prompt of shape `(rows, prompt)`."""
+        eos_token_ids = special_ids(generation_config)[0].to(input_ids.device)
         max_lengths = search_call().max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
-        return cls(
-            alpha=generation_config.length_penalty,
-            length_penalty_type=generation_config.length_penalty_type,
-            finish_candidates=generation_config.finish_candidates,
-            early_stopping=generation_config.early_stopping,
-            num_return_sequences=generation_config.num_return_sequences,
-            eos_token_ids=special_ids(generation_config)[0].to(input_ids.device),
-            max_lengths=max_lengths,
-            shortest_limit=int(max_lengths.min()),
-        )
+        return cls(generation_config, eos_token_ids, max_lengths, int(max_lengths.min()))
 
     def keep(self, sentences: torch.Tensor) -> "BeamSearchRules":
         """Returns the rules for the sentences with these indices, of shape `(kept,)`."""
@@ -94,7 +75,7 @@ class BeamSearchRules:
 
     def penalty(self, length: Any) -> Any:
         """Returns [`length_penalty`] with these settings."""
-        return length_penalty(length, self.alpha, self.length_penalty_type)
+        return length_penalty(length, self.settings.length_penalty, self.settings.length_penalty_type)
 
     def ends(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
         """Returns which candidates of `length` tokens end, by their last tokens of shape `(sentences, candidates)`."""
@@ -117,9 +98,9 @@ class BeamSearchRules:
         """
         beams, candidates = scores.shape[1], log_probs.shape[1]
         ends = ends & can_improve & (log_probs > MISSING / 10)
-        if self.early_stopping is True:
+        if self.settings.early_stopping is True:
             ends &= ~is_finished.all(dim=1, keepdim=True)
-        if self.finish_candidates == "top":
+        if self.settings.finish_candidates == "top":
             ends[:, beams:] = False
         penalized = log_probs / self.penalty(length)
 
@@ -127,7 +108,7 @@ class BeamSearchRules:
             best, chosen = torch.cat((kept, penalized.where(hits, MISSING)), dim=1).topk(beams)
             return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
 
-        if self.finish_candidates == "top" or length < self.shortest_limit:
+        if self.settings.finish_candidates == "top" or length < self.shortest_limit:
             best, has_finished, chosen = merge(scores, is_finished, ends)
             return best, has_finished, chosen
         is_cut = ends & ~is_one_of(tokens, self.eos_token_ids) & (length >= self.max_lengths)
@@ -167,11 +148,12 @@ class BeamSearchRules:
         Returns the highest score that a running hypothesis of each sentence is hoped to reach, and the score that it
         must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them.
         """
-        look_ahead = self.early_stopping == "never"
+        look_ahead = self.settings.early_stopping == "never"
         if look_ahead:
-            scores, is_finished = scores[:, : self.num_return_sequences], is_finished[:, : self.num_return_sequences]
+            returned = self.settings.num_return_sequences
+            scores, is_finished = scores[:, :returned], is_finished[:, :returned]
         # A negative alpha favours short hypotheses: the next token is the best hope.
-        longest = self.max_lengths if look_ahead and self.alpha > 0 else length
+        longest = self.max_lengths if look_ahead and self.settings.length_penalty > 0 else length
         worst = scores.amin(dim=1, keepdim=True).where(is_finished.all(dim=1, keepdim=True), MISSING)
         return running_scores[:, :1] / self.penalty(longest), worst
 
@@ -181,10 +163,7 @@ class BeamSearchRules:
 
 @dataclass
 class SearchCall:
-    """
-    What a call of `generate()` has beside its generation config. The methods that transformers calls in between have
-    no argument for it.
-    """
+    """Data of a call of `generate()` for which the methods that transformers calls in between have no argument."""
 
     mask: Any = None  # of the source or the prompt, [batch, source]
     ensemble: Sequence[Any] = ()  # other models that translate together with the model
@@ -213,6 +192,5 @@ def new_search_call(mask: Any = None) -> Iterator[None]:
         CALL.reset(token)
 
 
-def search_call() -> SearchCall:
-    """Returns the record of the call of `generate()` that runs in this thread."""
-    return CALL.get()
+# Returns the record of the call of `generate()` that runs in this thread.
+search_call = CALL.get

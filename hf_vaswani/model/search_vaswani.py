@@ -458,7 +458,7 @@ def beam_search(
         if observe is not None:
             observe(history[-1], log_probs, ends, alive)
         unfinished = alive.can_improve[:, 0] & ~ends.all(dim=1)
-        if rules.early_stopping is True:
+        if rules.settings.early_stopping is True:
             unfinished &= ~alive.is_finished.all(dim=1)
         remaining = int(unfinished.sum())
         if remaining == 0:
