@@ -9,10 +9,9 @@ recipe sets the paper's 4 beams. Three settings are specific to this model:
 - `length_penalty_type` (`str`, defaults to `"gnmt"`): divisor of the log-probability of a hypothesis, see
   [`length_penalty`]; `"power"` is transformers' own. L is the number of generated tokens, with `</s>` and without the
   decoder's prompt. The quotient is returned as `sequences_scores`.
-- `max_length_offset` (`int`, *optional*, defaults to 50): maximum length of **each sentence**, relative to its source.
-  All source tokens except padding count (by the attention mask), `</s>` included. A sentence that reaches the limit is
-  cut, as in tensor2tensor: no `</s>` is appended. `max_length` or `max_new_tokens`, in the call or in the generation
-  config, overrides this limit; `None` disables it.
+- `max_length_offset` (`int`, *optional*, defaults to 50): maximum length of **each sentence**, relative to its source,
+  `</s>` included and padding not (by the attention mask). A sentence that reaches it is cut, as in tensor2tensor: no
+  `</s>` is appended. `max_length` or `max_new_tokens`, of the call or the config, override it; `None` disables it.
 - `finish_candidates` (`str`, defaults to `"all"`): which of the 2 x `num_beams` best candidates of a step may finish
   (with n end-of-sentence tokens, (1 + n) x `num_beams`). `"all"` as in tensor2tensor, where a cut hypothesis is not
   finished: cut hypotheses are only returned, behind the finished ones, if fewer than `num_return_sequences` have
@@ -45,7 +44,6 @@ import inspect
 import json
 import math
 import os
-import sys
 from typing import Any
 
 import torch
@@ -57,7 +55,7 @@ from transformers.utils import logging
 
 from .configuration_vaswani import CACHE, rename_cache
 from .kernels_vaswani import fast_products
-from .rules_vaswani import BeamSearchRules, SearchCall, SourceLengthCriteria, new_search_call, search_call
+from .rules_vaswani import BeamSearchRules, SearchCall, SourceLengthCriteria, search_call
 
 logger = logging.get_logger(__name__)
 
@@ -69,7 +67,7 @@ CHOICES = {"length_penalty_type": tuple(ALPHAS), "finish_candidates": ("all", "t
 COUNTS = ("num_beams", "num_return_sequences", "max_new_tokens", "max_length")
 LARGEST_ALPHA = 10
 
-# ---- Another transformers ----------------------------------------------------------------------------------------
+# ---- Hooks of generate() ------------------------------------------------------------------------------------------
 
 # Releases of transformers that the tests pass with.
 TESTED_RELEASES = "5.20 to 5.24"
@@ -95,11 +93,9 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 def changed_hooks(theirs: type) -> list[str]:
     """Returns the names of methods that [`GenerationMixin`] lacks, or that lack an argument that is read here."""
-    return [
-        name
-        for name, read in HOOKS.items()
-        if not hasattr(theirs, name) or not {*read} <= inspect.signature(getattr(theirs, name)).parameters.keys()
-    ]
+    # A method that is missing has no parameter.
+    parameters = {name: inspect.signature(getattr(theirs, name, lambda: None)).parameters for name in HOOKS}
+    return [name for name, read in HOOKS.items() if not {*read} <= parameters[name].keys()]
 
 
 # Importing must not fail: a saved model has this file, and must load and train with any later transformers.
@@ -113,90 +109,10 @@ def without_changed_hooks(kind: Any) -> Any:
     return kind
 
 
-def prepare_fallback(model: Any, inputs: Any, generation_config: Any, kwargs: dict[str, Any]) -> None:
-    """
-    Prepares the arguments of a call for transformers' own search, if a hook has changed: the longest source plus
-    `max_length_offset` is the maximum length of the batch. Raises a `ValueError` with an ensemble or a shortlist.
-    """
-    change = f"transformers {transformers.__version__} has changed {', '.join(CHANGED_HOOKS)}"
-    advice = f"upgrade hf_vaswani, or install transformers {TESTED_RELEASES}"
-    call = search_call()
-    call.ensemble, call.shortlist = kwargs.pop("ensemble", None), kwargs.pop("shortlist", None)
-    call.refuse(f"{change}: {advice}")
-    logger.warning_once(
-        f"{change}, which the search of this model overrides: falling back to transformers' own search, length "
-        f"penalty and stopping rules. To avoid it, {advice}."
-    )
-    config = vars(generation_config or model.generation_config)
-    offset = {**config, **kwargs}.get("max_length_offset")
-    for name in DEFAULTS:
-        kwargs.pop(name, None)
-    limits = (layer.get(name) for layer in (kwargs, config) for name in ("max_length", "max_new_tokens"))
-    sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-    source = next((each for each in sources if each is not None), None)
-    if offset is not None and source is not None and all(limit is None for limit in limits):
-        kwargs["max_new_tokens"] = source.shape[1] + offset
-
-
-# Classes whose `generate()` was proved in this process.
-PROVED: set[type] = set()
-
-
-def prove_generate(kind: type[Any]) -> None:
-    """
-    Checks once in a process, with a tiny model, that `generate()` of transformers works with a class of this package,
-    or that of a subclass: its steps with a cache must have the logits of those without one. It takes a tenth of a
-    second, on the CPU. Raises an `ImportError` if they have not, because the class would say other words without one.
-    """
-    package = __name__.rpartition(".")[0]
-    kind = next(base for base in kind.__mro__ if base.__module__.rpartition(".")[0] == package)
-    if kind in PROVED:
-        return
-    cause = None
-    try:
-        cached, uncached = (logits_of_a_tiny_model(kind, use_cache) for use_cache in (True, False))
-        is_proved = torch.allclose(cached, uncached, rtol=1e-3, atol=1e-3)
-        found = "with a cache differ from those without one"
-    except Exception as error:
-        is_proved, found, cause = False, f"end with {type(error).__name__}: {error}", error
-    if not is_proved:
-        raise ImportError(
-            f"generate() of transformers {transformers.__version__} does not work with {kind.__name__}, which was "
-            f"tested with {TESTED_RELEASES}: its decoding steps {found}. Install one of these releases, or a newer "
-            "hf_vaswani; if the model's code came with its weights, renew it (hf-vaswani renew)."
-        ) from cause
-    PROVED.add(kind)
-
-
-def logits_of_a_tiny_model(kind: type[Any], use_cache: bool) -> torch.Tensor:
-    """Returns the logits of three steps of transformers' greedy search, of shape `(steps, batch, vocab_size)`."""
-    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
-    # The logits choose the search of transformers, which calls the modules.
-    settings |= {"output_logits": True, "return_dict_in_generate": True, "synced_gpus": False}
-    # Made without the random numbers of the caller, and computed without the settings of the caller.
-    generator = torch.Generator().manual_seed(0)
-    with torch.device("meta"):
-        model = kind(kind.config_class(vocab_size=16, **sizes)).eval()
-    model = model.to_empty(device="cpu").float()
-    with new_search_call(), torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
-        for weight in model.parameters():
-            weight.normal_(generator=generator)
-        ids, mask = torch.tensor([[0, 5, 6], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-        found = GenerationMixin.generate(model, ids, attention_mask=mask, **settings)
-    return torch.stack(found.logits)
-
-
-# ---- The searches ------------------------------------------------------------------------------------------------
-
-
-def fast_search(
-    model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, streamer: Any = None, **kwargs: Any
-) -> Any:
-    """
-    Runs a search of `search_vaswani.py`, or returns `None` if transformers' own is to run. Only here is that file
-    imported, so that a transformers without a name that it needs still loads and trains the model.
-    """
+def fast_search(model: Any, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
+    """Runs a search of `search_vaswani.py`, or returns `None` if transformers' own is to run."""
+    streamer = kwargs.pop("streamer", None)
+    # Only here, so that a transformers without a name that the file needs still loads and trains the model.
     try:
         from .search_vaswani import beam_search, fast_search_inputs, single_search
     except (ImportError, AttributeError) as error:
@@ -220,7 +136,7 @@ class FastSearchMixin(GenerationMixin):
         prove_generate(type(self))
         # Trainers hand them to `generate()`, of which no step reads them.
         kwargs.pop("labels", None)
-        with new_search_call(mask=kwargs.get("attention_mask")):
+        with SearchCall(kwargs.get("attention_mask")):
             if CHANGED_HOOKS:
                 prepare_fallback(self, inputs, generation_config, kwargs)
             return super().generate(inputs, generation_config, *args, **rename_cache(kwargs, CACHE))
@@ -253,7 +169,6 @@ class FastSearchMixin(GenerationMixin):
         )
         tokens, length = candidates[:, :, last], last + 1 - prompt
         scores, is_finished, chosen = search_call().rules.finish(*compared, tokens, ends, length)
-
         pairs = (sequences, candidates), (indices, candidate_indices)
         sequences, indices = (torch.cat(pair, dim=1).take_along_dim(chosen[:, :, None], dim=1) for pair in pairs)
         return sequences, scores, indices, is_finished
@@ -285,13 +200,11 @@ class VaswaniGenerationMixin(FastSearchMixin):
     def adjust_generation_fn(
         self, generation_config: Any, from_auto_class: Any, from_pipeline: Any, name: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """
-        Loads the generation config for `from_pretrained`, and adds the settings that an older file lacks. Raises a
-        `ValueError` if generation_config.json cannot be read.
-        """
+        """Loads the generation config for `from_pretrained`, and adds the settings that an older file lacks."""
         try:
             super().adjust_generation_fn(generation_config, from_auto_class, from_pipeline, name, *args, **kwargs)
             is_made_up = getattr(self.generation_config, "_from_model_config", True)
+            # transformers treats a file that is damaged, or that the Hub did not send, like a missing one.
             if generation_config is None and name is not None and is_made_up:
                 check_readable(name, **kwargs)
         # transformers uses values of any type before it checks them.
@@ -307,8 +220,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         call.ensemble, call.shortlist = kwargs.pop("ensemble", None) or (), kwargs.pop("shortlist", None)
         check_search_call(self, call, **kwargs)
         prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        given = {} if generation_config is None else vars(generation_config)
-        layers = (kwargs, given, vars(self.generation_config))
+        layers = (kwargs, vars(generation_config) if generation_config else {}, vars(self.generation_config))
         for name, default in DEFAULTS.items():
             # transformers treats None as unset, but for these settings it is a value.
             setattr(prepared, name, next((layer[name] for layer in layers if name in layer), default))
@@ -332,7 +244,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         offset, max_lengths = generation_config.max_length_offset, None
         configs = [model.config for model in (self, *call.ensemble)]
         tables = [each.max_position_embeddings for each in configs if each.position_encoding == "learned"]
-        positions = min(tables, default=sys.maxsize - 1)
+        positions = min(tables, default=2**62)
         if kwargs["has_default_max_length"] and generation_config.max_new_tokens is None and offset is not None:
             if call.mask is not None and call.mask.dim() == 2:
                 lengths = (call.mask != 0).sum(dim=1)
@@ -344,7 +256,7 @@ class VaswaniGenerationMixin(FastSearchMixin):
         generation_config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
         limit_length(generation_config, positions + 1)
         if max_lengths is None:
-            max_lengths = torch.full(source.shape[:1], generation_config.max_length)
+            max_lengths = torch.full(source.shape[:1], generation_config.max_length, device=source.device)
         # The other models of an ensemble encode the source from the inputs.
         call.inputs, call.max_lengths = source, max_lengths.to(source.device)
         return generation_config
@@ -415,10 +327,7 @@ def check_settings(generation_config: GenerationConfig) -> None:
 
 
 def check_readable(name: str, **kwargs: Any) -> None:
-    """
-    Checks a generation_config.json that transformers has not read: it treats a file that is damaged, or that the Hub
-    did not send, like a missing one. Raises a `ValueError`; `kwargs` are those of `from_pretrained`.
-    """
+    """Raises a `ValueError` if a generation_config.json is damaged or was not sent; `kwargs` of `from_pretrained`."""
     file = os.path.join(kwargs.get("subfolder") or "", "generation_config.json")
     path: Any = os.path.join(name, file)
     if not os.path.isdir(name):
@@ -445,3 +354,76 @@ def _fill_in(generation_config: GenerationConfig) -> None:
     vars(generation_config).update(DEFAULTS | vars(generation_config))
     # From a config with this mark transformers would load only its own settings.
     generation_config._from_model_config = None
+
+
+# ---- Another transformers ----------------------------------------------------------------------------------------
+
+# Classes whose `generate()` was proved in this process.
+PROVED: set[type] = set()
+
+
+def prove_generate(kind: type[Any]) -> None:
+    """
+    Checks once in a process, with a tiny model, that `generate()` of transformers works with a class of this package,
+    or that of a subclass: its steps with a cache must have the logits of those without one. It takes a tenth of a
+    second, on the CPU. Otherwise raises an `ImportError`: the class would say other words without an error.
+    """
+    package = __name__.rpartition(".")[0]
+    kind = next(base for base in kind.__mro__ if base.__module__.rpartition(".")[0] == package)
+    if kind in PROVED:
+        return
+    cause = None
+    try:
+        cached, uncached = (logits_of_a_tiny_model(kind, use_cache) for use_cache in (True, False))
+        is_proved = torch.allclose(cached, uncached, rtol=1e-3, atol=1e-3)
+        found = "with a cache differ from those without one"
+    except Exception as error:
+        is_proved, found, cause = False, f"end with {type(error).__name__}: {error}", error
+    if not is_proved:
+        raise ImportError(
+            f"generate() of transformers {transformers.__version__} does not work with {kind.__name__}, which was "
+            f"tested with {TESTED_RELEASES}: its decoding steps {found}. Install one of these releases, or a newer "
+            "hf_vaswani; if the model's code came with its weights, renew it (hf-vaswani renew)."
+        ) from cause
+    PROVED.add(kind)
+
+
+def logits_of_a_tiny_model(kind: type[Any], use_cache: bool) -> torch.Tensor:
+    """Returns the logits of three steps of transformers' greedy search, of shape `(steps, batch, vocab_size)`."""
+    sizes = {"d_model": 8, "d_ff": 8, "num_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    settings = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "use_cache": use_cache}
+    # The logits choose the search of transformers, which calls the modules.
+    settings |= {"output_logits": True, "return_dict_in_generate": True, "synced_gpus": False}
+    # Made without the random numbers of the caller, and computed without the settings of the caller.
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = kind(kind.config_class(vocab_size=16, **sizes)).eval()
+    model = model.to_empty(device="cpu").float()
+    with SearchCall(), torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        for weight in model.parameters():
+            weight.normal_(generator=generator)
+        ids, mask = torch.tensor([[0, 5, 6], [7, 8, 9]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+        found = GenerationMixin.generate(model, ids, attention_mask=mask, **settings)
+    return torch.stack(found.logits)
+
+
+def prepare_fallback(model: Any, inputs: Any, generation_config: Any, kwargs: dict[str, Any]) -> None:
+    """
+    Prepares the arguments of a call for transformers' own search, if a hook has changed: the longest source plus
+    `max_length_offset` is the maximum length of the batch. Raises a `ValueError` with an ensemble or a shortlist.
+    """
+    change = f"transformers {transformers.__version__} has changed {', '.join(CHANGED_HOOKS)}"
+    reason = f"{change}: upgrade hf_vaswani, or install transformers {TESTED_RELEASES}"
+    call = search_call()
+    call.ensemble, call.shortlist = kwargs.pop("ensemble", None), kwargs.pop("shortlist", None)
+    call.refuse(reason)
+    logger.warning_once(f"Falling back to transformers' own search, length penalty and stopping rules: {reason}.")
+    config = vars(generation_config or model.generation_config)
+    offset = {**config, **kwargs}.get("max_length_offset")
+    for name in DEFAULTS:
+        kwargs.pop(name, None)
+    limits = (layer.get(name) for layer in (kwargs, config) for name in ("max_length", "max_new_tokens"))
+    sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    source = next((each for each in sources if each is not None), None)
+    if offset is not None and source is not None and all(limit is None for limit in limits):
+        kwargs["max_new_tokens"] = source.shape[1] + offset

@@ -23,10 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 
 def cpu_dropout(input: torch.Tensor, p: float) -> torch.Tensor:
-    """
-    Zeroes elements with probability `p`, rounded to a multiple of 1/65536, and scales the others by the rounded rate.
-    Draws the 16 bits of four elements at once, where torch draws a number for each; from torch's global generator.
-    """
+    """Dropout by 16 random bits an element, four of which are drawn at once; torch draws one after the other."""
     threshold = round(p * 2**16)
     if threshold in (0, 2**16):
         return nn.functional.dropout(input, p)
@@ -102,9 +99,8 @@ def smoothed_linear_cross_entropy(
     frozen_row: int | None = None,
 ) -> torch.Tensor:
     """
-    Returns [`smoothed_cross_entropy`] of the logits `hidden_states @ weight.T`, which are computed a few positions at
-    a time, and not at all at positions without a label. The matrix has shape `(vocab_size, d_model)`, and its
-    `frozen_row` gets no gradient. `backward` can run once only.
+    Returns [`smoothed_cross_entropy`] of the logits `hidden_states @ weight.T`, a few positions at a time, and none
+    without a label. The `frozen_row` of the matrix gets no gradient. `backward` can run once only.
     """
     targets = labels.to(hidden_states.device).flatten()
     # Found once: a GPU waits until their number is known.
@@ -153,9 +149,9 @@ class _SmoothedLinearCrossEntropy(LinearCrossEntropy):
         sum_of_rows = weight.sum(dim=0, dtype=torch.float32)  # [d_model]
         sum_of_states = states.sum(dim=0, dtype=torch.float32)  # [d_model]
         total = -share * sum_of_states.dot(sum_of_rows)
-        needs_state_grad, needs_weight_grad = (with_gradients and needed for needed in ctx.needs_input_grad[:2])
-        state_grad = torch.empty_like(inputs) if needs_state_grad else None
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_weight_grad else None
+        needs_grad = ctx.needs_input_grad if with_gradients else (False, False)
+        state_grad = torch.empty_like(inputs) if needs_grad[0] else None
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs_grad[1] else None
         size = positions_at_once(weight)
         buffer = inputs.new_empty(min(size, len(inputs)), vocab_size)
         exact = dtype == torch.float32
@@ -192,8 +188,6 @@ class _SmoothedLinearCrossEntropy(LinearCrossEntropy):
 # the full width of AVX-512 everywhere.
 MIN_ONEDNN = 2**20 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 2**22
 
-# A linear layer as a function of states of shape `(..., d_in)`.
-Product = Callable[[torch.Tensor], torch.Tensor]
 # Functions that replace calls in this thread: that of a linear layer, or of the attention function of an attention.
 INSTEAD: ContextVar[Mapping[nn.Module, Callable[..., Any]]] = ContextVar("instead", default=MappingProxyType({}))
 # How the modules of this package compute, as their files say, and those of torch that compute each position by itself
@@ -208,10 +202,7 @@ LINEAR = {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Calls a linear layer, or the product that [`Substitutes`] puts in its place."""
     # A compiler cannot trace a context variable.
-    if torch.compiler.is_compiling():
-        return layer(states)
-    found: torch.Tensor = INSTEAD.get().get(layer, layer)(states)
-    return found
+    return layer(states) if torch.compiler.is_compiling() else INSTEAD.get().get(layer, layer)(states)
 
 
 def attention_of(module: nn.Module) -> Any:
@@ -241,7 +232,7 @@ def fast_products(stack: nn.Module, inputs: torch.Tensor | None) -> AbstractCont
     return Substitutes(products_of(stack)) if is_large else nullcontext()
 
 
-def products_of(stack: nn.Module, rows: int = 0) -> dict[nn.Module, Product]:
+def products_of(stack: nn.Module, rows: int = 0) -> dict[nn.Module, Callable[..., Any]]:
     """Returns products for the plain layers of a stack that are called by [`linear`], packed if `rows` are enough."""
     called = (layer for module in stack.modules() for name, layer in module._modules.items() if name in LINEAR)
     layers: Iterator[Any] = filter(is_plain, called)
@@ -258,11 +249,8 @@ def is_plain(layer: Any) -> bool:
     )
 
 
-def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rows: int) -> Product:
-    """
-    Returns the linear transformation by a matrix of shape `(d_out, d_in)`, computed in `dtype`, as a function of
-    states, without the overhead of calling a module.
-    """
+def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, rows: int) -> Callable[..., Any]:
+    """Returns the linear transformation by a matrix `(d_out, d_in)`, in `dtype`, without the overhead of a module."""
     packed = packed_for_onednn(weight, dtype, rows) if rows else None
     matrix, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     onednn, smallest = torch.ops.mkldnn._linear_pointwise, MIN_ONEDNN / len(weight)

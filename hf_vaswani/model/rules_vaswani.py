@@ -1,7 +1,6 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,10 +33,7 @@ class SourceLengthCriteria(StoppingCriteria):
 
 
 def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int | None]:
-    """
-    Returns the ids that end a text, of shape `(ids,)`, on the CPU unless they were given as a tensor, and the id that
-    fills the rows behind them: `pad_token_id`, or the first of the ids.
-    """
+    """Returns the ids that end a text, `(ids,)`, on the CPU unless given as a tensor, and the id that pads its row."""
     ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
     if not isinstance(ends, torch.Tensor):
         ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device="cpu")
@@ -104,13 +100,12 @@ class BeamSearchRules:
             ends[:, beams:] = False
         penalized = log_probs / self.penalty(length)
 
-        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> Any:
             best, chosen = torch.cat((kept, penalized.where(hits, MISSING)), dim=1).topk(beams)
             return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
 
         if self.settings.finish_candidates == "top" or length < self.shortest_limit:
-            best, has_finished, chosen = merge(scores, is_finished, ends)
-            return best, has_finished, chosen
+            return merge(scores, is_finished, ends)
         is_cut = ends & ~is_one_of(tokens, self.eos_token_ids) & (length >= self.max_lengths)
         best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)
         # Cut hypotheses rank behind finished ones, which get scores that no hypothesis has and float32 tells apart.
@@ -134,9 +129,8 @@ class BeamSearchRules:
         length: int,
     ) -> torch.Tensor:
         """
-        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), of shape
-        `(sentences, 1)`. `running_scores` are the log-probabilities of their running hypotheses of `length` tokens, of
-        shape `(sentences, beams)` in descending order; the others are as in [`finish`].
+        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), `(sentences, 1)`,
+        by the descending log-probabilities of their running hypotheses of `length` tokens, `(sentences, beams)`.
         """
         hoped, least = self.bounds(running_scores, scores, is_finished, length)
         return can_improve & (hoped > least) & (length < self.max_lengths)
@@ -161,9 +155,14 @@ class BeamSearchRules:
 # ---- One call of generate() --------------------------------------------------------------------------------------
 
 
+CALL: ContextVar["SearchCall"] = ContextVar("call")
+# Returns the record of the call of `generate()` that runs in this thread.
+search_call = CALL.get
+
+
 @dataclass
 class SearchCall:
-    """Data of a call of `generate()` for which the methods that transformers calls in between have no argument."""
+    """Data of a call of `generate()`, its block, for which the methods that transformers calls have no argument."""
 
     mask: Any = None  # of the source or the prompt, [batch, source]
     ensemble: Sequence[Any] = ()  # other models that translate together with the model
@@ -178,19 +177,8 @@ class SearchCall:
             if getattr(self, name):
                 raise ValueError(f"{name} needs input_ids and plain greedy or beam search, but {reason}.")
 
+    def __enter__(self) -> None:
+        self.token = CALL.set(self)
 
-CALL: ContextVar[SearchCall] = ContextVar("call")
-
-
-@contextmanager
-def new_search_call(mask: Any = None) -> Iterator[None]:
-    """Lets [`search_call`] return a new record within the block."""
-    token = CALL.set(SearchCall(mask))
-    try:
-        yield
-    finally:
-        CALL.reset(token)
-
-
-# Returns the record of the call of `generate()` that runs in this thread.
-search_call = CALL.get
+    def __exit__(self, *_: object) -> None:
+        CALL.reset(self.token)
