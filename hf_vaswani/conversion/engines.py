@@ -27,7 +27,7 @@ from transformers import GenerationConfig
 
 from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.rules_vaswani import new_search_call
+from ..model.rules_vaswani import SearchCall
 from ..model.sentences_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
@@ -369,7 +369,7 @@ class PipelineEngine:
         given = [name for name in ARGUMENTS if settings.pop(name, None) is not None]
         plain = {name: value for name, value in settings.items() if name not in ("tokenizer", "generation_config")}
         call = settings.get("generation_config")
-        with new_search_call():
+        with SearchCall():
             config, more = self.model._prepare_generation_config(call, attention_mask=attention_mask, **plain)
         if all(getattr(each, "max_length", None) is None for each in (call, self.model.generation_config)):
             # transformers has filled in a default, over the limits of the sentences.

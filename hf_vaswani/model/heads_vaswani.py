@@ -17,7 +17,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_vaswani import CausalLMOutputWithPast, VaswaniConfig, takes_both_cache_names
-from .generation_vaswani import FastSearchMixin, fast_search, limit_length, without_changed_hooks
+from .generation_vaswani import FastSearchMixin, limit_length, without_changed_hooks
 from .kernels_vaswani import FORWARD
 from .modeling_vaswani import (
     HEADS,
@@ -30,7 +30,7 @@ from .modeling_vaswani import (
     smoothed_cross_entropy,
     with_stacks,
 )
-from .rules_vaswani import BeamSearchRules, search_call
+from .rules_vaswani import search_call
 
 # ---- Heads -------------------------------------------------------------------------------------------------------
 
@@ -256,22 +256,14 @@ class VaswaniForPreTraining(VaswaniForMaskedLM):
 class CausalGenerationMixin(FastSearchMixin):
     """`generate()` of a decoder on its own: the settings and rules of transformers."""
 
-    def _prepare_generation_config(
-        self, generation_config: GenerationConfig | None, **kwargs: Any
-    ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Notes the padding, which [`_prepare_generated_length`] does not receive."""
-        prepared, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
-        mask = model_kwargs.get("attention_mask")
-        if mask is not None and mask.dim() == 2:
-            search_call().padding = int((mask == 0).sum(dim=1).min())
-        return prepared, model_kwargs
-
     def _prepare_generated_length(self, generation_config: GenerationConfig, **kwargs: Any) -> GenerationConfig:
         """Sets what the searches read: transformers' rules, and one maximum length for all texts."""
         config = super()._prepare_generated_length(generation_config=generation_config, **kwargs)
         if self.config.position_encoding == "learned":
+            mask = search_call().mask
+            # Columns that are padding in every row.
+            padding = int((mask == 0).sum(dim=1).min()) if mask is not None and mask.dim() == 2 else 0
             # The last token of a text is not read.
-            padding = search_call().padding
             most = self.config.max_position_embeddings + padding + 1
             if kwargs["input_ids_length"] >= most:
                 raise ValueError(
@@ -283,16 +275,6 @@ class CausalGenerationMixin(FastSearchMixin):
         texts = kwargs["inputs_tensor"]
         search_call().max_lengths = torch.full(texts.shape[:1], config.max_length, device=texts.device)
         return config
-
-    def _beam_search(self, input_ids: torch.Tensor, generation_config: GenerationConfig, **kwargs: Any) -> Any:
-        """Runs [`beam_search`], or transformers' own if it cannot take the call."""
-        inputs = fast_search(self, input_ids, generation_config, **kwargs)
-        if inputs is None:
-            return super()._beam_search(input_ids, generation_config=generation_config, **kwargs)
-        from .search_vaswani import beam_search
-
-        rules = BeamSearchRules.from_config(generation_config, input_ids)
-        return beam_search(input_ids, generation_config, inputs, rules)
 
 
 class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, GenerationMixin):

@@ -1,7 +1,6 @@
 """The rules of beam search (Section 6.1): length penalty, maximum lengths, finishing and stopping."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,35 +13,18 @@ MISSING = -1e9
 
 
 def length_penalty(length: Any, alpha: float, length_penalty_type: str = "gnmt") -> Any:
-    """
-    Returns the number by which the log-probability of a hypothesis is divided (Section 6.1).
-
-    Args:
-        length (`int` or `torch.Tensor`): L, the number of tokens of the hypothesis.
-        alpha (`float`): strength; 0 compares plain log-probabilities.
-        length_penalty_type (`str`): `"gnmt"` for ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14), or `"power"` for
-            L^alpha.
-
-    Returns:
-        `float` or `torch.Tensor` of the shape of `length`.
-    """
+    """Returns the divisor of a log-probability: ((5 + L) / 6)^alpha (Wu et al. 2016, equation 14), or L^alpha."""
     return ((5 + length) / 6) ** alpha if length_penalty_type == "gnmt" else length**alpha
 
 
 class SourceLengthCriteria(StoppingCriteria):
-    """
-    Stops each sentence at its own maximum length.
-
-    Args:
-        max_lengths (`torch.LongTensor` of shape `(batch,)`): maximum lengths of the targets, including the decoder's
-            prompt. The rows of one sentence (beams or samples) are adjacent.
-    """
+    """Stops each sentence at its own maximum length, prompt included. The rows of one sentence are adjacent."""
 
     # transformers pads finished rows only if some criterion has this attribute.
     eos_token_id = None
 
     def __init__(self, max_lengths: torch.Tensor) -> None:
-        self.max_lengths = max_lengths
+        self.max_lengths = max_lengths  # [batch]
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """Returns which rows of `input_ids`, of shape `(rows, length)`, are done, of shape `(rows,)`."""
@@ -50,30 +32,8 @@ class SourceLengthCriteria(StoppingCriteria):
         return self.max_lengths.to(input_ids.device).repeat_interleave(rows_per_sentence) <= input_ids.shape[1]
 
 
-class EndCriteria(StoppingCriteria):
-    """
-    Ends a search from outside, between two of its steps, with the hypotheses that it has: a deadline has passed, or
-    nobody waits for the translation any more. The fast search takes it, see [`is_clock`].
-
-    Args:
-        is_over (`Callable[[], bool]`): called after each step, in the thread that searches.
-    """
-
-    reads_tokens = False
-
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self.is_over = is_over
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Returns whether each row of `input_ids`, of shape `(rows, length)`, is done, of shape `(rows,)`."""
-        return torch.full((len(input_ids),), bool(self.is_over()), device=input_ids.device)
-
-
 def special_ids(generation_config: GenerationConfig) -> tuple[torch.Tensor, int | None]:
-    """
-    Returns the ids that end a text, of shape `(ids,)`, on the CPU unless they were given as a tensor, and the id that
-    fills the rows behind them: `pad_token_id`, or the first of the ids.
-    """
+    """Returns the ids that end a text, `(ids,)`, on the CPU unless given as a tensor, and the id that pads its row."""
     ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
     if not isinstance(ends, torch.Tensor):
         ends = torch.tensor([] if ends is None else ends, dtype=torch.long, device="cpu")
@@ -92,35 +52,17 @@ def is_one_of(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 class BeamSearchRules:
     """Scoring, finishing and stopping of one beam search: the settings of the call and the limits of its sentences."""
 
-    alpha: float
-    length_penalty_type: str
-    finish_candidates: str
-    early_stopping: bool | str
-    num_return_sequences: int
+    settings: GenerationConfig
     eos_token_ids: torch.Tensor  # [ids]
     max_lengths: torch.Tensor  # maximum number of new tokens of each sentence, [sentences, 1]
     shortest_limit: int  # the least of these
 
     @classmethod
     def from_config(cls, generation_config: GenerationConfig, input_ids: torch.Tensor) -> "BeamSearchRules":
-        """
-        Reads the rules of a call.
-
-        Args:
-            generation_config ([`GenerationConfig`]): settings of the call, prepared by [`VaswaniGenerationMixin`].
-            input_ids (`torch.LongTensor` of shape `(rows, prompt)`): the decoder's prompt.
-        """
+        """Reads the rules of a call, whose decoder has a prompt of shape `(rows, prompt)`."""
+        eos_token_ids = special_ids(generation_config)[0].to(input_ids.device)
         max_lengths = search_call().max_lengths[:, None].to(input_ids.device) - input_ids.shape[1]
-        return cls(
-            alpha=generation_config.length_penalty,
-            length_penalty_type=generation_config.length_penalty_type,
-            finish_candidates=generation_config.finish_candidates,
-            early_stopping=generation_config.early_stopping,
-            num_return_sequences=generation_config.num_return_sequences,
-            eos_token_ids=special_ids(generation_config)[0].to(input_ids.device),
-            max_lengths=max_lengths,
-            shortest_limit=int(max_lengths.min()),
-        )
+        return cls(generation_config, eos_token_ids, max_lengths, int(max_lengths.min()))
 
     def keep(self, sentences: torch.Tensor) -> "BeamSearchRules":
         """Returns the rules for the sentences with these indices, of shape `(kept,)`."""
@@ -129,7 +71,7 @@ class BeamSearchRules:
 
     def penalty(self, length: Any) -> Any:
         """Returns [`length_penalty`] with these settings."""
-        return length_penalty(length, self.alpha, self.length_penalty_type)
+        return length_penalty(length, self.settings.length_penalty, self.settings.length_penalty_type)
 
     def ends(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
         """Returns which candidates of `length` tokens end, by their last tokens of shape `(sentences, candidates)`."""
@@ -137,43 +79,33 @@ class BeamSearchRules:
 
     def finish(
         self,
-        can_improve: torch.Tensor,
-        scores: torch.Tensor,
-        is_finished: torch.Tensor,
-        log_probs: torch.Tensor,
-        tokens: torch.Tensor,
-        ends: torch.Tensor,
-        length: int,
+        can_improve: torch.Tensor,  # [sentences, 1]
+        scores: torch.Tensor,  # of the finished hypotheses, [sentences, beams]
+        is_finished: torch.Tensor,  # which of them exist, [sentences, beams]
+        log_probs: torch.Tensor,  # of the candidates, in descending order, [sentences, candidates]
+        tokens: torch.Tensor,  # their last tokens, [sentences, candidates]
+        ends: torch.Tensor,  # which of them end, [sentences, candidates]
+        length: int,  # their number of tokens
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """
-        Merges the candidates that end into the finished hypotheses (tensor2tensor's `grow_finished`).
-
-        Args:
-            can_improve (`torch.BoolTensor` of shape `(sentences, 1)`): sentences whose results can still improve.
-            scores, is_finished (of shape `(sentences, beams)`): the finished hypotheses, and which of them exist.
-            log_probs, tokens, ends (of shape `(sentences, candidates)`): log-probabilities of the candidates in
-                descending order, their last tokens, and which of them end.
-            length (`int`): number of tokens of the candidates.
-
-        Returns:
-            The new `scores` and `is_finished`, and the indices of these hypotheses in the concatenation of the
-            finished hypotheses and the candidates; each of shape `(sentences, beams)`.
+        Merges the candidates that end into the finished hypotheses of sentences whose results can still improve
+        (tensor2tensor's `grow_finished`). Returns the new `scores` and `is_finished`, and the indices of these
+        hypotheses in the concatenation of the finished hypotheses and the candidates; each `(sentences, beams)`.
         """
         beams, candidates = scores.shape[1], log_probs.shape[1]
         ends = ends & can_improve & (log_probs > MISSING / 10)
-        if self.early_stopping is True:
+        if self.settings.early_stopping is True:
             ends &= ~is_finished.all(dim=1, keepdim=True)
-        if self.finish_candidates == "top":
+        if self.settings.finish_candidates == "top":
             ends[:, beams:] = False
         penalized = log_probs / self.penalty(length)
 
-        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def merge(kept: torch.Tensor, is_kept: torch.Tensor, hits: torch.Tensor) -> Any:
             best, chosen = torch.cat((kept, penalized.where(hits, MISSING)), dim=1).topk(beams)
             return best, torch.cat((is_kept, hits), dim=1).gather(1, chosen), chosen
 
-        if self.finish_candidates == "top" or length < self.shortest_limit:
-            best, has_finished, chosen = merge(scores, is_finished, ends)
-            return best, has_finished, chosen
+        if self.settings.finish_candidates == "top" or length < self.shortest_limit:
+            return merge(scores, is_finished, ends)
         is_cut = ends & ~is_one_of(tokens, self.eos_token_ids) & (length >= self.max_lengths)
         best, has_finished, chosen = merge(scores, is_finished, ends & ~is_cut)
         # Cut hypotheses rank behind finished ones, which get scores that no hypothesis has and float32 tells apart.
@@ -197,9 +129,8 @@ class BeamSearchRules:
         length: int,
     ) -> torch.Tensor:
         """
-        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), of shape
-        `(sentences, 1)`, by the log-probabilities of their running hypotheses of `length` tokens, of shape
-        `(sentences, beams)` in descending order, and the finished ones, as in [`finish`].
+        Returns which sentences can still get a better result (tensor2tensor's `_is_not_finished`), `(sentences, 1)`,
+        by the descending log-probabilities of their running hypotheses of `length` tokens, `(sentences, beams)`.
         """
         hoped, least = self.bounds(running_scores, scores, is_finished, length)
         return can_improve & (hoped > least) & (length < self.max_lengths)
@@ -209,14 +140,14 @@ class BeamSearchRules:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Returns the highest score that a running hypothesis of each sentence is hoped to reach, and the score that it
-        must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them. Both
-        are of shape `(sentences, 1)`; the arguments are those of [`may_improve`].
+        must exceed: that of the worst finished hypothesis that counts, or `MISSING` if there are too few of them.
         """
-        look_ahead = self.early_stopping == "never"
+        look_ahead = self.settings.early_stopping == "never"
         if look_ahead:
-            scores, is_finished = scores[:, : self.num_return_sequences], is_finished[:, : self.num_return_sequences]
+            returned = self.settings.num_return_sequences
+            scores, is_finished = scores[:, :returned], is_finished[:, :returned]
         # A negative alpha favours short hypotheses: the next token is the best hope.
-        longest = self.max_lengths if look_ahead and self.alpha > 0 else length
+        longest = self.max_lengths if look_ahead and self.settings.length_penalty > 0 else length
         worst = scores.amin(dim=1, keepdim=True).where(is_finished.all(dim=1, keepdim=True), MISSING)
         return running_scores[:, :1] / self.penalty(longest), worst
 
@@ -224,35 +155,30 @@ class BeamSearchRules:
 # ---- One call of generate() --------------------------------------------------------------------------------------
 
 
+CALL: ContextVar["SearchCall"] = ContextVar("call")
+# Returns the record of the call of `generate()` that runs in this thread.
+search_call = CALL.get
+
+
 @dataclass
 class SearchCall:
-    """
-    What a call of `generate()` has beside its generation config. The methods that transformers calls in between have
-    no argument for it.
-    """
+    """Data of a call of `generate()`, its block, for which the methods that transformers calls have no argument."""
 
-    ensemble: tuple[Any, ...] = ()  # other models that translate together with the model
+    mask: Any = None  # of the source or the prompt, [batch, source]
+    ensemble: Sequence[Any] = ()  # other models that translate together with the model
     shortlist: Any = None  # chooses the entries of the vocabulary to search among
     inputs: Any = None  # ids of the source, [batch, source]
-    source_lengths: Any = None  # tokens of each source, if its mask is known, [batch]
     max_lengths: Any = None  # maximum length of each target, the decoder's prompt included, [batch]
-    padding: int = 0  # columns of a decoder's prompt that are padding in every row
     rules: Any = None  # `BeamSearchRules` of the beam search of transformers that is running
 
+    def refuse(self, reason: str) -> None:
+        """Raises a `ValueError` if the call has an ensemble or a shortlist, which transformers' searches ignore."""
+        for name in ("ensemble", "shortlist"):
+            if getattr(self, name):
+                raise ValueError(f"{name} needs input_ids and plain greedy or beam search, but {reason}.")
 
-CALL: ContextVar[SearchCall] = ContextVar("call")
+    def __enter__(self) -> None:
+        self.token = CALL.set(self)
 
-
-@contextmanager
-def new_search_call() -> Iterator[None]:
-    """Lets [`search_call`] return a new record within the block."""
-    token = CALL.set(SearchCall())
-    try:
-        yield
-    finally:
-        CALL.reset(token)
-
-
-def search_call() -> SearchCall:
-    """Returns the record of the call of `generate()` that runs in this thread."""
-    return CALL.get()
+    def __exit__(self, *_: object) -> None:
+        CALL.reset(self.token)

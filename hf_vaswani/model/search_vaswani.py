@@ -99,9 +99,7 @@ def fast_search_inputs(
     models = (model, *call.ensemble)
     obstacle = find_obstacle(models, input_ids, generation_config, stopping_criteria, synced_gpus, model_kwargs)
     if obstacle is not None:
-        for name, is_given in (("ensemble", len(models) > 1), ("shortlist", call.shortlist is not None)):
-            if is_given:
-                raise ValueError(f"{name} supports plain greedy and beam search only, but {obstacle}.")
+        call.refuse(obstacle)
         return None
     entries = listed_entries(generation_config, logits_processor)
     # transformers has repeated each sentence for each beam.
@@ -357,7 +355,7 @@ def beam_search(
         if observe is not None:
             observe(history[-1], log_probs, ends, alive)
         unfinished = alive.can_improve[:, 0] & ~ends.all(dim=1)
-        if rules.early_stopping is True:
+        if rules.settings.early_stopping is True:
             unfinished &= ~alive.is_finished.all(dim=1)
         remaining = int(unfinished.sum())
         if remaining == 0:

@@ -13,6 +13,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+from transformers import StoppingCriteria
+
 # Limits of a batch, whose texts are not tokenized yet: no token has less than a byte. A longer text is a batch.
 MOST_TEXTS, MOST_BYTES = 64, 10_000
 # In seconds: while nothing is translated, the first text waits this long for others.
@@ -46,6 +49,26 @@ class OverdueError(Exception):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The translation was not ready within {seconds:g} s.")
+
+
+class EndCriteria(StoppingCriteria):
+    """
+    Ends a search from outside, between two of its steps, with the hypotheses that it has: a deadline has passed, or
+    nobody waits for the translation any more.
+
+    Args:
+        is_over (`Callable[[], bool]`): called after each step, in the thread that searches.
+    """
+
+    # So the model's own search takes it.
+    reads_tokens = False
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self.is_over = is_over
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns whether each row of `input_ids`, of shape `(rows, length)`, is done, of shape `(rows,)`."""
+        return torch.full((len(input_ids),), bool(self.is_over()), device=input_ids.device)
 
 
 @dataclass(eq=False)

@@ -9,11 +9,10 @@ from typing import Any
 
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
-from ..model.rules_vaswani import EndCriteria
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
 from ..translation.alignment import AlignedPart, align_parts
 from ..visualization.explorer import explore
-from .batcher import OverdueError
+from .batcher import EndCriteria, OverdueError
 
 # Unless its user wants it, a page says nothing to anybody. Read when gradio is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")

@@ -18,9 +18,8 @@ from urllib.parse import parse_qsl
 
 from ..memory import return_freed_memory
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
-from ..model.rules_vaswani import EndCriteria
 from ..translation.alignment import ended_by
-from .batcher import MOST_TEXTS, Batcher, OverdueError, QueueFullError
+from .batcher import MOST_TEXTS, Batcher, EndCriteria, OverdueError, QueueFullError
 from .directions import AUTO, Directions, Guess, LanguageError, language_name
 
 try:

@@ -229,15 +229,16 @@ class _BeamRecorder:
     def _stop(self, max_length: int) -> str:
         """Returns why the search stopped, in the order in which [`beam_search`] asks."""
         last, length = self.steps[-1], len(self.steps)
-        if self.rules.early_stopping is True and self.enough:
+        settings = self.rules.settings
+        if settings.early_stopping is True and self.enough:
             return f"{self.num_beams} hypotheses have finished, and early_stopping is True."
         if length >= max_length:
             return f"The maximum length of {_tokens(max_length)} is reached."
         if self.all_end or last.hope is None or last.bar is None:
             return "All candidates of the step end."
-        is_ahead = self.rules.early_stopping == "never" and self.rules.alpha > 0
+        is_ahead = settings.early_stopping == "never" and settings.length_penalty > 0
         where = f"at the maximum length of {_tokens(max_length)}" if is_ahead else "at its present length"
-        counted = self.rules.num_return_sequences if self.rules.early_stopping == "never" else self.num_beams
+        counted = settings.num_return_sequences if settings.early_stopping == "never" else self.num_beams
         which = "the best finished hypothesis" if counted == 1 else f"the last of the {counted} best finished ones"
         return (
             f"No running hypothesis can overtake the finished ones: with its present log-probability, the best would "

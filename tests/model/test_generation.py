@@ -588,7 +588,7 @@ class Never(StoppingCriteria):
 
 def test_unsupported_calls_with_an_ensemble_are_rejected() -> None:
     model, other, inputs = tiny_model(0), tiny_model(1), a_batch(4, 4)
-    only = "ensemble supports plain greedy and beam search only, but"
+    only = "ensemble needs input_ids and plain greedy or beam search, but"
     for settings, reason in (
         ({"do_sample": True}, "the settings ask for sample"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True was given"),
@@ -823,7 +823,7 @@ def test_changed_methods_of_transformers_are_found() -> None:
 
     assert changed_hooks(WithoutStep) == ["_update_finished_beams"]
     assert changed_hooks(object) == list(HOOKS)
-    assert changed_hooks(VaswaniGenerationMixin) == CHANGED_HOOKS == []
+    assert changed_hooks(GenerationMixin) == CHANGED_HOOKS == []
     # The mixin overrides each of them, and only one other private method of transformers, whose absence is harmless.
     overridden = {*vars(VaswaniGenerationMixin), *vars(FastSearchMixin), *vars(CausalGenerationMixin)}
     private = {name for name in overridden if name.startswith("_") and hasattr(GenerationMixin, name)}
@@ -864,7 +864,7 @@ def test_with_another_transformers_its_own_search_takes_over(tmp_path, how) -> N
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     loss, found, refusal = done.stdout.splitlines()
-    assert loss == "True" and "ensemble is not supported with transformers" in refusal
+    assert loss == "True" and "ensemble needs input_ids and plain greedy or beam search, but transformers" in refusal
     assert done.stderr.count("has changed _prepare_generated_length") == 1
     # The result equals that of transformers' rules in this version, with the same limit.
     ids = torch.arange(3, 12)[None]

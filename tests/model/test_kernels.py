@@ -342,6 +342,11 @@ def product_of(layer: nn.Linear, rows: int = 8):
     return products_of(nn.ModuleDict({"fc1": layer}), rows)[layer]
 
 
+def kept_of(layer: nn.Module) -> dict[torch.dtype, torch.Tensor]:
+    """Returns the packed matrices of a layer."""
+    return KEPT[layer.weight][1]
+
+
 @needs_onednn
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
@@ -396,11 +401,11 @@ def test_changed_weights_are_packed_again(change, dtype, always) -> None:
     states = torch.randn(8, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         product_of(layer)
-        before = KEPT[layer.weight][dtype]
+        before = kept_of(layer)[dtype]
         CHANGES[change](layer)
         found, expected = product_of(layer)(states), layer(states)
         torch.testing.assert_close(found, expected.to(found.dtype), equal_nan=True)
-        assert (KEPT[layer.weight][dtype] is before) == (change == "nothing")
+        assert (kept_of(layer)[dtype] is before) == (change == "nothing")
 
 
 @needs_onednn
@@ -410,7 +415,8 @@ def test_each_number_format_is_packed_once(order, always, monkeypatch) -> None:
     packed, layer = [], nn.Linear(24, 16, bias=False)
     # Whether the processor multiplies bfloat16 or not.
     monkeypatch.setattr(kernels_vaswani, "has_onednn", lambda *_: True)
-    monkeypatch.setattr(kernels_vaswani, "_packed", lambda weight, dtype: packed.append(dtype) or torch.zeros(1))
+    packs = torch.ops.mkldnn, "_reorder_linear_weight"
+    monkeypatch.setattr(*packs, lambda weight, rows: packed.append(weight.dtype) or torch.zeros(1))
     formats = [(torch.float32, torch.bfloat16)[each] for each in order]
     for dtype in formats:
         packed_for_onednn(layer.weight, dtype, rows=4)
@@ -418,7 +424,7 @@ def test_each_number_format_is_packed_once(order, always, monkeypatch) -> None:
     layer.weight.data.mul_(2)
     packed_for_onednn(layer.weight, torch.float32, rows=4)
     # What no call will ask for again is not kept either.
-    assert [*KEPT[layer.weight]] == [torch.float32]
+    assert [*kept_of(layer)] == [torch.float32]
 
 
 @needs_onednn
@@ -437,7 +443,7 @@ def test_packed_matrices_go_when_a_model_is_moved(always) -> None:
 def test_packed_matrices_live_as_long_as_their_weights(always) -> None:
     model, inputs = random_model(), sentences(3)
     model.generate(**inputs, num_beams=2)
-    (matrix,) = KEPT[model.lm_head.weight].values()
+    (matrix,) = kept_of(model.lm_head).values()
     kept = weakref.ref(matrix)
     del matrix
     # They are not part of the model: neither copied nor saved.

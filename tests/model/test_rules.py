@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
 
 from hf_vaswani.model.rules_vaswani import MISSING, BeamSearchRules, SourceLengthCriteria, length_penalty
@@ -9,11 +10,14 @@ from hf_vaswani.model.rules_vaswani import MISSING, BeamSearchRules, SourceLengt
 EOS = 2
 
 
-def rules_of(**settings) -> BeamSearchRules:
+def rules_of(max_lengths=((5,),), eos_token_ids=(EOS,), alpha=0.0, **settings) -> BeamSearchRules:
     """Without a length penalty, for one sentence of at most 5 tokens."""
-    usual = {"alpha": 0.0, "length_penalty_type": "power", "finish_candidates": "all", "early_stopping": "never"}
-    usual |= {"num_return_sequences": 1, "max_lengths": torch.tensor([[5]]), "shortest_limit": 5}
-    return BeamSearchRules(**usual | {"eos_token_ids": torch.tensor([EOS])} | settings)
+    usual = {"length_penalty_type": "power", "finish_candidates": "all", "early_stopping": "never"}
+    usual |= {"num_beams": 2, "num_return_sequences": 1, "length_penalty": alpha}
+    limits = torch.tensor(max_lengths)
+    return BeamSearchRules(
+        GenerationConfig(**usual | settings), torch.tensor(eos_token_ids), limits, int(limits.min())
+    )
 
 
 def test_length_penalty_by_hand() -> None:
@@ -32,7 +36,7 @@ def test_each_sentence_stops_at_its_own_length() -> None:
 
 
 def test_a_candidate_ends_at_an_end_token_or_at_its_sentences_limit() -> None:
-    rules = rules_of(max_lengths=torch.tensor([[2], [3]]), eos_token_ids=torch.tensor([2, 7]))
+    rules = rules_of(max_lengths=[[2], [3]], eos_token_ids=[2, 7])
     tokens = torch.tensor([[5, 2], [7, 6]])
     assert rules.ends(tokens, 1).tolist() == [[False, True], [True, False]]
     assert rules.ends(tokens, 2).tolist() == [[True, True], [True, False]]
@@ -108,7 +112,7 @@ def test_transformers_decides_the_same_by_its_own_rules(stop, alpha) -> None:
         scores = torch.randn(40, 2, generator=generator).sub(2).where(is_finished, MISSING)
         can_improve = torch.randint(2, (40, 1), generator=generator).bool()
         settings = {"alpha": alpha, "early_stopping": stop, "num_return_sequences": 2}
-        rules = rules_of(**settings, max_lengths=torch.full((40, 1), 5))
+        rules = rules_of(**settings, max_lengths=[[5]] * 40)
         draws.append(rules.may_improve(can_improve, running, scores, is_finished, length))
         expected = GenerationMixin._check_early_stop_heuristic(
             is_early_stop_heuristic_unsatisfied=can_improve,

@@ -10,8 +10,8 @@ from transformers import LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from hf_vaswani import VaswaniForCausalLM, VaswaniForConditionalGeneration
 from hf_vaswani.model import search_vaswani
 from hf_vaswani.model.configuration_vaswani import CACHE
-from hf_vaswani.model.rules_vaswani import EndCriteria
 from hf_vaswani.model.search_vaswani import best_tokens
+from hf_vaswani.serving.batcher import EndCriteria
 from hf_vaswani.translation.quantization import to_int8
 
 from ..conftest import dear
