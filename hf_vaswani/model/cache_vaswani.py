@@ -220,7 +220,7 @@ class IncrementalDecoder:
         mask = self.cache.make_room(tokens.shape[1])
         source = self.encoder_states if self.decoder.has_source else None
         with Substitutes(self.functions):
-            states = self.decoder.run_layers(states, mask, source, self.source_mask, self.cache)
+            states = self.decoder.run_layers(states, mask, source, self.source_mask, cache=self.cache)
         self.length += 1
         self.cache.used += tokens.shape[1]
         return states
@@ -230,7 +230,7 @@ class IncrementalDecoder:
         if self.length < len(self.encoding):
             return
         positions = self.decoder.positions
-        positions.check_last(self.length)
+        positions.check(torch.tensor(self.length))
         wanted = max(TOKENS_AT_A_TIME, 2 * self.length)
         if positions.table is not None:
             wanted = min(wanted, positions.table.num_embeddings)

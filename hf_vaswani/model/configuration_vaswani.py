@@ -89,6 +89,7 @@ class PipelineTasks(dict[str, Any]):
 class VaswaniConfig(PreTrainedConfig):
     r"""
     Configuration of a [`VaswaniModel`] and of the models with a head, such as [`VaswaniForConditionalGeneration`].
+    Raises a ValueError if a size or name is invalid, or sizes do not fit together.
 
     Args:
         vocab_size (`int`, defaults to 37000): entries of the vocabulary that source and target share (Section 5.1).
@@ -156,9 +157,6 @@ class VaswaniConfig(PreTrainedConfig):
         bos_token_id (`int`, defaults to 1): id of `<s>`.
         eos_token_id (`int`, defaults to 2): id of `</s>`, the end of every source and target.
         decoder_start_token_id (`int`, defaults to 1): first symbol of the target shifted right (Section 3.1).
-
-    Raises:
-        ValueError: if a size or name is invalid, or sizes do not fit together.
     """
 
     model_type = "vaswani"
@@ -275,10 +273,7 @@ class VaswaniConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """
-        Makes a config from the contents of a config.json, see [`PreTrainedConfig.from_dict`]; raises a ValueError if a
-        field has a value of another type, or an invalid one.
-        """
+        """Makes a config from the contents of a config.json; raises a ValueError if a field has an invalid value."""
         try:
             return super().from_dict(config_dict, **kwargs)
         except StrictDataclassError as error:
@@ -291,9 +286,7 @@ class VaswaniConfig(PreTrainedConfig):
             fields["custom_pipelines"] = copy.deepcopy(CUSTOM_PIPELINES)
         return fields
 
-    def save_pretrained(
-        self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
-    ) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """
         Writes config.json and the model's code beside it. Models call it when they are saved. transformers alone would
         name only the class that is saved, and copy no code for a subclass.
@@ -306,7 +299,7 @@ class VaswaniConfig(PreTrainedConfig):
         for path in travelling_files(self.auto_map):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
-        super().save_pretrained(save_directory, push_to_hub, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 # ---- Two names of the cache --------------------------------------------------------------------------------------
@@ -332,11 +325,8 @@ def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
         if "past_key_values" not in kwargs:
             return forward(*args, **kwargs)
         if kwargs["past_key_values"] is not None and CACHE == "cache" and not torch.compiler.is_compiling():
-            warnings.warn(
-                f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead.",
-                FutureWarning,
-                stacklevel=2,
-            )
+            message = f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead."
+            warnings.warn(message, FutureWarning, stacklevel=2)
         return forward(*args, **rename_cache(kwargs, "cache"))
 
     return renamed

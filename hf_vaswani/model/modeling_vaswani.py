@@ -47,8 +47,6 @@ from .kernels_vaswani import (
     smoothed_linear_cross_entropy,
 )
 
-# Fields of a config that tell which stacks a model has, and where its embedding is stored.
-STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
 # Weights of the models with a head, which others leave out when they load.
 HEADS = [rf"^{head}\." for head in ("lm_head", "lm_transform", "pooler", "next_sentence", "classifier")]
 
@@ -206,17 +204,14 @@ def sinusoids(
     positions: torch.Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0
 ) -> torch.Tensor:
     """
-    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
+    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5), always in float32.
 
     Args:
         positions (`torch.LongTensor` of shape `(...)`): positions, counted from 0, without an upper limit.
-        d_model (`int`): width, even.
+        d_model (`int`): width, even. The result has the shape `(..., d_model)`.
         layout (`str`): `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; `"tensor2tensor"`:
             concatenated, with i / (d_model/2 - 1) in place of 2i / d_model.
         base (`float`): the wavelengths range from 2 pi to `base` * 2 pi.
-
-    Returns:
-        `torch.FloatTensor` of shape `(..., d_model)`, always in float32.
     """
     # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Devices without float64
     # have their small table computed on the CPU.
@@ -288,10 +283,10 @@ class VaswaniPositions(nn.Module):
             positions = position_ids(inputs_embeds, attention_mask, past_length)
         if self.table is not None and not torch.compiler.is_compiling():
             if attention_mask is None and not is_given:
-                self.check_last(int(past_length) + inputs_embeds.shape[1] - 1)
+                self.check(torch.tensor(int(past_length) + inputs_embeds.shape[1] - 1))
             elif is_given or attention_mask.shape[1] > self.max_position_embeddings:  # type: ignore[union-attr]
                 # In training, the device waits for no data that the collator has already measured.
-                check_ids("positions", positions, *self.limit, wait=not self.training)
+                self.check(positions, wait=not self.training)
         if self.table is not None or attention_mask is None or is_given:
             encoding = self.encode(positions)
         else:
@@ -300,18 +295,13 @@ class VaswaniPositions(nn.Module):
             encoding = nn.functional.embedding(positions, self.encode(columns))
         return self.add(inputs_embeds, encoding if segments is None else encoding + segments)
 
-    @property
-    def limit(self) -> tuple[int, str]:
-        """Rows of the table of learned positions, and their name in the config."""
-        return self.max_position_embeddings, "max_position_embeddings"
-
-    def check_last(self, position: int) -> None:
+    def check(self, positions: torch.Tensor, wait: bool = True) -> None:
         """
-        Checks that a table of learned positions has the last one of a text, before a GPU looks it up, which would fail
-        for the rest of the process; raises a ValueError with both numbers.
+        Checks that a table of learned positions has these, before a GPU looks them up, which would fail for the rest
+        of the process; raises a ValueError with both numbers.
         """
         if self.table is not None:
-            check_range("positions", position, *self.limit)
+            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings", wait=wait)
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
         """Positions of shape `(...)`, counted from 0 and below the limit -> their encodings, `(..., d_model)`."""
@@ -479,12 +469,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return (model, report) if with_report else model
 
     def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
+        self, save_directory: str | os.PathLike[str], *args: Any, state_dict: Any = None, **kwargs: Any
     ) -> None:
         """
         Saves the model as [`PreTrainedModel.save_pretrained`] does, and a matrix with two names under both, unless
@@ -502,7 +487,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
         if copies := copies_of_shared(weights, ties or {}):
             state_dict = weights | copies
-        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, state_dict=state_dict, **kwargs)
 
     def post_init(self) -> None:
         """Ends the construction of a model as [`PreTrainedModel.post_init`] does."""
@@ -529,9 +514,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.LayerNorm | nn.Linear) and module.bias is not None:
             init.zeros_(module.bias)
         # `init` leaves loaded weights alone, but does not recognise a single loaded row.
-        is_loaded = isinstance(module, nn.Embedding) and getattr(module.weight, "_is_hf_initialized", False)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
-            init.zeros_(module.weight[module.padding_idx])
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[padding])
 
     def _resize_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -553,9 +538,7 @@ class VaswaniStack(VaswaniPreTrainedModel):
     # In front of `input_ids` and `inputs_embeds` in the arguments of a whole model.
     argument_prefix = ""
 
-    def __init__(
-        self, config: VaswaniConfig, layer: Callable[[VaswaniConfig, int], nn.Module], num_layers: int
-    ) -> None:
+    def __init__(self, config: VaswaniConfig, layer: Callable[..., nn.Module], num_layers: int) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.zero_row)
         self.positions = VaswaniPositions(config)
@@ -576,20 +559,25 @@ class VaswaniStack(VaswaniPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             both = "neither is" if input_ids is None else "both are"
             raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds: {both} given.")
-        if input_ids is not None:
+        if inputs_embeds is None:
             name, given, width, expected = "input_ids", input_ids, (), "(batch, length)"
         else:
-            name, given, width, expected = "inputs_embeds", inputs_embeds, (d_model,), "(batch, length, d_model)"
-            expected += f", and d_model is {d_model}"
+            name, given, width, expected = "inputs_embeds", inputs_embeds, (d_model,), f"(batch, length, {d_model})"
         if given.dim() != 2 + len(width) or given.shape[2:] != width or 0 in given.shape:
-            raise ValueError(
-                f"{prefix}{name} has the shape {tuple(given.shape)}, but must be {expected}. A batch has at least one "
-                "sentence of one token."
-            )
+            raise ValueError(f"{prefix}{name} has the shape {tuple(given.shape)}, but must be {expected}, not empty.")
         if inputs_embeds is not None:
             return inputs_embeds
         check_ids(f"{prefix}input_ids", input_ids, self.config.vocab_size, "vocab_size")
         return self.embed_tokens(input_ids)
+
+    def run_layers(self, hidden_states: torch.Tensor, *arguments: Any, **kwargs: Any) -> torch.Tensor:
+        """
+        Computes the N layers on top of [`VaswaniPositions`], with the other arguments of a layer: masks have the shape
+        `(batch, 1, 1 or length, keys)` here. The search has masks and a cache of its own.
+        """
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *arguments, **kwargs)
+        return self.norm(hidden_states)
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -633,14 +621,10 @@ class VaswaniEncoder(VaswaniStack):
         refuse_unread(self, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
-        padding_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
-        )
         segments = self.segments(inputs_embeds, token_type_ids)
+        padding_mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.positions(inputs_embeds, attention_mask, segments=segments)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, padding_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+        return BaseModelOutput(last_hidden_state=self.run_layers(hidden_states, padding_mask, **kwargs))
 
     def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor | None:
         """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
@@ -705,9 +689,8 @@ class VaswaniDecoder(VaswaniStack):
             [`BaseModelOutputWithPastAndCrossAttentions`] with `last_hidden_state` of shape `(batch, target, d_model)`.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another batch size or
-                have no attention that reads them, or if two layers share an entry of the cache.
-            TypeError: as in [`VaswaniEncoder`].
+            ValueError, TypeError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another
+                batch size or no attention that reads them, or if two layers share an entry of the cache.
         """
         read = kwargs.keys() if is_paged(cache) else set() if position_ids is None else OF_PACKED_TEXTS
         refuse_unread(self, **{name: value for name, value in kwargs.items() if name not in read})
@@ -744,41 +727,15 @@ class VaswaniDecoder(VaswaniStack):
         )
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
+                self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )
         hidden_states = self.positions(inputs_embeds, attention_mask, past_length, position_ids)
+        # By this name, gradient checkpointing leaves the cache out.
+        cached: dict[str, Any] = {CACHE: cache}
         hidden_states = self.run_layers(
-            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, cache, **kwargs
+            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, **cached, **kwargs
         )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **{CACHE: cache})
-
-    def run_layers(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor | None,
-        encoder_attention_mask: torch.Tensor | None,
-        cache: Any,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """
-        Computes the N layers on top of [`VaswaniPositions`], with the masks as the attention takes them, `(batch, 1,
-        target, past + target)` and `(batch, 1, 1 or target, source)`. The search has masks and a cache of its own.
-        """
-        for layer in self.layers:
-            # The cache has the name under which gradient checkpointing leaves it out.
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,
-                encoder_attention_mask,
-                **{CACHE: cache},
-                **kwargs,
-            )
-        return self.norm(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **cached)
 
     def check_layer_indices(self) -> None:
         """Checks that no two layers write to one entry of the cache, as a layer used twice would."""
@@ -815,16 +772,13 @@ def smoothed_cross_entropy(
 ) -> torch.Tensor:
     """
     Cross-entropy with label smoothing (Section 5.4): the true token has probability 1 - epsilon, each of the other
-    V - 1 tokens has epsilon / (V - 1).
+    V - 1 tokens has epsilon / (V - 1). Returns a scalar in float32.
 
     Args:
         logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax.
         labels (`torch.LongTensor` of shape `(batch, target)`): true tokens, or -100 where there is no label.
         epsilon_ls (`float`): epsilon.
         num_items_in_batch (`int`, *optional*): divisor of the sum; the number of labels by default.
-
-    Returns:
-        `torch.Tensor`, a scalar in float32.
     """
     vocab_size = logits.shape[-1]
     # torch spreads its epsilon over all V tokens, the true one included; this factor compensates for that.
@@ -854,7 +808,7 @@ class VaswaniModel(VaswaniPreTrainedModel):
         super().__init__(config)
         # 3.4: one matrix for source and target. Tied names map to the name that is stored.
         stacks = self.config.stacks
-        if self.config.share_embeddings and len(stacks) == 2:
+        if config.share_embeddings and len(stacks) == 2:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
         self.encoder = VaswaniEncoder(self.config) if "encoder" in stacks else None  # type: ignore[assignment]
         self.decoder = VaswaniDecoder(self.config) if "decoder" in stacks else None  # type: ignore[assignment]
@@ -905,13 +859,16 @@ class VaswaniModel(VaswaniPreTrainedModel):
             ValueError: as in the two stacks, and if `encoder_outputs` is a tensor.
             TypeError: as in them, and if an argument is given of a stack that the model does not have.
         """
-        of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
-        of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
+        of_the_target: dict[str, Any] = {
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_inputs_embeds": decoder_inputs_embeds,
+        }
+        of_the_target |= {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
-            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target, **of_both)
+            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target)
             return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         if self.encoder is None:
-            refuse_unread(self, **of_the_target, **of_both)
+            refuse_unread(self, **of_the_target)
             check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
             kwargs |= {"cache": cache, "use_cache": use_cache, "position_ids": position_ids}
             return self.decoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -922,22 +879,15 @@ class VaswaniModel(VaswaniPreTrainedModel):
             raise ValueError("encoder_outputs is a tensor: pass the encoder's whole output, or a tuple of tensors.")
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
-        decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
-            encoder_attention_mask=attention_mask,
-            cache=cache,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        states = encoder_outputs.last_hidden_state
+        given = (decoder_input_ids, decoder_attention_mask, states, attention_mask, cache, decoder_inputs_embeds)
+        decoder_outputs = self.decoder(*given, use_cache=use_cache, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_last_hidden_state=states,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
             **{CACHE: decoder_outputs.get(CACHE)},
@@ -991,10 +941,8 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         super().__init__(config)
         source, target = (f"model.{stack}.embed_tokens.weight" for stack in self.stacks)
         # 3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax transformation".
-        if config.share_embeddings:
-            self._tied_weights_keys = {target: source, "lm_head.weight": source}
-        else:
-            self._tied_weights_keys = {"lm_head.weight": target}
+        head = "lm_head.weight"
+        self._tied_weights_keys = {target: source, head: source} if config.share_embeddings else {head: target}
         self.model = VaswaniModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
@@ -1056,42 +1004,22 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        fields = dict(outputs)
-        logits, loss = self.logits_and_loss(
-            fields.pop("last_hidden_state"), labels, epsilon_ls, num_items_in_batch, loss_only
-        )
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **fields)
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache)
+        outputs = self.model(*given, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
+        others = dict(outputs)
+        states = others.pop("last_hidden_state")
+        logits, loss = self.logits_and_loss(states, labels, epsilon_ls, num_items_in_batch, loss_only)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
 
 class VaswaniEncoderModel(VaswaniModel):
-    """The left half of Figure 1 alone, for features of the source. Loads from the folder of any Vaswani model."""
+    """
+    The left half of Figure 1 alone, for features of the source: a [`VaswaniModel`] without a decoder. Loads from the
+    folder of any Vaswani model.
+    """
 
     stacks = ("encoder",)
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", *HEADS]
-
-    @can_return_tuple
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        """Encodes the source: arguments, result and errors of [`VaswaniEncoder.forward`]."""
-        return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
 
 
 # ---- What transformers and PEFT ask of the models ----------------------------------------------------------------
@@ -1110,18 +1038,16 @@ def stored_embedding(
         return {}
     if fields.get("model_type") != kind.config_class.model_type:
         return {}
-    saved = kind.config_class(**{name: fields[name] for name in STACK_FIELDS if name in fields})
+    saved = kind.config_class.from_dict(fields)
     wanted = kind.stacks_from(saved.stacks)
     if not set(wanted) & set(saved.stacks):
         raise ValueError(
             f"{path} has {'a decoder and no encoder' if 'decoder' in saved.stacks else 'an encoder and no decoder'}, "
             f"which {kind.__name__} needs: choose another model, or another class."
         )
-    shared = saved.share_embeddings and saved.tie_word_embeddings
     # A shared embedding is stored once, with the first stack of a model.
-    if shared and saved.stacks[0] != wanted[0]:
-        return {f"{saved.stacks[0]}.embed_tokens": f"{wanted[0]}.embed_tokens"}
-    return {}
+    before, after = (f"{stacks[0]}.embed_tokens" for stacks in (saved.stacks, wanted))
+    return {before: after} if saved.share_embeddings and saved.tie_word_embeddings and before != after else {}
 
 
 def copies_of_shared(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any]:
@@ -1158,13 +1084,8 @@ def check_ids(name: str, ids: torch.Tensor | None, size: int, size_name: str, wa
     if ids.is_cpu or (wait and not (ids.is_cuda and torch.cuda.is_current_stream_capturing())):
         # One read of the device for both.
         for id_ in torch.stack((ids.min(), ids.max())).tolist():
-            check_range(name, id_, size, size_name)
-
-
-def check_range(name: str, id_: int, size: int, size_name: str) -> None:
-    """Checks that an id has a row in a table of `size` rows; raises a ValueError with both numbers."""
-    if not 0 <= id_ < size:
-        raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
+            if not 0 <= id_ < size:
+                raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
 
 
 def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int | None = None) -> None:

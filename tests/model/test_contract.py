@@ -82,7 +82,7 @@ def test_the_models_are_of_every_class() -> None:
         if isinstance(value, type) and issubclass(value, PreTrainedModel) and value.forward is not nn.Module.forward
     }
     has_forward = {kind for kind in ours if kind is not PreTrainedModel and "forward" in vars(kind)}
-    assert has_forward == {type(build()) for build, _ in MODELS.values()}
+    assert has_forward | {VaswaniEncoderModel} == {type(build()) for build, _ in MODELS.values()}
 
 
 def call(name: str, **keywords: Any) -> Any:

@@ -686,7 +686,7 @@ def test_a_model_learns_to_copy() -> None:
         ({"attention_mask": torch.ones(7)}, ["attention_mask", "must be (batch, length)", "(7,)"]),
         (
             {"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)},
-            ["inputs_embeds", "d_model is 16", "(3, 7, 14)"],
+            ["inputs_embeds", "must be (batch, length, 16)", "(3, 7, 14)"],
         ),
         ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
         ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
