@@ -46,14 +46,8 @@ CHOICES = {
     "sinusoid_layout": ("interleaved", "concatenated", "tensor2tensor"),
 }
 SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
-RATES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": "pipeline_vaswani.VaswaniTranslationPipeline",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
+PIPELINE = {"impl": "pipeline_vaswani.VaswaniTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+CUSTOM_PIPELINES = {"translation": PIPELINE}
 
 
 def travelling_files(auto_map: Mapping[str, Any]) -> list[Path]:
@@ -96,66 +90,55 @@ class VaswaniConfig(PreTrainedConfig):
         d_model (`int`, defaults to 512): width of embeddings and sub-layer outputs (Section 3.1), even for sinusoids.
         d_ff (`int`, defaults to 2048): width of the hidden layer of the feed-forward networks (Section 3.3).
         num_heads (`int`, defaults to 8): heads *h* of every attention, in both stacks (Section 3.2.2).
-        d_k (`int`, *optional*): width of a head's queries and keys; `None`: `d_model / num_heads` (Table 3 row B).
-        d_v (`int`, *optional*): width of a head's values; `None`: `d_model / num_heads` (Section 3.2.2).
-        encoder_layers (`int`, defaults to 6): layers *N* of the encoder (Section 3.1).
-        decoder_layers (`int`, defaults to 6): layers *N* of the decoder (Section 3.1).
+        d_k, d_v (`int`, *optional*): widths of a head's queries and keys, and of its values; `None`: `d_model /
+            num_heads` (Section 3.2.2; Table 3 row B varies d_k alone).
+        encoder_layers, decoder_layers (`int`, defaults to 6): layers *N* of each stack (Section 3.1).
         dropout (`float`, defaults to 0.1): dropout *P_drop* of the sum of embedding and position, and of each
             sub-layer's output before it is added (Section 5.4).
-        attention_dropout (`float`, defaults to 0.0): dropout of the attention weights, which is not in the paper.
-        activation_dropout (`float`, defaults to 0.0): dropout after the activation of feed-forward networks; not in
-            the paper.
-        activation_function (`str`, defaults to "relu"): activation of the feed-forward networks, named as in
-            transformers (Section 3.3).
-        norm_position (`str`, defaults to "post"): `"post"`: LayerNorm(x + Sublayer(x)), as in Section 3.1; `"pre"`: x
-            + Sublayer(LayerNorm(x)) and one LayerNorm on top of each stack, as in later versions of tensor2tensor.
-        position_encoding (`str`, defaults to "sinusoidal"): `"sinusoidal"`: computed, for any length (Section 3.5);
+        attention_dropout, activation_dropout (`float`, defaults to 0.0): dropout of the attention weights, and of the
+            activations in feed-forward networks; not in the paper.
+        activation_function (`str`, defaults to `"relu"`): activation in feed-forward networks, by name (Section 3.3).
+        norm_position (`str`, defaults to `"post"`): `"post"`: LayerNorm(x + Sublayer(x)), as in Section 3.1; `"pre"`:
+            x + Sublayer(LayerNorm(x)) and one LayerNorm on top of each stack, as in later versions of tensor2tensor.
+        position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"`: computed, for any length (Section 3.5);
             `"learned"`: a table of `max_position_embeddings` rows for each stack (Table 3 row E).
-        sinusoid_layout (`str`, defaults to "interleaved"): `"interleaved"`: alternating sines and cosines, as in
+        sinusoid_layout (`str`, defaults to `"interleaved"`): `"interleaved"`: alternating sines and cosines, as in
             Section 3.5; `"concatenated"`: the same sines, then the same cosines (Marian); `"tensor2tensor"`:
             concatenated, with exponents from 0 to 1 inclusive (also fairseq, with another `position_offset`).
         position_offset (`int`, defaults to 0): first position of a sentence for sinusoids; 2 in fairseq, which starts
             after the id of `<pad>`. The rows of a learned table are always counted from 0.
         max_position_embeddings (`int`, defaults to 1024): rows of a learned table; sinusoids have no limit. Longer
-            sentences are cut, unless `longest_sentence` says otherwise for sinusoids; `truncation=True` truncates
-            them.
+            sentences are cut, or truncated with `truncation=True`, unless `longest_sentence` says otherwise for
+            sinusoids.
         layer_norm_eps (`float`, defaults to 1e-6): epsilon added to the variance in LayerNorm (tensor2tensor's value).
-        attention_bias (`bool`, defaults to False): projection biases in attention; not in the paper (Section 3.2.2).
-        lm_head_bias (`bool`, defaults to False): bias of the pre-softmax layer; not in the paper (Section 3.4).
-        scale_embedding (`bool`, defaults to True): whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
-        share_embeddings (`bool`, defaults to True): whether source and target share one embedding matrix (Section
+        attention_bias, lm_head_bias (`bool`, defaults to `False`): whether the projections of an attention, and the
+            pre-softmax linear transformation, have biases; not in the paper (Sections 3.2.2 and 3.4).
+        scale_embedding (`bool`, defaults to `True`): whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
+        share_embeddings (`bool`, defaults to `True`): whether source and target share one embedding matrix (Section
             3.4). Without effect if `tie_word_embeddings` is false, because transformers then ties no weights.
-        tie_word_embeddings (`bool`, defaults to True): whether the target embedding is also the pre-softmax linear
+        tie_word_embeddings (`bool`, defaults to `True`): whether the target embedding is also the pre-softmax linear
             transformation (Section 3.4).
         type_vocab_size (`int`, defaults to 0): segments that the encoder tells apart, each with an embedding that is
             added to those of its tokens (Devlin et al., 2018); not in the paper.
-        embedding_norm (`bool`, defaults to False): whether a LayerNorm follows the sum of embedding and position
+        embedding_norm (`bool`, defaults to `False`): whether a LayerNorm follows the sum of embedding and position
             (Devlin et al., 2018); not in the paper.
-        lm_head_transform (`bool`, defaults to False): whether [`VaswaniForMaskedLM`] and [`VaswaniForPreTraining`]
-            have a linear layer, the activation function and a LayerNorm in front of the pre-softmax linear
-            transformation (Devlin et al., 2018).
-        initializer_range (`float`, *optional*): standard deviation of the initial weights of all matrices and
-            embeddings (Devlin et al., 2018: 0.02), for embeddings that are not scaled. `None` is the rule of
-            tensor2tensor: Xavier uniform for matrices, and d_model^-0.5 for embeddings.
+        lm_head_transform (`bool`, defaults to `False`): whether [`VaswaniForMaskedLM`] has a linear layer, the
+            activation and a LayerNorm in front of the pre-softmax linear transformation (Devlin et al., 2018).
+        initializer_range (`float`, *optional*): standard deviation of all initial weights, for embeddings that are not
+            scaled (Devlin et al., 2018: 0.02). `None`: Xavier uniform for matrices, and d_model^-0.5 for embeddings
+            (tensor2tensor).
         classifier_dropout (`float`, *optional*): dropout before a classifier's linear layer; `None`: `dropout`.
         language_pairs (`list[list[str]]`, *optional*): directions that the model was trained for, as `[["en", "de"],
             ["en", "fr"]]`; pipelines refuse others. `None` if they are not known.
-        alignment_layer (`int`, *optional*): layer of the decoder, counted from 0, whose attention to the source aligns
-            words; by default the last one.
-        alignment_shift (`bool`, defaults to False): read that attention at the step after the one that predicts a
-            token (Chen et al., 2020).
+        alignment_layer (`int`, *optional*): decoder layer, from 0, whose attention aligns words; by default the last.
+        alignment_shift (`bool`, defaults to `False`): read it one step after a token is predicted (Chen et al., 2020).
         longest_sentence (`int`, *optional*): tokens of the longest source that the model was trained on, `</s>`
             included: with sinusoids, longer sentences are cut before they are translated. `None` if it is not known.
-        use_cache (`bool`, defaults to True): whether the decoder returns its keys and values, which generation then
-            computes only once.
-        is_encoder_decoder (`bool`, defaults to True): whether the model has both stacks. Models that need one stack
-            alone set it to `False`.
-        is_decoder (`bool`, defaults to False): whether a model of one stack is a decoder, which has no attention to a
-            source, instead of an encoder.
-        pad_token_id (`int`, defaults to 0): id of `<pad>`, whose embedding is zero and stays zero, unless the same
-            token also ends a sentence.
-        bos_token_id (`int`, defaults to 1): id of `<s>`.
-        eos_token_id (`int`, defaults to 2): id of `</s>`, the end of every source and target.
+        use_cache (`bool`, defaults to `True`): whether keys and values are kept, to be computed only once.
+        is_encoder_decoder (`bool`, defaults to `True`): whether the model has both stacks; others set it to `False`.
+        is_decoder (`bool`, defaults to `False`): whether the only stack is a decoder, without attention to a source.
+        pad_token_id (`int`, defaults to 0): id of `<pad>`; its embedding stays zero, unless it ends sentences.
+        bos_token_id, eos_token_id (`int`, default to 1 and 2): ids of `<s>` and `</s>`, the end of every sentence.
         decoder_start_token_id (`int`, defaults to 1): first symbol of the target shifted right (Section 3.1).
     """
 
@@ -248,7 +231,7 @@ class VaswaniConfig(PreTrainedConfig):
             require(name, "at least 1", lambda size: size >= 1)
         for name in ("type_vocab_size", "position_offset"):
             require(name, "at least 0", lambda size: size >= 0)
-        for name in RATES:
+        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
             require(name, "at least 0 and below 1", lambda rate: 0 <= rate < 1)
         for name in ("initializer_range", "layer_norm_eps"):
             require(name, "above 0 and finite", lambda number: 0 < number < math.inf)

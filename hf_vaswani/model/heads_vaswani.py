@@ -128,7 +128,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniEncoder.forward`], and:
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for an encoder, and:
 
         Args:
             labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the tokens to predict, or -100 where
@@ -143,7 +143,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
             with labels, `loss` in nats per label.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`] and [`VaswaniForConditionalGeneration`].
+            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
@@ -330,7 +330,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniDecoder.forward`] for a decoder on
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for a decoder on
         its own, and:
 
         Args:
@@ -347,7 +347,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
             `loss_only`, and, with labels, `loss` in nats per token.
 
         Raises:
-            ValueError: as in [`VaswaniDecoder`] and [`VaswaniForConditionalGeneration`].
+            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
         """
         if loss_only and labels is None:
             raise ValueError("loss_only needs labels, but labels is None.")
@@ -491,7 +491,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
     ) -> TokenClassifierOutput:
         """
         Computes the scores of the labels, and with labels the loss. Takes the arguments of
-        [`VaswaniEncoder.forward`], and:
+        [`VaswaniModel.forward`] for an encoder, and:
 
         Args:
             labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the true labels, or -100 where there is
@@ -504,7 +504,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
             nats per label.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`], and if labels have another shape or are not below `num_labels`.
+            ValueError: as in [`VaswaniModel`], and if labels have another shape or are not below `num_labels`.
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs

@@ -2,9 +2,8 @@
 
 First the paper, bottom-up through Section 3 and Figure 1: attention (3.2), feed-forward networks (3.3), embeddings
 and positions (3.4, 3.5), the layers and stacks made of them (3.1), and the regularization of 5.4. Then the models that
-users of transformers know: [`VaswaniModel`], [`VaswaniForConditionalGeneration`], [`VaswaniEncoderModel`]. Last, the
-adaptations that transformers and PEFT need, and the checks of the inputs. The models of one stack and another head are
-in `heads_vaswani.py`.
+users of transformers know, the adaptations that transformers and PEFT need, and the checks of the inputs. Models of
+one stack with another head are in `heads_vaswani.py`.
 """
 
 import copy
@@ -30,8 +29,7 @@ from transformers.modeling_outputs import (
     Seq2SeqModelOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -61,7 +59,7 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    **kwargs: Unpack[TransformersKwargs],
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V (Section 3.2.1, equation 1). In the shapes, `target`
@@ -70,8 +68,8 @@ def eager_attention_forward(
     Q is `(batch, heads, target, d_k)`, K `(batch, heads, source, d_k)`, V `(batch, heads, source, d_v)`; `scaling` is
     1 / sqrt(d_k). The mask, `(batch, 1, target, source)`, is added to the scores: 0 for visible positions, a very
     negative number for hidden ones (Section 3.2.3: "setting to -inf"). Weights are dropped while `module`, the calling
-    attention, is in training mode. Returns the attended values, `(batch, target, heads, d_v)`, and the weights,
-    `(batch, heads, target, source)`.
+    attention, trains. Returns the attended values, `(batch, target, heads, d_v)`, and the weights, `(batch, heads,
+    target, source)`.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # [batch, heads, target, source]
     if attention_mask is not None:
@@ -85,9 +83,9 @@ def eager_attention_forward(
 class VaswaniAttention(nn.Module):
     """
     Multi-head attention: Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
-    (Section 3.2.2). The matrices of the h heads are stored as one. `is_causal` is true for the decoder's
-    self-attention: `sdpa` and flash attention hide the future by this attribute if there is no mask; `eager` only by
-    the mask. `layer_idx` selects the layer's entry in the cache.
+    (Section 3.2.2). The matrices of the h heads are stored as one. `is_causal` is for the decoder's self-attention:
+    `sdpa` and flash attention hide the future by this attribute if there is no mask, `eager` only by the mask.
+    `layer_idx` is the layer's entry in the cache.
     """
 
     # Each head has keys and values of its own; the attention functions of transformers ask.
@@ -116,7 +114,7 @@ class VaswaniAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         cache: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         Attends from each target position, `(batch, target, d_model)`, to the source, `(batch, source, d_model)`, by
@@ -129,25 +127,15 @@ class VaswaniAttention(nn.Module):
         attention = attention_of(self) or ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
+        dropout = self.config.attention_dropout if self.training else 0.0
         attended, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         concatenated = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
         return linear(self.out_proj, concatenated), weights
 
     def keys_and_values(
-        self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None,
-        cache: Any,
-        keywords: dict[str, Any],
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None, cache: Any, options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V split into heads, those of earlier positions from the cache. Arguments as in `forward`."""
         if encoder_hidden_states is None:
@@ -161,11 +149,8 @@ class VaswaniAttention(nn.Module):
         if own_cache is None:
             return key, value
         if is_paged(own_cache):
-            # It changes the keywords of the attention function, which updates it before transformers 5.24.
-            if CACHE == "cache":
-                return own_cache.update(key, value, self.layer_idx, kwargs=keywords)
-            keywords["cache"] = own_cache
-            return key, value
+            # It changes the keywords of the attention function.
+            return own_cache.update(key, value, self.layer_idx, kwargs=options)
         key, value = own_cache.update(key, value, self.layer_idx)
         if encoder_hidden_states is not None:
             cache.is_updated[self.layer_idx] = True
@@ -192,9 +177,8 @@ class VaswaniFeedForward(nn.Module):
 
 # ---- 3.4 Embeddings and Softmax ----------------------------------------------------------------------------------
 #
-# The look-up is `VaswaniStack.embed`; the factor sqrt(d_model) and the sum with the positions are in
-# `VaswaniPositions`. `VaswaniForConditionalGeneration` ties the two embeddings and the pre-softmax linear
-# transformation. The softmax itself is in the loss and in `generate()`.
+# The look-up is `VaswaniStack.embed`; the factor sqrt(d_model) is in `VaswaniPositions`. The two embeddings and the
+# pre-softmax linear transformation are tied in `VaswaniForConditionalGeneration`; the softmax is in the loss.
 
 
 # ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
@@ -230,10 +214,9 @@ def position_ids(
     inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None = None, past_length: torch.Tensor | int = 0
 ) -> torch.Tensor:
     """
-    Positions counted from 0 at the first token of each sentence, on whichever side the padding is. A mask of shape
-    `(batch, past + length)` tells tokens (1) from padding (0); without one every column counts as a token, and
-    `past_length` columns are already in the cache. Returns the shape `(batch, length)`, or `(1, length)` without a
-    mask.
+    Positions counted from 0 at the first token of each sentence, on whichever side the padding is: `(batch, length)`.
+    The mask, `(batch, past + length)`, is 1 for tokens and 0 for padding; without one every column counts, and the
+    result is `(1, length)`. `past_length` columns are already in the cache.
     """
     columns = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_length  # [length]
     if attention_mask is None:
@@ -334,9 +317,8 @@ class VaswaniAddAndNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """
-        `(batch, length, d_model)` and the sub-layer as a function of it -> the same shape. The function must not be a
-        module: accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights
-        with it.
+        `(batch, length, d_model)` and the sub-layer, a function of it -> the same shape. It must not be a module:
+        accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights with it.
         """
         if self.norm_first:
             return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
@@ -354,10 +336,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = VaswaniAddAndNorm(config)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         """`(batch, source, d_model)` and the padding mask -> the same shape."""
         # Multi-Head Attention, Add & Norm
@@ -367,10 +346,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
-    """
-    One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward. Without
-    an encoder there is no attention to the source.
-    """
+    """One of the N boxes on the right of Figure 1; without an encoder it has no attention to a source."""
 
     def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
         super().__init__()
@@ -390,19 +366,15 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> torch.Tensor:
-        """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
+        """`(batch, target, d_model)`, both masks, the encoder's states and the cache -> the shape of the first."""
         # Masked Multi-Head Attention, Add & Norm
-        hidden_states = self.self_attn_norm(
-            hidden_states, lambda x: self.self_attn(x, attention_mask, cache=cache, **kwargs)[0]
-        )
+        hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
         # Multi-Head Attention from the target to the source, Add & Norm
         if self.has_source:
             hidden_states = self.cross_attn_norm(
-                hidden_states,
-                lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, cache=cache, **kwargs)[0],
+                hidden_states, lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0]
             )
         # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
@@ -445,9 +417,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """
         Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of any other class of this
-        package the stacks and heads that both have; transformers reports the weights that are new. Raises a ValueError
-        if the folder's model has none of the stacks of this class, or is of this class and has weights under other
-        names.
+        package the stacks and heads that both have. Raises a ValueError if they share no stack, or if weights of this
+        very class have other names.
         """
         with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
@@ -471,10 +442,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, state_dict: Any = None, **kwargs: Any
     ) -> None:
-        """
-        Saves the model as [`PreTrainedModel.save_pretrained`] does, and a matrix with two names under both, unless
-        loading ties the one to the other.
-        """
+        """Saves the model, and a matrix with two names under both, unless loading ties the one to the other."""
         # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
         from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
@@ -501,7 +469,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         }
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         # The paper is silent; tensor2tensor: Xavier uniform for matrices, and for embeddings a normal
         # distribution with standard deviation d_model^-0.5. BERT and GPT: one deviation for all.
         std = self.config.initializer_range
@@ -525,10 +493,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         # transformers resizes the source embedding and the output only: a target embedding of its own is left.
         decoder = getattr(self.base_model, "decoder", None)
         if decoder is not None and decoder.embed_tokens.num_embeddings != resized.num_embeddings:
-            target = self._get_resized_embeddings(
-                decoder.embed_tokens, resized.num_embeddings, mean_resizing=mean_resizing
-            )
-            decoder.embed_tokens = target.requires_grad_(decoder.embed_tokens.weight.requires_grad)
+            old = decoder.embed_tokens
+            target = self._get_resized_embeddings(old, resized.num_embeddings, mean_resizing=mean_resizing)
+            decoder.embed_tokens = target.requires_grad_(old.weight.requires_grad)
         return resized
 
 
@@ -551,20 +518,18 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     def embed(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """
-        Looks tokens of shape `(batch, length)` up in the embedding matrix (Section 3.4), or returns the embeddings
-        that are given in their place; raises a ValueError if not exactly one is given, or one of another shape, or an
-        id that is not in the vocabulary.
+        Looks tokens, `(batch, length)`, up in the embedding matrix (Section 3.4), or returns the embeddings that are
+        given in their place; raises a ValueError unless one of them is given, and fits.
         """
         prefix, d_model = self.argument_prefix, self.config.d_model
         if (input_ids is None) == (inputs_embeds is None):
             both = "neither is" if input_ids is None else "both are"
             raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds: {both} given.")
-        if inputs_embeds is None:
-            name, given, width, expected = "input_ids", input_ids, (), "(batch, length)"
-        else:
-            name, given, width, expected = "inputs_embeds", inputs_embeds, (d_model,), f"(batch, length, {d_model})"
-        if given.dim() != 2 + len(width) or given.shape[2:] != width or 0 in given.shape:
-            raise ValueError(f"{prefix}{name} has the shape {tuple(given.shape)}, but must be {expected}, not empty.")
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
+        shape, width = tuple(given.shape), () if inputs_embeds is None else (d_model,)
+        if len(shape) < 2 or shape[2:] != width or 0 in shape:
+            name, last = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", f", {d_model}")
+            raise ValueError(f"{prefix}{name} has the shape {shape}, but must be (batch, length{last}), not empty.")
         if inputs_embeds is not None:
             return inputs_embeds
         check_ids(f"{prefix}input_ids", input_ids, self.config.vocab_size, "vocab_size")
@@ -598,44 +563,23 @@ class VaswaniEncoder(VaswaniStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        token_type_ids: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutput:
-        """
-        Encodes the source.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
-            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
-            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments; all 0 by default.
-
-        Returns:
-            [`BaseModelOutput`] with `last_hidden_state` of shape `(batch, source, d_model)`.
-
-        Raises:
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, shapes do not fit, or an id, a
-                segment or a learned position is beyond its table.
-            TypeError: a keyword is given that neither the stack nor its attention reads.
-        """
+        """Encodes the source, with the arguments that [`VaswaniModel.forward`] has for it, and the same errors."""
         refuse_unread(self, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
-        segments = self.segments(inputs_embeds, token_type_ids)
+        segments, size = None, self.config.type_vocab_size
+        check_ids("token_type_ids", token_type_ids, size or 1, "type_vocab_size" if size else "the number of segments")
+        if self.embed_segments is not None:
+            check_shape("token_type_ids", token_type_ids, *inputs_embeds.shape[:2])
+            if token_type_ids is None:
+                token_type_ids = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
+            segments = self.embed_segments(token_type_ids)
         padding_mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.positions(inputs_embeds, attention_mask, segments=segments)
         return BaseModelOutput(last_hidden_state=self.run_layers(hidden_states, padding_mask, **kwargs))
-
-    def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor | None:
-        """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
-        if self.embed_segments is None:
-            check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
-            return None
-        if token_type_ids is None:
-            token_type_ids = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
-        check_shape("token_type_ids", token_type_ids, *inputs_embeds.shape[:2])
-        check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
-        return self.embed_segments(token_type_ids)
 
 
 class VaswaniDecoder(VaswaniStack):
@@ -666,31 +610,12 @@ class VaswaniDecoder(VaswaniStack):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
-        Decodes the target, all positions at once or from where the cache ends.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right by one.
-            attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for padding.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output; none for
-                a decoder on its own.
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): padding of the source.
-            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
-                decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of `input_ids`.
-            use_cache (`bool`, *optional*): whether to create and return a cache.
-            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of the tokens, counted
-                from 0; by default they count the tokens of each sentence. Without mask and cache, a text begins
-                wherever they do not go on by 1, and no position attends to another text than its own.
-
-        Returns:
-            [`BaseModelOutputWithPastAndCrossAttentions`] with `last_hidden_state` of shape `(batch, target, d_model)`.
-
-        Raises:
-            ValueError, TypeError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another
-                batch size or no attention that reads them, or if two layers share an entry of the cache.
+        Decodes the target, all positions at once or from where the cache ends, with the arguments that
+        [`VaswaniModel.forward`] has for it, and the same errors. `encoder_hidden_states` are the encoder's output,
+        `(batch, source, d_model)`, and their mask says which are padding; a decoder on its own has neither.
         """
         read = kwargs.keys() if is_paged(cache) else set() if position_ids is None else OF_PACKED_TEXTS
         refuse_unread(self, **{name: value for name, value in kwargs.items() if name not in read})
@@ -702,8 +627,7 @@ class VaswaniDecoder(VaswaniStack):
         if not self.has_source and encoder_hidden_states is not None:
             raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
         # The mask is made without a new, empty cache: with one, transformers does not tell the texts of a row apart.
-        is_old_paged = is_paged(cache) and CACHE == "past_key_values"
-        read_cache = None if is_old_paged else getattr(cache, "self_attention_cache", cache)
+        read_cache = getattr(cache, "self_attention_cache", cache)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
             if self.has_source:
@@ -712,9 +636,6 @@ class VaswaniDecoder(VaswaniStack):
             self.check_layer_indices()
         past_length = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
         batch, target = inputs_embeds.shape[:2]
-        if encoder_hidden_states is not None:
-            check_shape("the encoder's output", encoder_hidden_states, batch)
-            check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
         # transformers accepts masks of any width, and would silently misread one of the new tokens alone. A static
         # cache counts on the device and takes wider masks: they are not checked.
         length = past_length + target if isinstance(past_length, int) and past_length else None
@@ -722,10 +643,10 @@ class VaswaniDecoder(VaswaniStack):
         if position_ids is not None:
             check_shape("position_ids", position_ids.expand(batch, -1), batch, target)
         # 3.2.3: a target position attends to itself, to those before it, and to every position of the source.
-        causal_mask = create_causal_mask(
-            self.config, inputs_embeds, attention_mask, read_cache, position_ids=position_ids
-        )
+        causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, read_cache, position_ids)
         if encoder_hidden_states is not None:
+            check_shape("the encoder's output", encoder_hidden_states, batch)
+            check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
             encoder_attention_mask = create_bidirectional_mask(
                 self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )
@@ -783,12 +704,9 @@ def smoothed_cross_entropy(
     vocab_size = logits.shape[-1]
     # torch spreads its epsilon over all V tokens, the true one included; this factor compensates for that.
     spread = share_of_others(epsilon_ls, vocab_size) * vocab_size
-    loss = nn.functional.cross_entropy(
-        logits.float().view(-1, vocab_size),
-        labels.to(logits.device).view(-1),
-        reduction="mean" if num_items_in_batch is None else "sum",
-        label_smoothing=spread,
-    )
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    scores, labels = logits.float().view(-1, vocab_size), labels.to(logits.device).view(-1)  # type: ignore[assignment]
+    loss = nn.functional.cross_entropy(scores, labels, reduction=reduction, label_smoothing=spread)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
@@ -796,22 +714,16 @@ def smoothed_cross_entropy(
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
-    """
-    Encoder and decoder without the final linear transformation (Figure 1 up to "Linear"), or one of them alone, as the
-    config says: the other one is `None`.
-    """
-
-    encoder: VaswaniEncoder
-    decoder: VaswaniDecoder
+    """Figure 1 up to "Linear": encoder and decoder, or one of them alone as the config says; the other is `None`."""
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
+        config, stacks = self.config, self.config.stacks
         # 3.4: one matrix for source and target. Tied names map to the name that is stored.
-        stacks = self.config.stacks
         if config.share_embeddings and len(stacks) == 2:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-        self.encoder = VaswaniEncoder(self.config) if "encoder" in stacks else None  # type: ignore[assignment]
-        self.decoder = VaswaniDecoder(self.config) if "decoder" in stacks else None  # type: ignore[assignment]
+        self.encoder: VaswaniEncoder = VaswaniEncoder(config) if "encoder" in stacks else None  # type: ignore[assignment]
+        self.decoder: VaswaniDecoder = VaswaniDecoder(config) if "decoder" in stacks else None  # type: ignore[assignment]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -839,36 +751,43 @@ class VaswaniModel(VaswaniPreTrainedModel):
         use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack. Arguments of
-        the source as in [`VaswaniEncoder.forward`], those with `decoder_` in front, `cache` and `use_cache` as in
-        [`VaswaniDecoder.forward`], and:
+        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack, which for a
+        decoder have no `decoder_` in front.
 
         Args:
-            encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
-                encoder is skipped.
-            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder alone.
+            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens.
+            encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): what the encoder returned in an earlier call.
+            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
+                decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
+            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
+            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): likewise.
+            use_cache (`bool`, *optional*): whether to create and return a cache.
+            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments; all 0 by default.
+            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
+                own, counted from 0; by default they count the tokens of each sentence. Without mask and cache, a text
+                begins wherever they do not go on by 1, and no position attends to another text than its own.
 
         Returns:
-            [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`; of a model of one
-            stack, the stack's output.
+            [`Seq2SeqModelOutput`] with `last_hidden_state`, `(batch, target, d_model)`, or the only stack's output.
 
         Raises:
-            ValueError: as in the two stacks, and if `encoder_outputs` is a tensor.
-            TypeError: as in them, and if an argument is given of a stack that the model does not have.
+            ValueError: if not exactly one of ids and embeddings is given, shapes do not fit, an id, a segment or a
+                learned position is beyond its table, or two layers share an entry of the cache.
+            TypeError: if an argument is given that nothing in the model reads.
         """
-        of_the_target: dict[str, Any] = {
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_inputs_embeds": decoder_inputs_embeds,
-        }
-        of_the_target |= {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
+        of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
+        of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
         if self.decoder is None:
-            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target)
+            refuse_unread(self, cache=cache, position_ids=position_ids, **of_the_target, **of_both)
             return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         if self.encoder is None:
-            refuse_unread(self, **of_the_target)
+            refuse_unread(self, **of_the_target, **of_both)
             check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
             kwargs |= {"cache": cache, "use_cache": use_cache, "position_ids": position_ids}
             return self.decoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
@@ -913,9 +832,9 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         loss_only: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
-        Applies "Linear" of Figure 1 to `(batch, target, d_model)` and computes the loss. Other arguments and errors as
-        in [`VaswaniForConditionalGeneration.forward`]. Returns logits of shape `(batch, target, vocab_size)`, or
-        `None` with `loss_only`, and the loss, or `None` without labels.
+        Applies "Linear" of Figure 1 to `(batch, target, d_model)`: logits, `(batch, target, vocab_size)`, or `None`
+        with `loss_only`, and the loss, or `None` without labels. Other arguments and errors as in
+        [`VaswaniForConditionalGeneration.forward`].
         """
         frozen = self.frozen_row
         if labels is not None:
@@ -948,10 +867,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
-        """
-        Makes the decoder's input for teacher forcing: the labels, `(batch, target)`, shifted right by one (Section
-        3.1) behind `decoder_start_token_id`.
-        """
+        """Makes the decoder's input for teacher forcing: labels, `(batch, target)`, shifted right (Section 3.1)."""
         shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
         shifted[:, 1:] = labels[:, :-1]
         # The causal mask hides the end of a target from its tokens: any id will do there.
@@ -974,7 +890,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """
         Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`], and:
@@ -982,21 +898,19 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, or -100 where
                 there is no label. Shifted right, they are the default of `decoder_input_ids`.
-            epsilon_ls (`float`): label smoothing (Section 5.4): the true token keeps 1 - epsilon, the others share
-                epsilon. Named by the paper's letters, because transformers' Trainer takes every argument with "label"
-                in its name for a column of the data.
+            epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`], named by the paper because
+                transformers' Trainer takes every argument with "label" in its name for a column of the data.
             num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of labels by default. With
                 the number of labels of a whole update, the losses of its micro-batches add up exactly.
-            loss_only (`bool`): whether to return `loss` without `logits`. It is then computed a few positions at a
-                time, which takes less time and a fraction of the memory. Its `backward` can run once only.
+            loss_only (`bool`): whether to return `loss` without `logits`. Computed a few positions at a time, it takes
+                less time and a fraction of the memory. Its `backward` can run once only.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
             with labels, `loss` in nats per target token.
 
         Raises:
-            ValueError: as in [`VaswaniModel`], and if labels have another shape, are not in the vocabulary, or are
-                missing with `loss_only`.
+            ValueError: as in [`VaswaniModel.forward`], and if labels do not fit, or are missing with `loss_only`.
         """
         if loss_only and labels is None:
             raise ValueError("loss_only needs labels, but labels is None.")
@@ -1013,10 +927,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
 
 
 class VaswaniEncoderModel(VaswaniModel):
-    """
-    The left half of Figure 1 alone, for features of the source: a [`VaswaniModel`] without a decoder. Loads from the
-    folder of any Vaswani model.
-    """
+    """The left half of Figure 1 alone, for features of the source. Loads from the folder of any Vaswani model."""
 
     stacks = ("encoder",)
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", *HEADS]
@@ -1122,10 +1033,7 @@ GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout
 
 
 def refuse_unread(module: Any, **keywords: Any) -> None:
-    """
-    Refuses keywords that nothing below a model or stack reads, by a TypeError with the first of them. `None` counts as
-    not given.
-    """
+    """Raises a TypeError for the first keyword, `None` aside, that nothing below a model or stack reads."""
     unknown = [name for name, value in keywords.items() if value is not None and name not in READ_BY_TRANSFORMERS]
     if not unknown:
         return

@@ -182,6 +182,7 @@ def test_an_output_is_one_of_transformers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(CACHE == "past_key_values", reason="continuous batching needs transformers 5.24")
 def test_continuous_batching_writes_what_generate_writes() -> None:
     model = tiny_model(eos=-torch.inf, kind=VaswaniForCausalLM)
     texts = [[5, 6, 7], [8, 9]]
