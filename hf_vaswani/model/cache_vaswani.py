@@ -230,7 +230,7 @@ class IncrementalDecoder:
         if self.length < len(self.encoding):
             return
         positions = self.decoder.positions
-        positions.check(torch.tensor(self.length))
+        positions.check(self.length)
         wanted = max(TOKENS_AT_A_TIME, 2 * self.length)
         if positions.table is not None:
             wanted = min(wanted, positions.table.num_embeddings)

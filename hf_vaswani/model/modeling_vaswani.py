@@ -266,7 +266,7 @@ class VaswaniPositions(nn.Module):
             positions = position_ids(inputs_embeds, attention_mask, past_length)
         if self.table is not None and not torch.compiler.is_compiling():
             if attention_mask is None and not is_given:
-                self.check(torch.tensor(int(past_length) + inputs_embeds.shape[1] - 1))
+                self.check(int(past_length) + inputs_embeds.shape[1] - 1)
             elif is_given or attention_mask.shape[1] > self.max_position_embeddings:  # type: ignore[union-attr]
                 # In training, the device waits for no data that the collator has already measured.
                 self.check(positions, wait=not self.training)
@@ -278,12 +278,13 @@ class VaswaniPositions(nn.Module):
             encoding = nn.functional.embedding(positions, self.encode(columns))
         return self.add(inputs_embeds, encoding if segments is None else encoding + segments)
 
-    def check(self, positions: torch.Tensor, wait: bool = True) -> None:
+    def check(self, positions: torch.Tensor | int, wait: bool = True) -> None:
         """
         Checks that a table of learned positions has these, before a GPU looks them up, which would fail for the rest
         of the process; raises a ValueError with both numbers.
         """
         if self.table is not None:
+            positions = torch.as_tensor(positions)
             check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings", wait=wait)
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
@@ -416,9 +417,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
     ) -> Any:
         """
-        Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of any other class of this
-        package the stacks and heads that both have. Raises a ValueError if they share no stack, or if weights of this
-        very class have other names.
+        Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of another class the stacks and
+        heads that both have. Raises a ValueError if they share no stack, or a class finds weights under other names.
         """
         with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
@@ -570,6 +570,7 @@ class VaswaniEncoder(VaswaniStack):
         refuse_unread(self, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
+        # A model without segments takes zeros: transformers' tokenizers give them to all tokens.
         segments, size = None, self.config.type_vocab_size
         check_ids("token_type_ids", token_type_ids, size or 1, "type_vocab_size" if size else "the number of segments")
         if self.embed_segments is not None:
@@ -613,9 +614,8 @@ class VaswaniDecoder(VaswaniStack):
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
-        Decodes the target, all positions at once or from where the cache ends, with the arguments that
-        [`VaswaniModel.forward`] has for it, and the same errors. `encoder_hidden_states` are the encoder's output,
-        `(batch, source, d_model)`, and their mask says which are padding; a decoder on its own has neither.
+        Decodes the target, all positions at once or from where the cache ends: arguments and errors as in
+        [`VaswaniModel.forward`]. A decoder on its own has no states of a source, `(batch, source, d_model)`.
         """
         read = kwargs.keys() if is_paged(cache) else set() if position_ids is None else OF_PACKED_TEXTS
         refuse_unread(self, **{name: value for name, value in kwargs.items() if name not in read})
