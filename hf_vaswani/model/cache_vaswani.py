@@ -159,7 +159,7 @@ class IncrementalDecoder:
         """
         positions = self.decoder.positions
         if self.longest >= len(self.encoding):
-            positions.check_last(self.longest)
+            positions.check(self.longest)
             wanted = max(TOKENS_AT_A_TIME, 2 * self.longest)
             if positions.table is not None:
                 wanted = min(wanted, positions.table.num_embeddings)
@@ -169,7 +169,7 @@ class IncrementalDecoder:
         autocast = without_autocast(tokens.device) if self.are_all_plain else NO_CONTEXT
         with autocast, Substitutes(self.functions):
             states = positions.add(self.decoder.embed_tokens(tokens), encoding)  # [sentences, beams, d_model]
-            states = self.decoder.run_layers(states, mask, self.source, self.source_mask, self.cache)
+            states = self.decoder.run_layers(states, mask, self.source, self.source_mask, cache=self.cache)
         self.lengths, self.longest = self.lengths + 1, self.longest + 1
         self.cache.used += tokens.shape[1]
         return states.flatten(0, 1)

@@ -32,14 +32,11 @@ AUTO_MAP = {
 # Named for models of one stack alone, and saved with them.
 HEADS = "heads_vaswani."
 AUTO_MAP_OF_HEADS = {
-    "AutoModelForCausalLM": "heads_vaswani.VaswaniForCausalLM",
-    "AutoModelForMaskedLM": "heads_vaswani.VaswaniForMaskedLM",
-    "AutoModelForPreTraining": "heads_vaswani.VaswaniForPreTraining",
-    "AutoModelForSequenceClassification": "heads_vaswani.VaswaniForSequenceClassification",
-    "AutoModelForTokenClassification": "heads_vaswani.VaswaniForTokenClassification",
+    f"AutoModelFor{task}": f"{HEADS}VaswaniFor{task}"
+    for task in ("CausalLM", "MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification")
 }
 # The cache of keys and values: transformers 5.24 renamed `past_key_values` to `cache`, in arguments and in outputs.
-# These classes use the new name, and understand both with every release.
+# Arguments have the new name here, and are understood by both with every release; outputs are those of transformers.
 NAMES_OF_THE_CACHE = ("cache", "past_key_values")
 # The one that this release of transformers uses.
 CACHE = "cache" if "cache" in modeling_outputs.Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
@@ -48,25 +45,15 @@ CHOICES = {
     "position_encoding": ("sinusoidal", "learned"),
     "sinusoid_layout": ("interleaved", "concatenated", "tensor2tensor"),
 }
-CUSTOM_PIPELINES = {
-    "translation": {
-        "impl": "pipeline_vaswani.VaswaniTranslationPipeline",
-        "pt": ["AutoModelForSeq2SeqLM"],
-        "type": "text",
-    }
-}
+SIZES = ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "encoder_layers", "decoder_layers")
+PIPELINE = {"impl": "pipeline_vaswani.VaswaniTranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+CUSTOM_PIPELINES = {"translation": PIPELINE}
 
 
 def travelling_files(auto_map: Mapping[str, Any]) -> list[Path]:
     """
-    Finds the code that is saved beside the weights of a model: all files of this folder, but the heads only where they
-    are named.
-
-    Args:
-        auto_map (`Mapping[str, Any]`): classes by the name of the Auto class, as config.json has them.
-
-    Returns:
-        `list[Path]`: the files that exist here, by name. Code that came with a model may lack the heads.
+    Returns the code that is saved beside the weights of a model whose config has this `auto_map`: all files of this
+    folder, but the heads only where they are named. Code that came with a model may lack them.
     """
     has_heads = any(HEADS in str(name) for name in auto_map.values())
     files = sorted(Path(__file__).parent.glob("*_vaswani.py"))
@@ -96,110 +83,68 @@ class PipelineTasks(dict[str, Any]):
 class VaswaniConfig(PreTrainedConfig):
     r"""
     Configuration of a [`VaswaniModel`] and of the models with a head, such as [`VaswaniForConditionalGeneration`].
+    Raises a ValueError if a size or name is invalid, or sizes do not fit together.
 
     Args:
-        vocab_size (`int`, defaults to 37000):
-            Entries of the vocabulary that source and target share (Section 5.1).
-        d_model (`int`, defaults to 512):
-            Width of the embeddings and of every sub-layer's output (Section 3.1). Must be even for sinusoids.
-        d_ff (`int`, defaults to 2048):
-            Width of the hidden layer of the feed-forward networks (Section 3.3).
-        num_heads (`int`, defaults to 8):
-            Heads *h* of every attention, in both stacks (Section 3.2.2).
-        d_k (`int`, *optional*):
-            Width of a head's queries and keys; `None` means `d_model / num_heads` (Section 3.2.2, Table 3 row B).
-        d_v (`int`, *optional*):
-            Width of a head's values; `None` means `d_model / num_heads` (Section 3.2.2).
-        encoder_layers (`int`, defaults to 6):
-            Layers *N* of the encoder (Section 3.1).
-        decoder_layers (`int`, defaults to 6):
-            Layers *N* of the decoder (Section 3.1).
-        dropout (`float`, defaults to 0.1):
-            Dropout *P_drop* of the sum of embedding and position, and of each sub-layer's output before it is added
-            (Section 5.4).
-        attention_dropout (`float`, defaults to 0.0):
-            Dropout of the attention weights, which is not in the paper.
-        activation_dropout (`float`, defaults to 0.0):
-            Dropout inside the feed-forward networks, after the activation, which is not in the paper.
-        activation_function (`str`, defaults to `"relu"`):
-            Activation of the feed-forward networks, by its name in transformers (Section 3.3).
-        norm_position (`str`, defaults to `"post"`):
-            `"post"`: LayerNorm(x + Sublayer(x)), as in Section 3.1; `"pre"`: x + Sublayer(LayerNorm(x)) and one
-            LayerNorm on top of each stack, as in later versions of tensor2tensor.
-        position_encoding (`str`, defaults to `"sinusoidal"`):
-            `"sinusoidal"`: computed, for any length (Section 3.5); `"learned"`: a table of `max_position_embeddings`
-            rows for each stack (Table 3 row E).
-        sinusoid_layout (`str`, defaults to `"interleaved"`):
-            `"interleaved"`: alternating sines and cosines, as in Section 3.5; `"concatenated"`: the same sines, then
-            the same cosines (Marian); `"tensor2tensor"`: concatenated, with exponents from 0 to 1 inclusive (also
-            fairseq, with another `position_offset`).
-        position_offset (`int`, defaults to 0):
-            First position of a sentence for sinusoids; 2 in fairseq, which starts after the id of `<pad>`. The rows of
-            a learned table are always counted from 0.
-        max_position_embeddings (`int`, defaults to 1024):
-            Rows of a learned table. Sinusoids have no limit. Longer sentences are cut, unless `longest_sentence` says
-            otherwise for sinusoids, and `truncation=True` truncates them.
-        layer_norm_eps (`float`, defaults to 1e-6):
-            Epsilon added to the variance in LayerNorm (tensor2tensor's value).
-        attention_bias (`bool`, defaults to `False`):
-            Whether the four projections of an attention have biases; not in the paper (Section 3.2.2).
-        lm_head_bias (`bool`, defaults to `False`):
-            Whether the pre-softmax linear transformation has a bias; not in the paper (Section 3.4).
-        scale_embedding (`bool`, defaults to `True`):
-            Whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
-        share_embeddings (`bool`, defaults to `True`):
-            Whether source and target share one embedding matrix (Section 3.4). Without effect if
-            `tie_word_embeddings` is false, because transformers then ties no weights.
-        tie_word_embeddings (`bool`, defaults to `True`):
-            Whether the target embedding is also the pre-softmax linear transformation (Section 3.4).
-        type_vocab_size (`int`, defaults to 0):
-            Segments that the encoder tells apart, each with an embedding that is added to those of its tokens (Devlin
-            et al., 2018); not in the paper.
-        embedding_norm (`bool`, defaults to `False`):
-            Whether a LayerNorm follows the sum of embedding and position (Devlin et al., 2018); not in the paper.
-        lm_head_transform (`bool`, defaults to `False`):
-            Whether [`VaswaniForMaskedLM`] and [`VaswaniForPreTraining`] have a linear layer, the activation function
-            and a LayerNorm in front of the pre-softmax linear transformation (Devlin et al., 2018).
-        initializer_range (`float`, *optional*):
-            Standard deviation of the initial weights of all matrices and embeddings (Devlin et al., 2018: 0.02), for
-            embeddings that are not scaled. `None` is the rule of tensor2tensor: Xavier uniform for matrices, and
-            d_model^-0.5 for embeddings.
-        classifier_dropout (`float`, *optional*):
-            Dropout in front of the linear layer of a classifier; `None` means `dropout`.
-        language_pairs (`list[list[str]]`, *optional*):
-            Directions that the model was trained for, as `[["en", "de"], ["en", "fr"]]`; pipelines refuse others.
-            `None` if they are not known.
-        alignment_layer (`int`, *optional*):
-            Layer of the decoder, counted from 0, whose attention to the source aligns words; by default the last one.
-        alignment_shift (`bool`, defaults to `False`):
-            Read that attention at the step after the one that predicts a token (Chen et al., 2020).
-        longest_sentence (`int`, *optional*):
-            Tokens of the longest source that the model was trained on, `</s>` included: with sinusoids, sentences that
-            are longer are cut before they are translated. `None` if it is not known.
-        use_cache (`bool`, defaults to `True`):
-            Whether the decoder returns its keys and values, which generation then computes only once.
-        is_encoder_decoder (`bool`, defaults to `True`):
-            Whether the model has both stacks. Models that need one stack alone set it to `False`.
-        is_decoder (`bool`, defaults to `False`):
-            Whether a model of one stack is a decoder, which has no attention to a source, instead of an encoder.
-        pad_token_id (`int`, defaults to 0):
-            Id of `<pad>`, whose embedding is zero and stays zero, unless the same token also ends a sentence.
-        bos_token_id (`int`, defaults to 1): Id of `<s>`.
-        eos_token_id (`int`, defaults to 2): Id of `</s>`, the end of every source and target.
-        decoder_start_token_id (`int`, defaults to 1):
-            First symbol of the decoder's input: the target is shifted right by one (Section 3.1).
-
-    Raises:
-        ValueError: if a size or name is invalid, or sizes do not fit together.
+        vocab_size (`int`, defaults to 37000): entries of the vocabulary that source and target share (Section 5.1).
+        d_model (`int`, defaults to 512): width of embeddings and sub-layer outputs (Section 3.1), even for sinusoids.
+        d_ff (`int`, defaults to 2048): width of the hidden layer of the feed-forward networks (Section 3.3).
+        num_heads (`int`, defaults to 8): heads *h* of every attention, in both stacks (Section 3.2.2).
+        d_k, d_v (`int`, *optional*): widths of a head's queries and keys, and of its values; `None`: `d_model /
+            num_heads` (Section 3.2.2; Table 3 row B varies d_k alone).
+        encoder_layers, decoder_layers (`int`, defaults to 6): layers *N* of each stack (Section 3.1).
+        dropout (`float`, defaults to 0.1): dropout *P_drop* of the sum of embedding and position, and of each
+            sub-layer's output before it is added (Section 5.4).
+        attention_dropout, activation_dropout (`float`, defaults to 0.0): dropout of the attention weights, and of the
+            activations in feed-forward networks; not in the paper.
+        activation_function (`str`, defaults to `"relu"`): activation in feed-forward networks, by name (Section 3.3).
+        norm_position (`str`, defaults to `"post"`): `"post"`: LayerNorm(x + Sublayer(x)), as in Section 3.1; `"pre"`:
+            x + Sublayer(LayerNorm(x)) and one LayerNorm on top of each stack, as in later versions of tensor2tensor.
+        position_encoding (`str`, defaults to `"sinusoidal"`): `"sinusoidal"`: computed, for any length (Section 3.5);
+            `"learned"`: a table of `max_position_embeddings` rows for each stack (Table 3 row E).
+        sinusoid_layout (`str`, defaults to `"interleaved"`): `"interleaved"`: alternating sines and cosines, as in
+            Section 3.5; `"concatenated"`: the same sines, then the same cosines (Marian); `"tensor2tensor"`:
+            concatenated, with exponents from 0 to 1 inclusive (also fairseq, with another `position_offset`).
+        position_offset (`int`, defaults to 0): first position of a sentence for sinusoids; 2 in fairseq, which starts
+            after the id of `<pad>`. The rows of a learned table are always counted from 0.
+        max_position_embeddings (`int`, defaults to 1024): rows of a learned table; sinusoids have no limit. Longer
+            sentences are cut, or truncated with `truncation=True`, unless `longest_sentence` says otherwise for
+            sinusoids.
+        layer_norm_eps (`float`, defaults to 1e-6): epsilon added to the variance in LayerNorm (tensor2tensor's value).
+        attention_bias, lm_head_bias (`bool`, defaults to `False`): whether the projections of an attention, and the
+            pre-softmax linear transformation, have biases; not in the paper (Sections 3.2.2 and 3.4).
+        scale_embedding (`bool`, defaults to `True`): whether embeddings are multiplied by sqrt(d_model) (Section 3.4).
+        share_embeddings (`bool`, defaults to `True`): whether source and target share one embedding matrix (Section
+            3.4). Without effect if `tie_word_embeddings` is false, because transformers then ties no weights.
+        tie_word_embeddings (`bool`, defaults to `True`): whether the target embedding is also the pre-softmax linear
+            transformation (Section 3.4).
+        type_vocab_size (`int`, defaults to 0): segments that the encoder tells apart, each with an embedding that is
+            added to those of its tokens (Devlin et al., 2018); not in the paper.
+        embedding_norm (`bool`, defaults to `False`): whether a LayerNorm follows the sum of embedding and position
+            (Devlin et al., 2018); not in the paper.
+        lm_head_transform (`bool`, defaults to `False`): whether [`VaswaniForMaskedLM`] has a linear layer, the
+            activation and a LayerNorm in front of the pre-softmax linear transformation (Devlin et al., 2018).
+        initializer_range (`float`, *optional*): standard deviation of all initial weights, for embeddings that are not
+            scaled (Devlin et al., 2018: 0.02). `None`: Xavier uniform for matrices, and d_model^-0.5 for embeddings
+            (tensor2tensor).
+        classifier_dropout (`float`, *optional*): dropout before a classifier's linear layer; `None`: `dropout`.
+        language_pairs (`list[list[str]]`, *optional*): directions that the model was trained for, as `[["en", "de"],
+            ["en", "fr"]]`; pipelines refuse others. `None` if they are not known.
+        alignment_layer (`int`, *optional*): decoder layer, from 0, whose attention aligns words; by default the last.
+        alignment_shift (`bool`, defaults to `False`): read it one step after a token is predicted (Chen et al., 2020).
+        longest_sentence (`int`, *optional*): tokens of the longest source that the model was trained on, `</s>`
+            included: with sinusoids, longer sentences are cut before they are translated. `None` if it is not known.
+        use_cache (`bool`, defaults to `True`): whether keys and values are kept, to be computed only once.
+        is_encoder_decoder (`bool`, defaults to `True`): whether the model has both stacks; others set it to `False`.
+        is_decoder (`bool`, defaults to `False`): whether the only stack is a decoder, without attention to a source.
+        pad_token_id (`int`, defaults to 0): id of `<pad>`; its embedding stays zero, unless it ends sentences.
+        bos_token_id, eos_token_id (`int`, default to 1 and 2): ids of `<s>` and `</s>`, the end of every sentence.
+        decoder_start_token_id (`int`, defaults to 1): first symbol of the target shifted right (Section 3.1).
     """
 
     model_type = "vaswani"
     keys_to_ignore_at_inference = [*NAMES_OF_THE_CACHE]
-    attribute_map = {
-        "hidden_size": "d_model",
-        "intermediate_size": "d_ff",
-        "num_attention_heads": "num_heads",
-    }
+    attribute_map = {"hidden_size": "d_model", "intermediate_size": "d_ff", "num_attention_heads": "num_heads"}
 
     vocab_size: int = 37000
     d_model: int = 512
@@ -276,62 +221,42 @@ class VaswaniConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Raises a `ValueError` for sizes and names that do not describe a model."""
-        sizes = (
-            "vocab_size d_model d_ff num_heads d_k d_v encoder_layers decoder_layers max_position_embeddings "
-            "longest_sentence"
-        )
-        least = dict.fromkeys(sizes.split(), 1) | {"type_vocab_size": 0, "position_offset": 0}
-        for name, minimum in least.items():
-            size = getattr(self, name)
-            if size is not None and size < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, but it is {size}.")
+
+        def require(name: str, expected: str, is_right: Callable[[Any], bool]) -> None:
+            value = getattr(self, name)
+            if value is not None and not is_right(value):
+                raise ValueError(f"{name} must be {expected}, but it is {value!r}.")
+
+        for name in (*SIZES, "max_position_embeddings", "longest_sentence"):
+            require(name, "at least 1", lambda size: size >= 1)
+        for name in ("type_vocab_size", "position_offset"):
+            require(name, "at least 0", lambda size: size >= 0)
+        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
+            require(name, "at least 0 and below 1", lambda rate: 0 <= rate < 1)
+        for name in ("initializer_range", "layer_norm_eps"):
+            require(name, "above 0 and finite", lambda number: 0 < number < math.inf)
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                expected = " or ".join(f'"{choice}"' for choice in choices)
-                raise ValueError(f"{name} must be {expected}, but it is {getattr(self, name)!r}.")
-        if self.position_encoding == "sinusoidal" and self.d_model % 2:
-            raise ValueError(
-                f"d_model must be even, because sinusoids come in pairs of sine and cosine, but it is {self.d_model}."
-            )
-        if self.position_encoding == "learned" and self.position_offset:
-            raise ValueError(
-                "position_offset must be 0, because the rows of a learned table are counted from 0, "
-                f"but it is {self.position_offset}."
-            )
+            require(name, " or ".join(f'"{choice}"' for choice in choices), choices.__contains__)
         for name, size_name in (("pad_token_id", "vocab_size"), ("alignment_layer", "decoder_layers")):
-            index, size = getattr(self, name), getattr(self, size_name)
-            if index is not None and not 0 <= index < size:
-                raise ValueError(f"{name} must be at least 0 and below {size_name} ({size}), but it is {index}.")
+            size = getattr(self, size_name)
+            require(name, f"at least 0 and below {size_name} ({size})", range(size).__contains__)
+        if self.position_encoding == "learned":
+            require("position_offset", "0, because a learned table is counted from 0", lambda first: first == 0)
+        else:
+            require("d_model", "even, because sinusoids come in pairs of sine and cosine", lambda size: size % 2 == 0)
+        require("activation_function", f"one of {', '.join(sorted(ACT2FN))}", ACT2FN.__contains__)
+        require(
+            "language_pairs", "pairs of a source and a target", lambda pairs: all(len(pair) == 2 for pair in pairs)
+        )
         if (self.d_k is None or self.d_v is None) and self.d_model % self.num_heads:
             raise ValueError(
                 f"d_model ({self.d_model}) is not divisible by num_heads ({self.num_heads}): "
                 "change one of them, or give both d_k and d_v."
             )
-        for pair in self.language_pairs or ():
-            if len(pair) != 2:
-                raise ValueError(f"language_pairs must be pairs of a source and a target language, but one is {pair}.")
-        for name in ("initializer_range", "layer_norm_eps"):
-            number = getattr(self, name)
-            if number is not None and not 0 < number < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, but it is {number}.")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, but it is {rate}.")
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function {self.activation_function!r} is not known to transformers: use one of "
-                f"{', '.join(sorted(ACT2FN))}."
-            )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """
-        Makes a config from the contents of a config.json, see [`PreTrainedConfig.from_dict`].
-
-        Raises:
-            ValueError: if a field has a value of another type, or an invalid one.
-        """
+        """Makes a config from the contents of a config.json; raises a ValueError if a field has an invalid value."""
         try:
             return super().from_dict(config_dict, **kwargs)
         except StrictDataclassError as error:
@@ -344,9 +269,7 @@ class VaswaniConfig(PreTrainedConfig):
             fields["custom_pipelines"] = copy.deepcopy(CUSTOM_PIPELINES)
         return fields
 
-    def save_pretrained(
-        self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
-    ) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """
         Writes config.json and the model's code beside it. Models call it when they are saved. transformers alone would
         name only the class that is saved, and copy no code for a subclass.
@@ -359,7 +282,7 @@ class VaswaniConfig(PreTrainedConfig):
         for path in travelling_files(self.auto_map):
             # Contents without permissions: copies of a read-only package must be writable, for the next save.
             shutil.copyfile(path, Path(save_directory) / path.name)
-        super().save_pretrained(save_directory, push_to_hub, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 # ---- Two names of the cache --------------------------------------------------------------------------------------
@@ -367,16 +290,11 @@ class VaswaniConfig(PreTrainedConfig):
 
 def rename_cache(keywords: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns keyword arguments with the cache, if there is one, by this name; raises a TypeError if there are two."""
-    (other,) = {*NAMES_OF_THE_CACHE} - {name}
-    if other not in keywords:
-        return keywords
-    keywords = dict(keywords)
-    cache = keywords.pop(other)
-    if cache is not None and keywords.get(name) is not None and keywords[name] is not cache:
+    caches = [keywords[each] for each in NAMES_OF_THE_CACHE if keywords.get(each) is not None]
+    if len(caches) == 2 and caches[0] is not caches[1]:
         raise TypeError("Both cache and past_key_values were given, which are two names of one argument: pass one.")
-    if keywords.get(name) is None:
-        keywords[name] = cache
-    return keywords
+    others = {each: value for each, value in keywords.items() if each not in NAMES_OF_THE_CACHE}
+    return others | {name: caches[0]} if caches else others
 
 
 def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -390,42 +308,8 @@ def takes_both_cache_names(forward: Callable[..., Any]) -> Callable[..., Any]:
         if "past_key_values" not in kwargs:
             return forward(*args, **kwargs)
         if kwargs["past_key_values"] is not None and CACHE == "cache" and not torch.compiler.is_compiling():
-            warnings.warn(
-                f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead.",
-                FutureWarning,
-                stacklevel=2,
-            )
+            message = f"`past_key_values` is deprecated for `{forward.__qualname__}`. Use `cache` instead."
+            warnings.warn(message, FutureWarning, stacklevel=2)
         return forward(*args, **rename_cache(kwargs, "cache"))
 
     return renamed
-
-
-def with_both_cache_names(output: type[Any]) -> type[Any]:
-    """Returns a subclass of an output class before transformers 5.24, which has the new name of the cache, too."""
-
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        output.__init__(self, *args, **rename_cache(kwargs, CACHE))
-
-    def by_old_name(method: str) -> Callable[..., Any]:
-        return lambda self, key, *more: getattr(output, method)(self, CACHE if key == "cache" else key, *more)
-
-    methods = ("__contains__", "__getitem__", "__setitem__", "get")
-    members = {
-        "__module__": __name__,
-        "__doc__": output.__doc__,
-        "__init__": make,
-        "cache": property(lambda self: self.past_key_values, lambda self, value: setattr(self, CACHE, value)),
-    }
-    return type(output.__name__, (output,), members | {method: by_old_name(method) for method in methods})
-
-
-# From 5.24 on transformers itself reads both names, and warns of the old one.
-BaseModelOutputWithPastAndCrossAttentions = modeling_outputs.BaseModelOutputWithPastAndCrossAttentions
-CausalLMOutputWithPast = modeling_outputs.CausalLMOutputWithPast
-Seq2SeqLMOutput = modeling_outputs.Seq2SeqLMOutput
-Seq2SeqModelOutput = modeling_outputs.Seq2SeqModelOutput
-if CACHE == "past_key_values":
-    BaseModelOutputWithPastAndCrossAttentions = with_both_cache_names(BaseModelOutputWithPastAndCrossAttentions)
-    CausalLMOutputWithPast = with_both_cache_names(CausalLMOutputWithPast)
-    Seq2SeqLMOutput = with_both_cache_names(Seq2SeqLMOutput)
-    Seq2SeqModelOutput = with_both_cache_names(Seq2SeqModelOutput)

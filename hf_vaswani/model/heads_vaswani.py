@@ -12,11 +12,16 @@ import torch
 from torch import nn
 from transformers import Cache, GenerationConfig, GenerationMixin
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import (
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
-from .configuration_vaswani import CausalLMOutputWithPast, VaswaniConfig, takes_both_cache_names
+from .configuration_vaswani import CACHE, VaswaniConfig, takes_both_cache_names
 from .generation_vaswani import FastSearchMixin, limit_length, without_changed_hooks
 from .kernels_vaswani import FORWARD
 from .modeling_vaswani import (
@@ -28,7 +33,6 @@ from .modeling_vaswani import (
     check_ids,
     check_shape,
     smoothed_cross_entropy,
-    with_stacks,
 )
 from .rules_vaswani import search_call
 
@@ -104,7 +108,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_stacks(config, self.stacks))
+        super().__init__(config)
         self.model = VaswaniModel(self.config)
         self.lm_transform = VaswaniLMTransform(config) if config.lm_head_transform else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
@@ -124,7 +128,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniEncoder.forward`], and:
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for an encoder, and:
 
         Args:
             labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the tokens to predict, or -100 where
@@ -139,7 +143,7 @@ class VaswaniForMaskedLM(VaswaniLanguageModel):
             with labels, `loss` in nats per label.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`] and [`VaswaniForConditionalGeneration`].
+            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs
@@ -285,7 +289,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_stacks(config, self.stacks))
+        super().__init__(config)
         self.model = VaswaniModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
@@ -308,7 +312,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """
-        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniDecoder.forward`] for a decoder on
+        Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`] for a decoder on
         its own, and:
 
         Args:
@@ -325,7 +329,7 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
             `loss_only`, and, with labels, `loss` in nats per token.
 
         Raises:
-            ValueError: as in [`VaswaniDecoder`] and [`VaswaniForConditionalGeneration`].
+            ValueError: as in [`VaswaniModel`] and [`VaswaniForConditionalGeneration`].
         """
         if loss_only and labels is None:
             raise ValueError("loss_only needs labels, but labels is None.")
@@ -351,9 +355,9 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: outputs.get(CACHE)},
         )
 
 
@@ -363,16 +367,10 @@ class VaswaniForCausalLM(CausalGenerationMixin, VaswaniLanguageModel, Generation
 class VaswaniClassifier(VaswaniPreTrainedModel):
     """Base class of the classifiers: one stack, dropout, and a linear layer with a row for each label."""
 
-    _keys_to_ignore_on_load_unexpected = [
-        r"(^|\.)encoder\.",
-        r"(^|\.)decoder\.",
-        r"\.cross_attn(_norm)?\.",
-        *HEADS,
-    ]
+    _keys_to_ignore_on_load_unexpected = [r"(^|\.)encoder\.", r"(^|\.)decoder\.", r"\.cross_attn(_norm)?\.", *HEADS]
 
     def __init__(self, config: VaswaniConfig) -> None:
-        # A model with both stacks gives its encoder.
-        super().__init__(with_stacks(config, self.stacks_from(config.stacks)))
+        super().__init__(config)
         self.num_labels = config.num_labels
         self.model = VaswaniModel(self.config)
         self.dropout = VaswaniDropout(
@@ -383,7 +381,7 @@ class VaswaniClassifier(VaswaniPreTrainedModel):
 
     @classmethod
     def stacks_from(cls, saved: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the only stack of a saved model, or the encoder if it has both."""
+        """Returns the only stack of a model, or the encoder if it has both."""
         return cls.stacks or saved[:1]
 
 
@@ -475,7 +473,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
     ) -> TokenClassifierOutput:
         """
         Computes the scores of the labels, and with labels the loss. Takes the arguments of
-        [`VaswaniEncoder.forward`], and:
+        [`VaswaniModel.forward`] for an encoder, and:
 
         Args:
             labels (`torch.LongTensor` of shape `(batch, source)`, *optional*): the true labels, or -100 where there is
@@ -488,7 +486,7 @@ class VaswaniForTokenClassification(VaswaniClassifier):
             nats per label.
 
         Raises:
-            ValueError: as in [`VaswaniEncoder`], and if labels have another shape or are not below `num_labels`.
+            ValueError: as in [`VaswaniModel`], and if labels have another shape or are not below `num_labels`.
         """
         outputs = self.model(
             input_ids, attention_mask, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, **kwargs

@@ -2,9 +2,8 @@
 
 First the paper, bottom-up through Section 3 and Figure 1: attention (3.2), feed-forward networks (3.3), embeddings
 and positions (3.4, 3.5), the layers and stacks made of them (3.1), and the regularization of 5.4. Then the models that
-users of transformers know: [`VaswaniModel`], [`VaswaniForConditionalGeneration`], [`VaswaniEncoderModel`]. Last, the
-adaptations that transformers and PEFT need, and the checks of the inputs. The models of one stack and another head are
-in `heads_vaswani.py`.
+users of transformers know, the adaptations that transformers and PEFT need, and the checks of the inputs. Models of
+one stack with another head are in `heads_vaswani.py`.
 """
 
 import copy
@@ -23,22 +22,18 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
-
-from .configuration_vaswani import (
-    CACHE,
-    NAMES_OF_THE_CACHE,
+from transformers.modeling_outputs import (
+    BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
-    VaswaniConfig,
-    takes_both_cache_names,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vaswani import CACHE, NAMES_OF_THE_CACHE, VaswaniConfig, takes_both_cache_names
 from .generation_vaswani import VaswaniGenerationMixin
 from .kernels_vaswani import (
     FORWARD,
@@ -50,8 +45,6 @@ from .kernels_vaswani import (
     smoothed_linear_cross_entropy,
 )
 
-# Fields of a config that tell which stacks a model has, and where its embedding is stored.
-STACK_FIELDS = ("is_encoder_decoder", "is_decoder", "share_embeddings", "tie_word_embeddings")
 # Weights of the models with a head, which others leave out when they load.
 HEADS = [rf"^{head}\." for head in ("lm_head", "lm_transform", "pooler", "next_sentence", "classifier")]
 
@@ -66,25 +59,17 @@ def eager_attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    **kwargs: Unpack[TransformersKwargs],
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Scaled dot-product attention: softmax(Q K^T / sqrt(d_k)) V (Section 3.2.1, equation 1). In the shapes, `target`
     counts the queries and `source` the keys and values; in self-attention both are the same positions.
 
-    Args:
-        module (`nn.Module`): the calling attention; dropout is on if it is in training mode.
-        query (`torch.Tensor` of shape `(batch, heads, target, d_k)`): Q.
-        key (`torch.Tensor` of shape `(batch, heads, source, d_k)`): K.
-        value (`torch.Tensor` of shape `(batch, heads, source, d_v)`): V.
-        attention_mask (`torch.Tensor` of shape `(batch, 1, target, source)`, *optional*): added to the scores: 0 for
-            visible positions, a very negative number for hidden ones (Section 3.2.3: "setting to -inf").
-        scaling (`float`): 1 / sqrt(d_k).
-        dropout (`float`): dropout rate of the attention weights.
-
-    Returns:
-        The attended values of shape `(batch, target, heads, d_v)`, and the attention weights of shape
-        `(batch, heads, target, source)`.
+    Q is `(batch, heads, target, d_k)`, K `(batch, heads, source, d_k)`, V `(batch, heads, source, d_v)`; `scaling` is
+    1 / sqrt(d_k). The mask, `(batch, 1, target, source)`, is added to the scores: 0 for visible positions, a very
+    negative number for hidden ones (Section 3.2.3: "setting to -inf"). Weights are dropped while `module`, the calling
+    attention, trains. Returns the attended values, `(batch, target, heads, d_v)`, and the weights, `(batch, heads,
+    target, source)`.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling  # [batch, heads, target, source]
     if attention_mask is not None:
@@ -98,13 +83,9 @@ def eager_attention_forward(
 class VaswaniAttention(nn.Module):
     """
     Multi-head attention: Concat(head_1, ..., head_h) W^O with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
-    (Section 3.2.2). The matrices of the h heads are stored as one.
-
-    Args:
-        config ([`VaswaniConfig`]): sizes and switches.
-        is_causal (`bool`): True for the decoder's self-attention. `sdpa` and flash attention hide the future by this
-            attribute if there is no mask; `eager` only by the mask.
-        layer_idx (`int`, *optional*): index of the layer in its stack, which selects its entry in the cache.
+    (Section 3.2.2). The matrices of the h heads are stored as one. `is_causal` is for the decoder's self-attention:
+    `sdpa` and flash attention hide the future by this attribute if there is no mask, `eager` only by the mask.
+    `layer_idx` is the layer's entry in the cache.
     """
 
     # Each head has keys and values of its own; the attention functions of transformers ask.
@@ -116,8 +97,7 @@ class VaswaniAttention(nn.Module):
         self.is_causal = is_causal
         self.layer_idx = layer_idx
         self.num_heads = config.num_heads
-        d_k = config.d_k or config.d_model // config.num_heads
-        d_v = config.d_v or config.d_model // config.num_heads
+        d_k, d_v = (width or config.d_model // config.num_heads for width in (config.d_k, config.d_v))
         self.scaling = d_k**-0.5
         self.q_proj = nn.Linear(config.d_model, config.num_heads * d_k, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.d_model, config.num_heads * d_k, bias=config.attention_bias)
@@ -128,69 +108,52 @@ class VaswaniAttention(nn.Module):
         """`(batch, length, heads * head_dim)` -> `(batch, heads, length, head_dim)`."""
         return states.view(*states.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
-    @takes_both_cache_names
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         cache: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
-        Attends from each target position to the source (Section 3.2.2).
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, target, d_model)`): input of the queries.
-            attention_mask (`torch.Tensor` of shape `(batch, 1, target, source)`, *optional*): see
-                [`eager_attention_forward`].
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): input of keys and
-                values; `hidden_states` by default (self-attention).
-            cache ([`Cache`], *optional*): keys and values of earlier calls, updated in place.
-
-        Returns:
-            The output of shape `(batch, target, d_model)`, and the attention weights of shape
-            `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
+        Attends from each target position, `(batch, target, d_model)`, to the source, `(batch, source, d_model)`, by
+        default the target itself (self-attention). The mask is that of [`eager_attention_forward`]; the cache has keys
+        and values of earlier calls, and is updated in place. Returns the output, `(batch, target, d_model)`, and the
+        weights, `(batch, heads, target, source)`, or `None` if the attention implementation does not return them.
         """
         query = self.split_heads(linear(self.q_proj, hidden_states))
         key, value = self.keys_and_values(hidden_states, encoder_hidden_states, cache, kwargs)
         attention = attention_of(self) or ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
+        dropout = self.config.attention_dropout if self.training else 0.0
         attended, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         concatenated = attended.reshape(*hidden_states.shape[:-1], -1)  # [batch, target, heads * d_v]
         return linear(self.out_proj, concatenated), weights
 
     def keys_and_values(
-        self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None,
-        cache: Cache | None,
-        keywords: dict[str, Any],
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None, cache: Any, options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V split into heads, those of earlier positions from the cache. Arguments as in `forward`."""
         if encoder_hidden_states is None:
-            own_cache = getattr(cache, "self_attention_cache", cache)
+            states, own_cache = hidden_states, getattr(cache, "self_attention_cache", cache)
         else:
-            own_cache = getattr(cache, "cross_attention_cache", None)
+            states, own_cache = encoder_hidden_states, getattr(cache, "cross_attention_cache", None)
             # The source is the same at every decoding step: its keys and values are computed once.
-            if own_cache is not None and cache.is_updated.get(self.layer_idx):  # type: ignore[union-attr]
+            if own_cache is not None and cache.is_updated.get(self.layer_idx):
                 return own_cache.layers[self.layer_idx].keys, own_cache.layers[self.layer_idx].values
-        states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         key, value = (self.split_heads(linear(layer, states)) for layer in (self.k_proj, self.v_proj))
-        if own_cache is not None:
-            key, value = update_cache(own_cache, key, value, self.layer_idx, keywords)
-            if encoder_hidden_states is not None:
-                cache.is_updated[self.layer_idx] = True  # type: ignore[union-attr]
+        if own_cache is None:
+            return key, value
+        if is_paged(own_cache):
+            # It changes the keywords of the attention function.
+            return own_cache.update(key, value, self.layer_idx, kwargs=options)
+        key, value = own_cache.update(key, value, self.layer_idx)
+        if encoder_hidden_states is not None:
+            cache.is_updated[self.layer_idx] = True
         return key, value
 
 
@@ -214,9 +177,8 @@ class VaswaniFeedForward(nn.Module):
 
 # ---- 3.4 Embeddings and Softmax ----------------------------------------------------------------------------------
 #
-# The look-up is `VaswaniStack.embed`; the factor sqrt(d_model) and the sum with the positions are in
-# `VaswaniPositions`. `VaswaniForConditionalGeneration` ties the two embeddings and the pre-softmax linear
-# transformation. The softmax itself is in the loss and in `generate()`.
+# The look-up is `VaswaniStack.embed`; the factor sqrt(d_model) is in `VaswaniPositions`. The two embeddings and the
+# pre-softmax linear transformation are tied in `VaswaniForConditionalGeneration`; the softmax is in the loss.
 
 
 # ---- 3.5 Positional Encoding -------------------------------------------------------------------------------------
@@ -226,17 +188,14 @@ def sinusoids(
     positions: torch.Tensor, d_model: int, layout: str = "interleaved", base: float = 10000.0
 ) -> torch.Tensor:
     """
-    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5).
+    PE(pos, 2i) = sin(pos / base^(2i/d_model)) and PE(pos, 2i+1) = cos of the same (Section 3.5), always in float32.
 
     Args:
         positions (`torch.LongTensor` of shape `(...)`): positions, counted from 0, without an upper limit.
-        d_model (`int`): width, even.
+        d_model (`int`): width, even. The result has the shape `(..., d_model)`.
         layout (`str`): `"interleaved"` as above; `"concatenated"`: all sines, then all cosines; `"tensor2tensor"`:
             concatenated, with i / (d_model/2 - 1) in place of 2i / d_model.
         base (`float`): the wavelengths range from 2 pi to `base` * 2 pi.
-
-    Returns:
-        `torch.FloatTensor` of shape `(..., d_model)`, always in float32.
     """
     # Angles in float64: at position 100 000 those of float32 are wrong in the third digit. Devices without float64
     # have their small table computed on the CPU.
@@ -255,16 +214,9 @@ def position_ids(
     inputs_embeds: torch.Tensor, attention_mask: torch.Tensor | None = None, past_length: torch.Tensor | int = 0
 ) -> torch.Tensor:
     """
-    Positions counted from 0 at the first token of each sentence, on whichever side the padding is.
-
-    Args:
-        inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): the tokens, for length and device.
-        attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for padding.
-            By default every column counts as a token.
-        past_length (`int`, or a tensor of one number): number of columns that are already in the cache.
-
-    Returns:
-        `torch.LongTensor` of shape `(batch, length)`, or `(1, length)` without a mask.
+    Positions counted from 0 at the first token of each sentence, on whichever side the padding is: `(batch, length)`.
+    The mask, `(batch, past + length)`, is 1 for tokens and 0 for padding; without one every column counts, and the
+    result is `(1, length)`. `past_length` columns are already in the cache.
     """
     columns = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_length  # [length]
     if attention_mask is None:
@@ -302,23 +254,11 @@ class VaswaniPositions(nn.Module):
         segments: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Scales embeddings and adds their positions.
-
-        Args:
-            inputs_embeds (`torch.Tensor` of shape `(batch, length, d_model)`): rows of the embedding matrix.
-            attention_mask (`torch.Tensor` of shape `(batch, past + length)`, *optional*): 1 for tokens, 0 for
-                padding. A mask of four dimensions does not tell tokens from padding: every column then counts.
-            past_length (`int`, or a tensor of one number): number of columns that are already in the cache.
-            positions (`torch.LongTensor` of shape `(batch, length)`, *optional*): positions of the tokens, counted
-                from 0; by default they count the tokens of each sentence.
-            segments (`torch.Tensor` of shape `(batch, length, d_model)`, *optional*): embeddings of the segments.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, length, d_model)`, of the type of `inputs_embeds`.
-
-        Raises:
-            ValueError: if a position is beyond the table of learned positions.
+        Scales embeddings, `(batch, length, d_model)`, and adds their positions and segments. Positions, `(batch,
+        length)`, are counted from 0; by default [`position_ids`] counts them. Returns shape and type of the
+        embeddings; raises a ValueError if a position is beyond the table of learned ones.
         """
+        # A mask of four dimensions does not tell tokens from padding: every column then counts.
         if attention_mask is not None and attention_mask.dim() != 2:
             attention_mask = None
         is_given = positions is not None
@@ -326,10 +266,10 @@ class VaswaniPositions(nn.Module):
             positions = position_ids(inputs_embeds, attention_mask, past_length)
         if self.table is not None and not torch.compiler.is_compiling():
             if attention_mask is None and not is_given:
-                self.check_last(int(past_length) + inputs_embeds.shape[1] - 1)
+                self.check(int(past_length) + inputs_embeds.shape[1] - 1)
             elif is_given or attention_mask.shape[1] > self.max_position_embeddings:  # type: ignore[union-attr]
                 # In training, the device waits for no data that the collator has already measured.
-                check_ids("positions", positions, *self.limit, wait=not self.training)
+                self.check(positions, wait=not self.training)
         if self.table is not None or attention_mask is None or is_given:
             encoding = self.encode(positions)
         else:
@@ -338,19 +278,14 @@ class VaswaniPositions(nn.Module):
             encoding = nn.functional.embedding(positions, self.encode(columns))
         return self.add(inputs_embeds, encoding if segments is None else encoding + segments)
 
-    @property
-    def limit(self) -> tuple[int, str]:
-        """Rows of the table of learned positions, and their name in the config."""
-        return self.max_position_embeddings, "max_position_embeddings"
-
-    def check_last(self, position: int) -> None:
+    def check(self, positions: torch.Tensor | int, wait: bool = True) -> None:
         """
-        Checks that the table of learned positions, if there is one, has the last position of a text; raises a
-        ValueError with both numbers. A GPU that looks up another one fails for the rest of the process, so this is
-        asked first.
+        Checks that a table of learned positions has these, before a GPU looks them up, which would fail for the rest
+        of the process; raises a ValueError with both numbers.
         """
         if self.table is not None:
-            check_range("positions", position, *self.limit)
+            positions = torch.as_tensor(positions)
+            check_ids("positions", positions, self.max_position_embeddings, "max_position_embeddings", wait=wait)
 
     def encode(self, positions: torch.Tensor) -> torch.Tensor:
         """Positions of shape `(...)`, counted from 0 and below the limit -> their encodings, `(..., d_model)`."""
@@ -383,9 +318,8 @@ class VaswaniAddAndNorm(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """
-        `(batch, length, d_model)` and the sub-layer as a function of it -> the same shape. The function must not be a
-        module: accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights
-        with it.
+        `(batch, length, d_model)` and the sub-layer, a function of it -> the same shape. It must not be a module:
+        accelerate's hooks of offloaded weights move every argument that has a `.to`, and a module's weights with it.
         """
         if self.norm_first:
             return hidden_states + self.dropout(sublayer(self.layer_norm(hidden_states)))
@@ -403,10 +337,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_norm = VaswaniAddAndNorm(config)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
         """`(batch, source, d_model)` and the padding mask -> the same shape."""
         # Multi-Head Attention, Add & Norm
@@ -416,10 +347,7 @@ class VaswaniEncoderLayer(GradientCheckpointingLayer):
 
 
 class VaswaniDecoderLayer(GradientCheckpointingLayer):
-    """
-    One of the N boxes on the right of Figure 1: masked self-attention, attention to the source, feed-forward. Without
-    an encoder there is no attention to the source.
-    """
+    """One of the N boxes on the right of Figure 1; without an encoder it has no attention to a source."""
 
     def __init__(self, config: VaswaniConfig, layer_idx: int | None = None) -> None:
         super().__init__()
@@ -439,19 +367,15 @@ class VaswaniDecoderLayer(GradientCheckpointingLayer):
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> torch.Tensor:
-        """`(batch, target, d_model)`, both masks and the encoder's states -> the shape of the first."""
+        """`(batch, target, d_model)`, both masks, the encoder's states and the cache -> the shape of the first."""
         # Masked Multi-Head Attention, Add & Norm
-        hidden_states = self.self_attn_norm(
-            hidden_states, lambda x: self.self_attn(x, attention_mask, cache=cache, **kwargs)[0]
-        )
+        hidden_states = self.self_attn_norm(hidden_states, lambda x: self.self_attn(x, attention_mask, **kwargs)[0])
         # Multi-Head Attention from the target to the source, Add & Norm
         if self.has_source:
             hidden_states = self.cross_attn_norm(
-                hidden_states,
-                lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, cache=cache, **kwargs)[0],
+                hidden_states, lambda x: self.cross_attn(x, encoder_attention_mask, encoder_hidden_states, **kwargs)[0]
             )
         # Feed Forward, Add & Norm
         return self.feed_forward_norm(hidden_states, lambda x: self.feed_forward(x))
@@ -476,6 +400,13 @@ class VaswaniPreTrainedModel(PreTrainedModel):
     # Stacks of the class; None if the config names them.
     stacks: tuple[str, ...] | None = None
 
+    def __init__(self, config: VaswaniConfig) -> None:
+        stacks = self.stacks_from(config.stacks)
+        if config.stacks != stacks:
+            config = copy.deepcopy(config)
+            config.is_encoder_decoder, config.is_decoder = len(stacks) == 2, stacks == ("decoder",)
+        super().__init__(config)
+
     @classmethod
     def stacks_from(cls, saved: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the stacks that the class has when it is loaded from the folder of a model with `saved` stacks."""
@@ -486,12 +417,8 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
     ) -> Any:
         """
-        Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of any other class of this
-        package the stacks and heads that both have; transformers reports the weights that are new.
-
-        Raises:
-            ValueError: if the folder's model has none of the stacks of this class, or is of this class and has weights
-                under other names.
+        Loads a model as [`PreTrainedModel.from_pretrained`] does, and from the folder of another class the stacks and
+        heads that both have. Raises a ValueError if they share no stack, or a class finds weights under other names.
         """
         with_report = kwargs.pop("output_loading_info", False)
         names = stored_embedding(cls, pretrained_model_name_or_path, kwargs)
@@ -513,17 +440,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return (model, report) if with_report else model
 
     def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
+        self, save_directory: str | os.PathLike[str], *args: Any, state_dict: Any = None, **kwargs: Any
     ) -> None:
-        """
-        Saves the model as [`PreTrainedModel.save_pretrained`] does, and a matrix with two names under both, unless
-        loading ties the one to the other.
-        """
+        """Saves the model, and a matrix with two names under both, unless loading ties the one to the other."""
         # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
         from .pipeline_vaswani import VaswaniTranslationPipeline  # noqa: F401
 
@@ -534,9 +453,9 @@ class VaswaniPreTrainedModel(PreTrainedModel):
             self.config.tie_word_embeddings = True
         weights = self.state_dict() if state_dict is None else state_dict
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
-        copied = with_copies(weights, ties or {})
-        state_dict = state_dict if copied is None else copied
-        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        if copies := copies_of_shared(weights, ties or {}):
+            state_dict = weights | copies
+        super().save_pretrained(save_directory, *args, state_dict=state_dict, **kwargs)
 
     def post_init(self) -> None:
         """Ends the construction of a model as [`PreTrainedModel.post_init`] does."""
@@ -544,32 +463,28 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         # Loading leaves out the parts that another class has and this one lacks. In a part that this one has, a name
         # that it does not know is a weight under another name.
         names = [name for name, _ in self.named_parameters()]
+        patterns = self._keys_to_ignore_on_load_unexpected or ()
         self._keys_to_ignore_on_load_unexpected = {
-            pattern
-            for pattern in self._keys_to_ignore_on_load_unexpected or ()
-            if not any(re.search(pattern, name) for name in names)
+            pattern for pattern in patterns if not any(re.search(pattern, name) for name in names)
         }
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         # The paper is silent; tensor2tensor: Xavier uniform for matrices, and for embeddings a normal
         # distribution with standard deviation d_model^-0.5. BERT and GPT: one deviation for all.
         std = self.config.initializer_range
-        if isinstance(module, nn.Linear):
-            if std is None:
-                init.xavier_uniform_(module.weight)
-            else:
-                init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5 if std is None else std)
-            # `init` leaves loaded weights alone, but does not recognise a single loaded row.
-            if module.padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
+        elif isinstance(module, nn.Linear) and std is None:
+            init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=self.config.d_model**-0.5 if std is None else std)
+        if isinstance(module, nn.LayerNorm | nn.Linear) and module.bias is not None:
             init.zeros_(module.bias)
+        # `init` leaves loaded weights alone, but does not recognise a single loaded row.
+        padding = getattr(module, "padding_idx", None)
+        if padding is not None and not getattr(module.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight[padding])
 
     def _resize_token_embeddings(
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -578,30 +493,19 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         # transformers resizes the source embedding and the output only: a target embedding of its own is left.
         decoder = getattr(self.base_model, "decoder", None)
         if decoder is not None and decoder.embed_tokens.num_embeddings != resized.num_embeddings:
-            requires_grad = decoder.embed_tokens.weight.requires_grad
-            target = self._get_resized_embeddings(
-                decoder.embed_tokens, resized.num_embeddings, mean_resizing=mean_resizing
-            )
-            decoder.embed_tokens = target.requires_grad_(requires_grad)
+            old = decoder.embed_tokens
+            target = self._get_resized_embeddings(old, resized.num_embeddings, mean_resizing=mean_resizing)
+            decoder.embed_tokens = target.requires_grad_(old.weight.requires_grad)
         return resized
 
 
 class VaswaniStack(VaswaniPreTrainedModel):
-    """
-    One half of Figure 1: embedding, positions, N layers. Base class of [`VaswaniEncoder`] and [`VaswaniDecoder`].
-
-    Args:
-        config ([`VaswaniConfig`]): sizes and switches.
-        layer (`type`): class of the layers.
-        num_layers (`int`): N.
-    """
+    """One half of Figure 1: embedding, positions, N layers. Base class of both halves."""
 
     # In front of `input_ids` and `inputs_embeds` in the arguments of a whole model.
     argument_prefix = ""
 
-    def __init__(
-        self, config: VaswaniConfig, layer: Callable[[VaswaniConfig, int], nn.Module], num_layers: int
-    ) -> None:
+    def __init__(self, config: VaswaniConfig, layer: Callable[..., nn.Module], num_layers: int) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model, config.zero_row)
         self.positions = VaswaniPositions(config)
@@ -614,11 +518,31 @@ class VaswaniStack(VaswaniPreTrainedModel):
 
     def embed(self, input_ids: torch.LongTensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """
-        Looks tokens of shape `(batch, length)` up in the embedding matrix (Section 3.4), or returns the embeddings
-        that are given in their place; raises a ValueError as [`check_tokens`] does.
+        Looks tokens, `(batch, length)`, up in the embedding matrix (Section 3.4), or returns the embeddings that are
+        given in their place; raises a ValueError unless one of them is given, and fits.
         """
-        check_tokens(self.argument_prefix, input_ids, inputs_embeds, self.config)
-        return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        prefix, d_model = self.argument_prefix, self.config.d_model
+        if (input_ids is None) == (inputs_embeds is None):
+            both = "neither is" if input_ids is None else "both are"
+            raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds: {both} given.")
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
+        shape, width = tuple(given.shape), () if inputs_embeds is None else (d_model,)
+        if len(shape) < 2 or shape[2:] != width or 0 in shape:
+            name, last = ("input_ids", "") if inputs_embeds is None else ("inputs_embeds", f", {d_model}")
+            raise ValueError(f"{prefix}{name} has the shape {shape}, but must be (batch, length{last}), not empty.")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        check_ids(f"{prefix}input_ids", input_ids, self.config.vocab_size, "vocab_size")
+        return self.embed_tokens(input_ids)
+
+    def run_layers(self, hidden_states: torch.Tensor, *arguments: Any, **kwargs: Any) -> torch.Tensor:
+        """
+        Computes the N layers on top of [`VaswaniPositions`], with the other arguments of a layer: masks have the shape
+        `(batch, 1, 1 or length, keys)` here. The search has masks and a cache of its own.
+        """
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, *arguments, **kwargs)
+        return self.norm(hidden_states)
 
 
 class VaswaniEncoder(VaswaniStack):
@@ -639,56 +563,29 @@ class VaswaniEncoder(VaswaniStack):
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        token_type_ids: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutput:
-        """
-        Encodes the source.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
-            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
-            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
-            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments of the tokens; all 0
-                by default.
-
-        Returns:
-            [`BaseModelOutput`] with `last_hidden_state` of shape `(batch, source, d_model)`.
-
-        Raises:
-            ValueError: if not exactly one of `input_ids` and `inputs_embeds` is given, the mask has another shape, an
-                id is not in the vocabulary, a segment has no embedding, or a position is beyond the table of learned
-                ones.
-            TypeError: a keyword is given that neither the stack nor its attention reads.
-        """
+        """Encodes the source, with the arguments that [`VaswaniModel.forward`] has for it, and the same errors."""
         refuse_unread(self, **kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         check_shape("attention_mask", attention_mask, *inputs_embeds.shape[:2])
-        segments = self.segments(inputs_embeds, token_type_ids)
-        padding_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
-        )
+        # A model without segments takes zeros: transformers' tokenizers give them to all tokens.
+        segments, size = None, self.config.type_vocab_size
+        check_ids("token_type_ids", token_type_ids, size or 1, "type_vocab_size" if size else "the number of segments")
+        if self.embed_segments is not None:
+            check_shape("token_type_ids", token_type_ids, *inputs_embeds.shape[:2])
+            if token_type_ids is None:
+                token_type_ids = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
+            segments = self.embed_segments(token_type_ids)
+        padding_mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = self.positions(inputs_embeds, attention_mask, segments=segments)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, padding_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
-
-    def segments(self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor | None:
-        """Returns the embeddings of the tokens' segments, or `None` if there are none. Arguments as in `forward`."""
-        if self.embed_segments is None:
-            check_one_segment(token_type_ids)
-            return None
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        check_shape("token_type_ids", token_type_ids, *inputs_embeds.shape[:2])
-        check_ids("token_type_ids", token_type_ids, self.config.type_vocab_size, "type_vocab_size")
-        return self.embed_segments(token_type_ids)
+        return BaseModelOutput(last_hidden_state=self.run_layers(hidden_states, padding_mask, **kwargs))
 
 
 class VaswaniDecoder(VaswaniStack):
     """The right half of Figure 1, up to the linear transformation."""
 
-    argument_prefix = "decoder_"
     _no_split_modules = ["VaswaniDecoderLayer"]
     _can_record_outputs = {
         "hidden_states": VaswaniDecoderLayer,
@@ -699,8 +596,7 @@ class VaswaniDecoder(VaswaniStack):
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config, VaswaniDecoderLayer, config.decoder_layers)
         self.has_source = "encoder" in config.stacks
-        if not self.has_source:
-            self.argument_prefix = ""
+        self.argument_prefix = "decoder_" if self.has_source else ""
 
     @takes_both_cache_names
     @merge_with_config_defaults
@@ -715,33 +611,11 @@ class VaswaniDecoder(VaswaniStack):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         position_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
-        Decodes the target, all positions at once or from where the cache ends.
-
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right by one.
-            attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens, 0 for padding.
-            encoder_hidden_states (`torch.Tensor` of shape `(batch, source, d_model)`): the encoder's output; none for
-                a decoder on its own.
-            encoder_attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): padding of the source.
-            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
-                decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
-            inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): instead of `input_ids`.
-            use_cache (`bool`, *optional*): whether to create and return a cache.
-            position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of the tokens, counted
-                from 0; by default they count the tokens of each sentence. Without mask and cache, a text begins
-                wherever they do not go on by 1, and no position attends to another text than its own.
-
-        Returns:
-            [`BaseModelOutputWithPastAndCrossAttentions`] with `last_hidden_state` of shape
-            `(batch, target, d_model)`.
-
-        Raises:
-            ValueError: as in [`VaswaniEncoder`], and if the encoder's states are missing, have another batch size or
-                have no attention that reads them, or if two layers share an entry of the cache.
-            TypeError: as in [`VaswaniEncoder`].
+        Decodes the target, all positions at once or from where the cache ends: arguments and errors as in
+        [`VaswaniModel.forward`]. A decoder on its own has no states of a source, `(batch, source, d_model)`.
         """
         read = kwargs.keys() if is_paged(cache) else set() if position_ids is None else OF_PACKED_TEXTS
         refuse_unread(self, **{name: value for name, value in kwargs.items() if name not in read})
@@ -754,8 +628,6 @@ class VaswaniDecoder(VaswaniStack):
             raise ValueError("encoder_hidden_states was given, but this decoder has no attention to a source.")
         # The mask is made without a new, empty cache: with one, transformers does not tell the texts of a row apart.
         read_cache = getattr(cache, "self_attention_cache", cache)
-        if is_paged(cache) and CACHE == "past_key_values":
-            read_cache = None
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
             if self.has_source:
@@ -764,9 +636,6 @@ class VaswaniDecoder(VaswaniStack):
             self.check_layer_indices()
         past_length = cache.get_seq_length() if cache is not None and not is_paged(cache) else 0
         batch, target = inputs_embeds.shape[:2]
-        if encoder_hidden_states is not None:
-            check_shape("the encoder's output", encoder_hidden_states, batch)
-            check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
         # transformers accepts masks of any width, and would silently misread one of the new tokens alone. A static
         # cache counts on the device and takes wider masks: they are not checked.
         length = past_length + target if isinstance(past_length, int) and past_length else None
@@ -774,47 +643,20 @@ class VaswaniDecoder(VaswaniStack):
         if position_ids is not None:
             check_shape("position_ids", position_ids.expand(batch, -1), batch, target)
         # 3.2.3: a target position attends to itself, to those before it, and to every position of the source.
-        causal_mask = create_causal_mask(
-            self.config, inputs_embeds, attention_mask, read_cache, position_ids=position_ids
-        )
+        causal_mask = create_causal_mask(self.config, inputs_embeds, attention_mask, read_cache, position_ids)
         if encoder_hidden_states is not None:
+            check_shape("the encoder's output", encoder_hidden_states, batch)
+            check_shape("attention_mask", encoder_attention_mask, batch, encoder_hidden_states.shape[1])
             encoder_attention_mask = create_bidirectional_mask(
-                config=self.config,
-                inputs_embeds=inputs_embeds,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
+                self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )
         hidden_states = self.positions(inputs_embeds, attention_mask, past_length, position_ids)
+        # By this name, gradient checkpointing leaves the cache out.
+        cached: dict[str, Any] = {CACHE: cache}
         hidden_states = self.run_layers(
-            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, cache, **kwargs
+            hidden_states, causal_mask, encoder_hidden_states, encoder_attention_mask, **cached, **kwargs
         )
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, cache=cache)
-
-    def run_layers(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor | None,
-        encoder_attention_mask: torch.Tensor | None,
-        cache: Any = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        """
-        Computes the N layers on top of the output of [`VaswaniPositions`]; arguments as in [`VaswaniDecoder.forward`],
-        but the masks in the form that the attention takes: `(batch, 1, target, past + target)` and `(batch, 1, 1 or
-        target, source)`. Returns the shape of `hidden_states`. The search has masks and a cache of its own.
-        """
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,
-                encoder_attention_mask=encoder_attention_mask,
-                # By the name under which gradient checkpointing leaves it out.
-                **{CACHE: cache},
-                **kwargs,
-            )
-        return self.norm(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, **cached)
 
     def check_layer_indices(self) -> None:
         """Checks that no two layers write to one entry of the cache, as a layer used twice would."""
@@ -851,26 +693,20 @@ def smoothed_cross_entropy(
 ) -> torch.Tensor:
     """
     Cross-entropy with label smoothing (Section 5.4): the true token has probability 1 - epsilon, each of the other
-    V - 1 tokens has epsilon / (V - 1).
+    V - 1 tokens has epsilon / (V - 1). Returns a scalar in float32.
 
     Args:
         logits (`torch.Tensor` of shape `(batch, target, vocab_size)`): scores before the softmax.
         labels (`torch.LongTensor` of shape `(batch, target)`): true tokens, or -100 where there is no label.
         epsilon_ls (`float`): epsilon.
         num_items_in_batch (`int`, *optional*): divisor of the sum; the number of labels by default.
-
-    Returns:
-        `torch.Tensor`, a scalar in float32.
     """
     vocab_size = logits.shape[-1]
     # torch spreads its epsilon over all V tokens, the true one included; this factor compensates for that.
     spread = share_of_others(epsilon_ls, vocab_size) * vocab_size
-    loss = nn.functional.cross_entropy(
-        logits.float().view(-1, vocab_size),
-        labels.to(logits.device).view(-1),
-        reduction="mean" if num_items_in_batch is None else "sum",
-        label_smoothing=spread,
-    )
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    scores, labels = logits.float().view(-1, vocab_size), labels.to(logits.device).view(-1)  # type: ignore[assignment]
+    loss = nn.functional.cross_entropy(scores, labels, reduction=reduction, label_smoothing=spread)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
@@ -878,21 +714,16 @@ def smoothed_cross_entropy(
 
 
 class VaswaniModel(VaswaniPreTrainedModel):
-    """
-    Encoder and decoder without the final linear transformation (Figure 1 up to "Linear"), or one of them alone, as the
-    config says: the other one is `None`.
-    """
-
-    encoder: VaswaniEncoder
-    decoder: VaswaniDecoder
+    """Figure 1 up to "Linear": encoder and decoder, or one of them alone as the config says; the other is `None`."""
 
     def __init__(self, config: VaswaniConfig) -> None:
         super().__init__(config)
+        config, stacks = self.config, self.config.stacks
         # 3.4: one matrix for source and target. Tied names map to the name that is stored.
-        if config.share_embeddings and config.is_encoder_decoder:
+        if config.share_embeddings and len(stacks) == 2:
             self._tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
-        self.encoder = VaswaniEncoder(self.config) if "encoder" in config.stacks else None  # type: ignore[assignment]
-        self.decoder = VaswaniDecoder(self.config) if "decoder" in config.stacks else None  # type: ignore[assignment]
+        self.encoder: VaswaniEncoder = VaswaniEncoder(config) if "encoder" in stacks else None  # type: ignore[assignment]
+        self.decoder: VaswaniDecoder = VaswaniDecoder(config) if "decoder" in stacks else None  # type: ignore[assignment]
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -920,28 +751,35 @@ class VaswaniModel(VaswaniPreTrainedModel):
         use_cache: bool | None = None,
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqModelOutput | BaseModelOutput | BaseModelOutputWithPastAndCrossAttentions:
         """
-        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack. Arguments of
-        the source as in [`VaswaniEncoder.forward`], those with `decoder_` in front as in [`VaswaniDecoder.forward`],
-        and:
+        Encodes the source and decodes the target. A model of one stack takes the arguments of that stack, which for a
+        decoder have no `decoder_` in front.
 
         Args:
-            encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): output of the encoder in an earlier call; the
-                encoder is skipped.
-            cache ([`EncoderDecoderCache`], *optional*), use_cache (`bool`, *optional*): as in
-                [`VaswaniDecoder.forward`].
+            input_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): source tokens.
+            attention_mask (`torch.Tensor` of shape `(batch, source)`, *optional*): 1 for tokens, 0 for padding.
+            decoder_input_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): the target, shifted right.
+            decoder_attention_mask (`torch.Tensor` of shape `(batch, past + target)`, *optional*): 1 for tokens.
+            encoder_outputs ([`BaseModelOutput`] or `tuple`, *optional*): what the encoder returned in an earlier call.
+            cache ([`EncoderDecoderCache`], *optional*): keys and values of the target so far; a [`Cache`] for a
+                decoder on its own. Also understood by its name before transformers 5.24, `past_key_values`.
+            inputs_embeds (`torch.Tensor` of shape `(batch, source, d_model)`, *optional*): instead of `input_ids`.
+            decoder_inputs_embeds (`torch.Tensor` of shape `(batch, target, d_model)`, *optional*): likewise.
+            use_cache (`bool`, *optional*): whether to create and return a cache.
+            token_type_ids (`torch.LongTensor` of shape `(batch, source)`, *optional*): segments; all 0 by default.
             position_ids (`torch.LongTensor` of shape `(batch, target)`, *optional*): positions of a decoder on its
-                own.
+                own, counted from 0; by default they count the tokens of each sentence. Without mask and cache, a text
+                begins wherever they do not go on by 1, and no position attends to another text than its own.
 
         Returns:
-            [`Seq2SeqModelOutput`] with `last_hidden_state` of shape `(batch, target, d_model)`; of a model of one
-            stack, the stack's output.
+            [`Seq2SeqModelOutput`] with `last_hidden_state`, `(batch, target, d_model)`, or the only stack's output.
 
         Raises:
-            ValueError: as in the two stacks, and if `encoder_outputs` is a tensor.
-            TypeError: as in them, and if an argument is given of a stack that the model does not have.
+            ValueError: if not exactly one of ids and embeddings is given, shapes do not fit, an id, a segment or a
+                learned position is beyond its table, or two layers share an entry of the cache.
+            TypeError: if an argument is given that nothing in the model reads.
         """
         of_the_target = {"decoder_input_ids": decoder_input_ids, "decoder_inputs_embeds": decoder_inputs_embeds}
         of_both = {"encoder_outputs": encoder_outputs, "decoder_attention_mask": decoder_attention_mask}
@@ -950,16 +788,9 @@ class VaswaniModel(VaswaniPreTrainedModel):
             return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
         if self.encoder is None:
             refuse_unread(self, **of_the_target, **of_both)
-            check_one_segment(token_type_ids)
-            return self.decoder(
-                input_ids,
-                attention_mask,
-                cache=cache,
-                inputs_embeds=inputs_embeds,
-                use_cache=use_cache,
-                position_ids=position_ids,
-                **kwargs,
-            )
+            check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
+            kwargs |= {"cache": cache, "use_cache": use_cache, "position_ids": position_ids}
+            return self.decoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         refuse_unread(self, position_ids=position_ids)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
@@ -967,25 +798,18 @@ class VaswaniModel(VaswaniPreTrainedModel):
             raise ValueError("encoder_outputs is a tensor: pass the encoder's whole output, or a tuple of tensors.")
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
-        decoder_outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
-            encoder_attention_mask=attention_mask,
-            cache=cache,
-            inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        states = encoder_outputs.last_hidden_state
+        given = (decoder_input_ids, decoder_attention_mask, states, attention_mask, cache, decoder_inputs_embeds)
+        decoder_outputs = self.decoder(*given, use_cache=use_cache, **kwargs)
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            cache=decoder_outputs.cache,
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_last_hidden_state=states,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
+            **{CACHE: decoder_outputs.get(CACHE)},
         )
 
 
@@ -1008,9 +832,9 @@ class VaswaniLanguageModel(VaswaniPreTrainedModel):
         loss_only: bool,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """
-        Applies "Linear" of Figure 1 to `(batch, target, d_model)` and computes the loss. Other arguments and errors as
-        in [`VaswaniForConditionalGeneration.forward`]. Returns logits of shape `(batch, target, vocab_size)`, or
-        `None` with `loss_only`, and the loss, or `None` without labels.
+        Applies "Linear" of Figure 1 to `(batch, target, d_model)`: logits, `(batch, target, vocab_size)`, or `None`
+        with `loss_only`, and the loss, or `None` without labels. Other arguments and errors as in
+        [`VaswaniForConditionalGeneration.forward`].
         """
         frozen = self.frozen_row
         if labels is not None:
@@ -1033,28 +857,17 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
     stacks = ("encoder", "decoder")
 
     def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_stacks(config, ("encoder", "decoder")))
-        source = "model.encoder.embed_tokens.weight"
-        target = "model.decoder.embed_tokens.weight"
+        super().__init__(config)
+        source, target = (f"model.{stack}.embed_tokens.weight" for stack in self.stacks)
         # 3.4: "we share the same weight matrix between the two embedding layers and the pre-softmax transformation".
-        if config.share_embeddings:
-            self._tied_weights_keys = {target: source, "lm_head.weight": source}
-        else:
-            self._tied_weights_keys = {"lm_head.weight": target}
+        head = "lm_head.weight"
+        self._tied_weights_keys = {target: source, head: source} if config.share_embeddings else {head: target}
         self.model = VaswaniModel(self.config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.Tensor:
-        """
-        Makes the decoder's input for teacher forcing: the labels, shifted right by one (Section 3.1).
-
-        Args:
-            labels (`torch.LongTensor` of shape `(batch, target)`): target tokens, or -100 where there is no label.
-
-        Returns:
-            `torch.LongTensor` of shape `(batch, target)`, starting with `decoder_start_token_id`.
-        """
+        """Makes the decoder's input for teacher forcing: labels, `(batch, target)`, shifted right (Section 3.1)."""
         shifted = labels.new_full(labels.shape, self.config.decoder_start_token_id)
         shifted[:, 1:] = labels[:, :-1]
         # The causal mask hides the end of a target from its tokens: any id will do there.
@@ -1077,7 +890,7 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         epsilon_ls: float = 0.0,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """
         Computes logits, and with labels the loss. Takes the arguments of [`VaswaniModel.forward`], and:
@@ -1085,21 +898,19 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
         Args:
             labels (`torch.LongTensor` of shape `(batch, target)`, *optional*): the tokens to predict, or -100 where
                 there is no label. Shifted right, they are the default of `decoder_input_ids`.
-            epsilon_ls (`float`): label smoothing (Section 5.4): the true token keeps 1 - epsilon, the others share
-                epsilon. Named by the paper's letters, because transformers' Trainer takes every argument with "label"
-                in its name for a column of the data.
+            epsilon_ls (`float`): label smoothing, as in [`smoothed_cross_entropy`], named by the paper because
+                transformers' Trainer takes every argument with "label" in its name for a column of the data.
             num_items_in_batch (`int`, *optional*): divisor of the summed loss; the number of labels by default. With
                 the number of labels of a whole update, the losses of its micro-batches add up exactly.
-            loss_only (`bool`): whether to return `loss` without `logits`. It is then computed a few positions at a
-                time, which takes less time and a fraction of the memory. Its `backward` can run once only.
+            loss_only (`bool`): whether to return `loss` without `logits`. Computed a few positions at a time, it takes
+                less time and a fraction of the memory. Its `backward` can run once only.
 
         Returns:
             [`Seq2SeqLMOutput`] with `logits` of shape `(batch, target, vocab_size)`, or `None` with `loss_only`, and,
             with labels, `loss` in nats per target token.
 
         Raises:
-            ValueError: as in [`VaswaniModel`], and if labels have another shape, are not in the vocabulary, or are
-                missing with `loss_only`.
+            ValueError: as in [`VaswaniModel.forward`], and if labels do not fit, or are missing with `loss_only`.
         """
         if loss_only and labels is None:
             raise ValueError("loss_only needs labels, but labels is None.")
@@ -1107,64 +918,19 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        logits, loss = self.logits_and_loss(
-            outputs.last_hidden_state, labels, epsilon_ls, num_items_in_batch, loss_only
-        )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            cache=outputs.cache,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache)
+        outputs = self.model(*given, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
+        others = dict(outputs)
+        states = others.pop("last_hidden_state")
+        logits, loss = self.logits_and_loss(states, labels, epsilon_ls, num_items_in_batch, loss_only)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
 
-class VaswaniEncoderModel(VaswaniPreTrainedModel):
+class VaswaniEncoderModel(VaswaniModel):
     """The left half of Figure 1 alone, for features of the source. Loads from the folder of any Vaswani model."""
 
     stacks = ("encoder",)
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)decoder\.", *HEADS]
-
-    def __init__(self, config: VaswaniConfig) -> None:
-        super().__init__(with_stacks(config, ("encoder",)))
-        self.encoder = VaswaniEncoder(self.config)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Returns the source embedding."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replaces the source embedding."""
-        self.encoder.embed_tokens = value
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        """Encodes the source: arguments, result and errors of [`VaswaniEncoder.forward`]."""
-        return self.encoder(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
 
 
 # ---- What transformers and PEFT ask of the models ----------------------------------------------------------------
@@ -1183,110 +949,54 @@ def stored_embedding(
         return {}
     if fields.get("model_type") != kind.config_class.model_type:
         return {}
-    saved = kind.config_class(**{name: fields[name] for name in STACK_FIELDS if name in fields})
+    saved = kind.config_class.from_dict(fields)
     wanted = kind.stacks_from(saved.stacks)
     if not set(wanted) & set(saved.stacks):
         raise ValueError(
             f"{path} has {'a decoder and no encoder' if 'decoder' in saved.stacks else 'an encoder and no decoder'}, "
             f"which {kind.__name__} needs: choose another model, or another class."
         )
-    shared = saved.share_embeddings and saved.tie_word_embeddings
     # A shared embedding is stored once, with the first stack of a model.
-    if shared and saved.stacks[0] != wanted[0]:
-        return {f"{saved.stacks[0]}.embed_tokens": f"{wanted[0]}.embed_tokens"}
-    return {}
+    before, after = (f"{stacks[0]}.embed_tokens" for stacks in (saved.stacks, wanted))
+    return {before: after} if saved.share_embeddings and saved.tie_word_embeddings and before != after else {}
 
 
-def with_stacks(config: VaswaniConfig, stacks: tuple[str, ...]) -> VaswaniConfig:
-    """Returns the config of a model with these stacks: itself, or a copy if it has others."""
-    if config.stacks != stacks:
-        config = copy.deepcopy(config)
-        config.is_encoder_decoder = len(stacks) == 2
-        config.is_decoder = stacks == ("decoder",)
-    return config
-
-
-def with_copies(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any] | None:
+def copies_of_shared(weights: dict[str, Any], ties: dict[str, str]) -> dict[str, Any]:
     """
-    Copies those of the weights that have several names, except where loading ties one name to the other, as `ties`
-    says; `None` if there is nothing to copy. transformers would save such a matrix under one name, and loading would
-    make up the others.
+    Returns copies of those of the weights that have another name already, except where loading ties one name to the
+    other, as `ties` says. transformers would save such a matrix under one name, and loading would make up the others.
     """
     # Weights that are on disk are on the meta device here, and others may have no single place in memory.
-    plain = {
+    places = {
         name: (weight.device, weight.data_ptr(), weight.shape)
         for name, weight in weights.items()
         if type(weight) in (torch.Tensor, nn.Parameter) and weight.device.type != "meta" and weight.numel()
     }
     seen, copies = set(), {}
-    for name, place in plain.items():
-        if plain.get(ties.get(name, "")) == place:
-            continue
-        if place in seen:
-            copies[name] = weights[name].clone()
-        seen.add(place)
-    return weights | copies if copies else None
+    for name, place in places.items():
+        if places.get(ties.get(name, "")) != place:
+            if place in seen:
+                copies[name] = weights[name].clone()
+            seen.add(place)
+    return copies
 
 
 # ---- What comes in -----------------------------------------------------------------------------------------------
 
 
-def check_tokens(
-    prefix: str, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, config: VaswaniConfig
-) -> None:
+def check_ids(name: str, ids: torch.Tensor | None, size: int, size_name: str, wait: bool = False) -> None:
     """
-    Checks that a stack is given either ids of its vocabulary, of shape `(batch, length)`, or embeddings, of shape
-    `(batch, length, d_model)`; raises a ValueError with the argument, after `prefix`, and its shape or id.
+    Checks that ids, if any are given, have a row in a table of `size` rows; raises a ValueError with the id and the
+    size. Reading ids makes a GPU wait, so they are checked there only with `wait`.
     """
-    if (input_ids is None) == (inputs_embeds is None):
-        given = "neither is" if input_ids is None else "both are"
-        raise ValueError(f"Pass exactly one of {prefix}input_ids and {prefix}inputs_embeds: {given} given.")
-    if input_ids is not None:
-        if input_ids.dim() != 2:
-            raise ValueError(f"{prefix}input_ids has the shape {tuple(input_ids.shape)}, but must be (batch, length).")
-        check_not_empty(f"{prefix}input_ids", input_ids)
-        check_ids(f"{prefix}input_ids", input_ids, config.vocab_size, "vocab_size")
-    elif inputs_embeds is not None:
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != config.d_model:
-            raise ValueError(
-                f"{prefix}inputs_embeds has the shape {tuple(inputs_embeds.shape)}, but must be "
-                f"(batch, length, d_model), and d_model is {config.d_model}."
-            )
-        check_not_empty(f"{prefix}inputs_embeds", inputs_embeds)
-
-
-def check_not_empty(name: str, given: torch.Tensor) -> None:
-    """Checks that a batch has sentences, and sentences have tokens; raises a ValueError with the shape."""
-    if given.shape[0] == 0 or given.shape[1] == 0:
-        raise ValueError(f"{name} has the shape {tuple(given.shape)}: pass at least one sentence of one token.")
-
-
-def check_ids(name: str, ids: torch.Tensor, size: int, size_name: str, wait: bool = False) -> None:
-    """
-    Checks that ids have a row in a table of `size` rows; raises a ValueError with the id and the size. Reading ids
-    makes a GPU wait, so they are checked there only with `wait`.
-    """
-    device = ids.device.type
-    if ids.numel() == 0 or device == "meta" or torch.compiler.is_compiling() or not (wait or device == "cpu"):
+    if ids is None or ids.numel() == 0 or ids.is_meta or torch.compiler.is_compiling():
         return
-    # A graph is only recorded here: its ids are not known yet.
-    if device == "cuda" and torch.cuda.is_current_stream_capturing():
-        return
-    # One read of the device for both.
-    for id_ in torch.stack((ids.min(), ids.max())).tolist():
-        check_range(name, id_, size, size_name)
-
-
-def check_range(name: str, id_: int, size: int, size_name: str) -> None:
-    """Checks that an id has a row in a table of `size` rows; raises a ValueError with both numbers."""
-    if not 0 <= id_ < size:
-        raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
-
-
-def check_one_segment(token_type_ids: torch.Tensor | None) -> None:
-    """Checks that the tokens of a model without segments have none; transformers' tokenizers give all of them 0."""
-    if token_type_ids is not None:
-        check_ids("token_type_ids", token_type_ids, 1, "the number of segments")
+    # While a graph is recorded, its ids are not known yet.
+    if ids.is_cpu or (wait and not (ids.is_cuda and torch.cuda.is_current_stream_capturing())):
+        # One read of the device for both.
+        for id_ in torch.stack((ids.min(), ids.max())).tolist():
+            if not 0 <= id_ < size:
+                raise ValueError(f"{name} has {id_}, but {size_name} is {size}: ids range from 0 to {size - 1}.")
 
 
 def check_shape(name: str, given: torch.Tensor | None, batch: int, length: int | None = None) -> None:
@@ -1307,66 +1017,35 @@ def is_paged(cache: Any) -> bool:
     return type(cache).__name__ == "PagedAttentionCache"
 
 
-def update_cache(
-    cache: Any, key: torch.Tensor, value: torch.Tensor, layer_idx: int | None, keywords: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """
-    Adds keys and values of shape `(batch, heads, new, head_dim)` to the cache of a layer, and returns all of them. A
-    paged cache reads and changes the keywords of the attention function.
-    """
-    if not is_paged(cache):
-        return cache.update(key, value, layer_idx)
-    if CACHE == "cache":
-        return cache.update(key, value, layer_idx, kwargs=keywords)
-    # Before transformers 5.24 the attention function updates it.
-    keywords["cache"] = cache
-    return key, value
-
-
 # Keywords that transformers' decorators of a stack read, or set by themselves, and those that `generate()` hands down
 # to every model after it has read them.
 READ_BY_TRANSFORMERS = {
-    "assistant_tokenizer",
-    "debug_io",
-    "debug_io_dir",
-    "is_causal",
-    "output_attentions",
-    "output_hidden_states",
-    "prune_layers",
-    "tokenizer",
-    "use_cache",
-}
-# Keywords that an attention function of transformers reads without naming them, by a part of its name.
-READ_BY_ATTENTION = {
-    "flash": {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "deterministic"},
-    "flex": {"kernel_options"},
+    *("is_causal", "output_attentions", "output_hidden_states", "prune_layers", "use_cache"),
+    *("assistant_tokenizer", "debug_io", "debug_io_dir", "tokenizer"),
 }
 # Keywords that say where the texts of a row begin, as positions do: other attention functions see it by the mask.
-OF_PACKED_TEXTS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"}
+LENGTHS_OF_TEXTS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+OF_PACKED_TEXTS = LENGTHS_OF_TEXTS | {"seq_idx"}
+# Keywords that an attention function of transformers reads without naming them, by a part of its name.
+READ_BY_ATTENTION = {"flash": LENGTHS_OF_TEXTS | {"deterministic"}, "flex": {"kernel_options"}}
 # Arguments that a layer passes to its attention function by itself, so that callers cannot set them.
 GIVEN_BY_LAYERS = {"module", "query", "key", "value", "attention_mask", "dropout", "scaling", "cache", "kwargs"}
 
 
 def refuse_unread(module: Any, **keywords: Any) -> None:
-    """
-    Refuses keywords that nothing below a model or stack reads, by a TypeError with the first of them. `None` counts as
-    not given.
-    """
-    for name, value in keywords.items():
-        if value is not None and name not in READ_BY_TRANSFORMERS and not is_read_by_attention(module, name):
-            attention = module.config._attn_implementation or "eager"
+    """Raises a TypeError for the first keyword, `None` aside, that nothing below a model or stack reads."""
+    unknown = [name for name, value in keywords.items() if value is not None and name not in READ_BY_TRANSFORMERS]
+    if not unknown:
+        return
+    attention = module.config._attn_implementation or "eager"
+    function = ALL_ATTENTION_FUNCTIONS.get(attention)
+    read = set() if function is None else inspect.signature(function).parameters.keys() - GIVEN_BY_LAYERS
+    read = read.union(*(names for part, names in READ_BY_ATTENTION.items() if part in attention))
+    for name in unknown:
+        if name not in read:
             raise TypeError(
                 f"{name} was given, but neither {type(module).__name__} nor its attention ({attention}) reads it."
             )
-
-
-def is_read_by_attention(module: Any, keyword: str) -> bool:
-    """Returns whether the attention function of a module's layers has an argument of this name."""
-    implementation = module.config._attn_implementation or "eager"
-    if any(part in implementation and keyword in names for part, names in READ_BY_ATTENTION.items()):
-        return True
-    attention = ALL_ATTENTION_FUNCTIONS.get(implementation)
-    return attention is not None and keyword in inspect.signature(attention).parameters.keys() - GIVEN_BY_LAYERS
 
 
 FORWARD.update(

@@ -80,5 +80,5 @@ def position_encodings(stack: Any, length: int) -> torch.Tensor:
         ValueError: learned positions are fewer than that.
     """
     device = next(stack.parameters()).device
-    stack.positions.check_last(length - 1)
+    stack.positions.check(length - 1)
     return stack.positions.encode(torch.arange(length, device=device)).float().cpu()

@@ -82,7 +82,7 @@ def test_the_models_are_of_every_class() -> None:
         if isinstance(value, type) and issubclass(value, PreTrainedModel) and value.forward is not nn.Module.forward
     }
     has_forward = {kind for kind in ours if kind is not PreTrainedModel and "forward" in vars(kind)}
-    assert has_forward == {type(build()) for build, _ in MODELS.values()}
+    assert has_forward | {VaswaniEncoderModel} == {type(build()) for build, _ in MODELS.values()}
 
 
 def call(name: str, **keywords: Any) -> Any:
@@ -117,19 +117,17 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
         warnings.simplefilter("always")
         expected = last(model(**inputs, use_cache=False))
         first = model(**inputs | {ids: IDS[:, :4]}, use_cache=True)
-        cache = first.cache
-        assert cache is first["cache"] and "cache" in first
+        cache = first[CACHE]
         for column in (4, 5):
             step = model(**inputs | {ids: IDS[:, column : column + 1], argument: cache})
             torch.testing.assert_close(last(step)[:, 0], expected[:, column])
-            assert step.cache is cache
+            assert step[CACHE] is cache
     assert cache.get_seq_length() == 6
     # Where transformers has the new name, its models warn of the old one, and so do ours.
     is_old = argument == "past_key_values" and CACHE == "cache"
     assert [str(each.message)[:31] for each in warned] == 2 * is_old * ["`past_key_values` is deprecated"]
     assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
     assert not said.records
-    assert first.past_key_values is cache and first["past_key_values"] is cache
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
@@ -174,19 +172,17 @@ def test_generate_takes_a_cache_by_each_of_its_names(kind, argument) -> None:
     assert cache.get_seq_length() == found.shape[1] - 1
 
 
-def test_an_output_can_be_copied_and_read_as_a_tuple() -> None:
+def test_an_output_is_one_of_transformers() -> None:
     output = call("translation", use_cache=True)
+    assert type(output) is transformers.modeling_outputs.Seq2SeqLMOutput
     copied = type(output)(**dict(output.items()))
-    assert copied.cache is output.cache and copied.to_tuple()[1] is output.to_tuple()[1] is output.cache
-    assert isinstance(output, transformers.modeling_outputs.Seq2SeqLMOutput)
-    assert output.get("cache") is output.get("past_key_values") is output.cache
-    output.cache = other = DynamicCache()
-    assert output.past_key_values is output["cache"] is other
-    output["cache"] = another = DynamicCache()
-    assert output.past_key_values is output.cache is another
+    assert copied[CACHE] is copied.to_tuple()[1] is output.to_tuple()[1] is output[CACHE]
+    # Since 5.24 the old name is understood there, too.
+    assert output.past_key_values is output[CACHE]
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(CACHE == "past_key_values", reason="continuous batching needs transformers 5.24")
 def test_continuous_batching_writes_what_generate_writes() -> None:
     model = tiny_model(eos=-torch.inf, kind=VaswaniForCausalLM)
     texts = [[5, 6, 7], [8, 9]]
@@ -432,7 +428,8 @@ NEEDED = {
     "transformers.masking_utils": {"create_bidirectional_mask", "create_causal_mask"},
     "transformers.modeling_layers": {"GradientCheckpointingLayer"},
     "transformers.modeling_outputs": {
-        *("BaseModelOutput", "MaskedLMOutput", "SequenceClassifierOutput", "TokenClassifierOutput"),
+        *("BaseModelOutput", "BaseModelOutputWithPastAndCrossAttentions", "CausalLMOutputWithPast", "MaskedLMOutput"),
+        *("Seq2SeqLMOutput", "Seq2SeqModelOutput", "SequenceClassifierOutput", "TokenClassifierOutput"),
     },
     "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS", "PreTrainedModel"},
     "transformers.processing_utils": {"Unpack"},

@@ -20,6 +20,7 @@ from hf_vaswani import (
 )
 from hf_vaswani.model import modeling_vaswani
 from hf_vaswani.model.cache_vaswani import IncrementalDecoder
+from hf_vaswani.model.configuration_vaswani import CACHE
 from hf_vaswani.model.modeling_vaswani import (
     VaswaniAddAndNorm,
     VaswaniAttention,
@@ -685,7 +686,7 @@ def test_a_model_learns_to_copy() -> None:
         ({"attention_mask": torch.ones(7)}, ["attention_mask", "must be (batch, length)", "(7,)"]),
         (
             {"input_ids": None, "inputs_embeds": torch.zeros(3, 7, 14)},
-            ["inputs_embeds", "d_model is 16", "(3, 7, 14)"],
+            ["inputs_embeds", "must be (batch, length, 16)", "(3, 7, 14)"],
         ),
         ({"encoder_outputs": torch.zeros(3, 7, 16)}, ["encoder_outputs", "tuple", "tensor"]),
         ({"labels": torch.full((3, 5), 41)}, ["labels has 41", "vocab_size is 40"]),
@@ -725,7 +726,7 @@ def test_positions_beyond_a_table_never_reach_a_gpu(on_a_gpu) -> None:
     message, eight = "positions has 7, but max_position_embeddings is 7", torch.full((3, 8), 5)
     model, causal = tiny_model(**LEARNED), tiny_model(kind=VaswaniForCausalLM, **LEARNED)
     classifier = VaswaniForSequenceClassification(tiny_config(**LEARNED)).eval()
-    cache = causal(eight[:, :7], use_cache=True).cache
+    cache = causal(eight[:, :7], use_cache=True)[CACHE]
     one, text = eight[:, :1], torch.arange(8)[None]
     labels, mask = batch()["decoder_input_ids"], torch.ones_like(eight)
     calls = {
@@ -790,7 +791,7 @@ def test_positions_of_the_fast_search_never_reach_a_gpu(on_a_gpu) -> None:
 def test_a_mask_of_the_new_tokens_alone_is_refused_once_there_is_a_cache() -> None:
     model, data = tiny_model(), batch()
     first = model(**data, use_cache=True)
-    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "cache": first.cache}
+    step = data | {"decoder_input_ids": torch.full((3, 1), 5), "cache": first[CACHE]}
     with pytest.raises(ValueError, match="decoder_attention_mask is 1 tokens wide, but there are 6"):
         model(**step, decoder_attention_mask=torch.ones(3, 1))
 
