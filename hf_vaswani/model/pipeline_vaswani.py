@@ -4,7 +4,7 @@ Their inputs and outputs are those of transformers 4.
 """
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -40,8 +40,8 @@ class Passage:
     Attributes:
         parts ([`Parts`]): what is translated at a time.
         kept (`list`): for each part the text that stands for its translation, or `None` if the model reads it.
-        ids (`list`): the tokens of each part (`list[int]`), or `None` if it is not read; then those of its
-            translations (`torch.LongTensor` of shape `(candidates, target)`).
+        ids (`list`): the tokens of each part that is read (`list[int]`); then those of the translations of all
+            (`torch.LongTensor` of shape `(candidates, target)`).
         language (`dict`): settings of `generate` by which a multilingual tokenizer chooses the target language.
     """
 
@@ -190,13 +190,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 ("return_tensors", "clean_up_tokenization_spaces", "in_parts"),
             )
         )
-        if before.get("longest_sentence", LEAST) < LEAST:
-            raise ValueError(
-                f"longest_sentence must be at least {LEAST} tokens, but it is {before['longest_sentence']}."
-            )
+        if (longest := before.get("longest_sentence", LEAST)) < LEAST:
+            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {longest}.")
         # Ids and streams are those of one sentence.
-        if "return_tensors" in after or kwargs.get("streamer") is not None:
-            before["is_whole"] = after.get("return_tensors", False) or kwargs.get("streamer") is not None
+        is_streamed = kwargs.get("streamer") is not None
+        if is_streamed or "return_tensors" in after:
+            before["is_whole"] = is_streamed or after["return_tensors"]
         if stop_sequence is not None:
             with LOCK:
                 ids = self.tokenizer(stop_sequence, add_special_tokens=False).input_ids
@@ -316,15 +315,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         is_whole: bool = False,
     ) -> dict[str, Any]:
         """
-        Cuts a text into parts, and tokenizes those that the model reads.
-
-        Args:
-            input_ (`str`): the text.
-            truncation, src_lang, tgt_lang, longest_sentence, split_sentences: as in a call.
-            is_whole (`bool`, *optional*, defaults to `False`): cut no sentence.
-
-        Returns:
-            `dict` with a [`Passage`].
+        Cuts a text into the parts of a [`Passage`], and tokenizes those that the model reads. The settings are those
+        of a call; `is_whole` cuts no sentence.
         """
         require_text(input_, "a sentence")
         source, target = self._check_direction(src_lang, tgt_lang)
@@ -334,28 +326,26 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         longest = None
         if self.translates and not truncation and not is_whole:
             longest = longest_sentence or longest_source([self.model], self.tokenizer)
-        # A model with fewer positions has no room for pieces.
-        longest = None if longest is None or longest < LEAST else longest
+            # A model with fewer positions has no room for pieces.
+            longest = longest if longest >= LEAST else None
         parts = cut(front, text, self.tokenizer, longest, split_sentences)
         pieces = [text[start:end] for start, end in parts.spans]
         passage = Passage(parts, [None if self.reads(each) else each if each.strip() else "" for each in pieces])
+
         settings: dict[str, Any] = {"truncation": truncation, "verbose": longest is None}
-        positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
-        if positions is not None and positions < self.tokenizer.model_max_length:
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if truncation and positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
-        tokenize = self.tokenizer
-        if hasattr(self.tokenizer, "_build_translation_inputs"):
-            tokenize = self.tokenizer._build_translation_inputs
-            settings |= {"src_lang": source, "tgt_lang": target}
+        tokenize = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if tokenize is not None:
+            settings |= {"src_lang": source, "tgt_lang": target, "return_tensors": None}
         for sentence, kept in zip(parts.sources, passage.kept, strict=True):
             if kept is None:
                 with LOCK:
-                    encoding = dict(tokenize(sentence, **settings))
+                    encoding = (tokenize or self.tokenizer)(sentence, **settings)
+                names = encoding.keys() - {"token_type_ids", *self.tokenizer.model_input_names}
+                passage.language |= {name: encoding[name] for name in names}
                 passage.ids.append(encoding["input_ids"])
-                names = self.tokenizer.model_input_names
-                passage.language |= {name: value for name, value in encoding.items() if name not in names}
-            else:
-                passage.ids.append(None)
         return {"passage": passage}
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
@@ -363,70 +353,61 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         source, target = src_lang or self._task_languages[0], tgt_lang or self._task_languages[1]
         pairs = getattr(self.model.config, "language_pairs", None)
         if pairs and not any(source in (None, pair[0]) and target in (None, pair[1]) for pair in pairs):
-            asked = " ".join(
-                f"{word} {language!r}" for word, language in (("from", source), ("to", target)) if language
-            )
+            asked = "".join(f" {word} {each!r}" for word, each in (("from", source), ("to", target)) if each)
             known = ", ".join("-".join(pair) for pair in pairs)
-            raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
+            raise ValueError(f"The model does not translate{asked}: by its config it was trained for {known}.")
         return source, target
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
-        """Translates the parts of the texts of a batch together, and puts the ids of each into its [`Passage`]."""
+        """
+        Translates the parts of all texts of a batch, and puts the ids of each into its [`Passage`]. Parts of very
+        different length are translated one group after the other, because memory follows the padded length.
+        """
         # One text alone is no list.
         is_batch = isinstance(model_inputs["passage"], list)
         passages: list[Passage] = model_inputs["passage"] if is_batch else [model_inputs["passage"]]
+        sources = [ids for each in passages for ids in each.ids]
         language = {name: value for each in passages for name, value in each.language.items()}
         settings = self._prepare_generate_kwargs(self._with_one_length_limit(generate_kwargs), **language)
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
-        sources = [ids for each in passages for ids in each.ids if ids is not None]
-        if settings.get("streamer") is not None and not sources:
-            # Another thread may be waiting for the end of the stream.
-            settings["streamer"].end()
-        generated = iter(self._generate(sources, settings))
-        config = settings.get("generation_config") or self.model.generation_config
-        candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-        unread = torch.full((candidates, 1), self._padding(), device="cpu")
-        found = [
-            replace(each, ids=[unread if ids is None else next(generated) for ids in each.ids]) for each in passages
-        ]
-        return {"passage": found if is_batch else found[0]}
-
-    def _generate(self, sources: Sequence[list[int]], settings: dict[str, Any]) -> list[torch.Tensor]:
-        """
-        Returns the ids of the translations of each source, of shape `(candidates, target)`. Sources of very different
-        length are translated one group after the other, because memory follows the padded length.
-        """
         config = settings.get("generation_config") or self.model.generation_config
         limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
         groups = length_groups([len(ids) for ids in sources], *limits)
         if settings.get("streamer") is not None:
             groups = [[row] for row in range(len(sources))]
-        found: dict[int, torch.Tensor] = {}
+            if not sources:
+                # Another thread may be waiting for the end of the stream.
+                settings["streamer"].end()
+        generated: dict[int, torch.Tensor] = {}
         for group in map(sorted, groups):
-            rows = [torch.tensor(sources[row], dtype=torch.long, device="cpu") for row in group]
-            batch = {
-                name: pad_sequence(each, True, padding, self.tokenizer.padding_side).to(self.device)
-                for name, each, padding in (
-                    ("input_ids", rows, self._padding()),
-                    ("attention_mask", list(map(torch.ones_like, rows)), 0),
-                )
-            }  # [batch, source]
-            generated = None if self.engine is None else self.engine(**batch, **settings)
-            if generated is None:
-                is_rounded = self.product_dtype == torch.bfloat16
-                autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
-                with evaluation_mode(self.model), autocast:
-                    generated = self.model.generate(**batch, **(self.torch_settings | settings))
-            generated = getattr(generated, "sequences", generated).cpu()  # [batch * candidates, target]
-            found |= zip(group, generated.reshape(len(group), -1, generated.shape[-1]), strict=True)
-        return [found[row] for row in range(len(sources))]
+            generated |= zip(group, self._generate([sources[row] for row in group], settings), strict=True)
+        candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
+        kept = torch.full((candidates, 1), self._padding(), device="cpu")
+        found = (generated[row] for row in range(len(sources)))
+        answers = [
+            replace(each, ids=[next(found) if text is None else kept for text in each.kept]) for each in passages
+        ]
+        return {"passage": answers if is_batch else answers[0]}
+
+    def _generate(self, sources: Sequence[list[int]], settings: dict[str, Any]) -> torch.Tensor:
+        """Returns the ids of the translations of a group, of shape `(batch, candidates, target)`."""
+        rows = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in sources]
+        side = self.tokenizer.padding_side
+        ids = pad_sequence(rows, True, self._padding(), side).to(self.device)  # [batch, source]
+        mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, side).to(self.device)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        generated = None if self.engine is None else self.engine(**inputs, **settings)
+        if generated is None:
+            is_rounded = self.product_dtype == torch.bfloat16
+            autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
+            with evaluation_mode(self.model), autocast:
+                generated = self.model.generate(**inputs, **(self.torch_settings | settings))
+        generated = getattr(generated, "sequences", generated).cpu()  # [batch * candidates, target]
+        return generated.reshape(len(sources), -1, generated.shape[-1])
 
     def _most_positions(self, num_beams: int) -> tuple[int, int]:
-        """
-        Returns the limits of a group, as [`length_groups`] takes them: smaller by as much as there are more beams than
-        by default, and larger on an accelerator, which small groups leave idle.
-        """
+        """Returns the limits of a group: smaller with more beams, larger on an accelerator, which would be idle."""
         least = self._default_generation_config.num_beams
         times = 1 if self.model.device.type == "cpu" else TIMES_ON_ACCELERATORS
         most, padded = (limit * times * least // max(least, num_beams) for limit in (MOST_POSITIONS, MOST_PADDED))
@@ -457,36 +438,26 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         in_parts: bool = False,
     ) -> Any:
         """
-        Decodes the translations of one text.
-
-        Args:
-            model_outputs (`dict`): a [`Passage`] with the ids of translations.
-            return_tensors, clean_up_tokenization_spaces: as in a call.
-            in_parts (`bool`, *optional*, defaults to `False`): return the parts of the text and their translations.
-
-        Returns:
-            `list[dict]`: one dict per candidate, the best first; or the [`Parts`] and a `list[list[str]]`: for each
-            rank, best first, the translations of the parts.
+        Decodes the translations of one text. With `in_parts` returns its [`Parts`] and a `list[list[str]]`: for each
+        rank, best first, the translations of the parts.
         """
         passage: Passage = model_outputs["passage"]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in passage.ids[0]]
+        rows = [row for candidates in passage.ids for row in candidates.tolist()]
         with LOCK:
-            decoded: Iterator[str] = iter(
-                self.tokenizer.batch_decode(
-                    [ids for candidates in passage.ids for ids in candidates.tolist()],
-                    skip_special_tokens=True,
-                    clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-                )
+            decoded = self.tokenizer.batch_decode(
+                rows, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
             )
+        texts = iter(decoded)
         of_parts = [
-            [text if kept is None else kept for text in islice(decoded, len(candidates))]
+            [text if kept is None else kept for text in islice(texts, len(candidates))]
             for kept, candidates in zip(passage.kept, passage.ids, strict=True)
         ]
-        ranks = list(map(list, zip(*of_parts, strict=True)))
+        ranks = [list(rank) for rank in zip(*of_parts, strict=True)]
         if in_parts:
             return passage.parts, ranks
-        return [{f"{self.return_name}_text": passage.parts.join(texts)} for texts in ranks]
+        return [{f"{self.return_name}_text": passage.parts.join(rank)} for rank in ranks]
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
@@ -522,18 +493,15 @@ def find_non_finite(model: Any) -> str | None:
     # One of both is the smallest or the largest number then: each tensor is read once. Torch compares numbers of 8
     # bits in other formats only, and those of 4 bits are all finite.
     ends = {
-        name: torch.stack((each.to(torch.bfloat16) if each.dtype.itemsize == 1 else each).aminmax()).float()
+        name: torch.stack((each.bfloat16() if each.itemsize == 1 else each).aminmax()).float()
         for name, each in (*model.named_parameters(), *model.named_buffers())
-        if type(each) in (torch.Tensor, torch.nn.Parameter)
-        and each.is_floating_point()
-        and each.dtype != torch.float4_e2m1fn_x2
-        and each.numel()
-        and not each.is_meta
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.numel() and not each.is_meta
+        if each.is_floating_point() and each.dtype != torch.float4_e2m1fn_x2
     }
     # They are read together: a GPU waits for each reading.
-    found = [*ends.values()]
-    are_finite = torch.stack([each.to(found[0].device) for each in found]).isfinite().tolist() if found else []
-    return next((name for name, finite in zip(ends, are_finite, strict=True) if not all(finite)), None)
+    found = [each.to(next(iter(ends.values())).device) for each in ends.values()]
+    are_finite = torch.stack(found).isfinite().all(dim=1).tolist() if found else []
+    return next((name for name, is_finite in zip(ends, are_finite, strict=True) if not is_finite), None)
 
 
 def require_text(sentence: object, where: str, alternatives: str = "") -> None:

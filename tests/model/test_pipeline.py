@@ -65,9 +65,11 @@ class MultilingualTokenizer(PreTrainedTokenizerFast):
 
     asked: list[tuple[str | None, str | None]] = []
 
-    def _build_translation_inputs(self, text: str, src_lang: str | None, tgt_lang: str | None, **keywords: Any) -> Any:
+    def _build_translation_inputs(
+        self, text: str, return_tensors: str | None, src_lang: str | None, tgt_lang: str | None, **keywords: Any
+    ) -> Any:
         self.asked.append((src_lang, tgt_lang))
-        encoding = self(text, **keywords)
+        encoding = self(text, return_tensors=return_tensors, **keywords)
         if tgt_lang is not None:
             encoding["forced_bos_token_id"] = self.convert_tokens_to_ids(tgt_lang)
         return encoding
