@@ -319,7 +319,8 @@ def prepare_pipeline(
     if autocast is not None and engine not in ("torch", "auto"):
         raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
     if autocast == "auto":
-        pipeline.product_dtype, _ = fastest_translation(model)
+        found, _ = fastest_translation(model)
+        pipeline.product_dtype = torch.bfloat16 if found == torch.bfloat16 else None
     if markup is not None:
         PipelineMarkup(pipeline, markup)
 

@@ -1,7 +1,4 @@
-"""The pipelines from text to text, for every sequence-to-sequence model of transformers.
-
-Their inputs and outputs are those of transformers 4.
-"""
+"""The pipelines from text to text, for every sequence-to-sequence model, with transformers 4's inputs and outputs."""
 
 import copy
 from collections.abc import Callable, Generator, Sequence, Sized
@@ -19,14 +16,12 @@ from transformers import GenerationConfig, Pipeline, PreTrainedModel, PreTrained
 from .sentences_vaswani import (
     LEAST,
     LOCK,
-    MOST_PADDED,
-    MOST_POSITIONS,
-    TIMES_ON_ACCELERATORS,
     LanguageTags,
     Parts,
+    batch_limits,
     cut,
     evaluation_mode,
-    has_words,
+    kept,
     length_groups,
     longest_source,
 )
@@ -58,21 +53,19 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
     these. Several threads may use one pipeline; but with `stop_strings`, for which `generate` calls the tokenizer
-    itself, they should all pass the same `truncation`.
+    itself, they should all pass the same `truncation`. An engine, a shortlist, markup and `autocast="auto"` need the
+    package `hf_vaswani`.
 
     Args:
         model ([`PreTrainedModel`]): an encoder-decoder model.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, which needs a pad token if `batch_size` is above 1.
         task (`str`, *optional*): name of the task, whose settings and prefix are taken from `task_specific_params` of
             the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
-        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, or `"auto"`:
-            CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others need the
-            package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
-        compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
-            `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
+        engine (`str`, *optional*, defaults to `"torch"`): what computes: also `"ctranslate2"`, or `"auto"` for it if
+            it can search as a call says. Both need a Vaswani model with the weights that it was loaded with.
+        compute_type (`str`, *optional*, defaults to `"float32"`): format of numbers in CTranslate2, or `"auto"`.
         approximate (`bool`, *optional*): let CTranslate2 search by the settings that come closest to those of a call.
-        autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, `"auto"` for the same where that
-            is faster; by default products are in the number format of the weights.
+        autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, or `"auto"` where that is faster.
         shortlist (`bool`, *optional*): search among the likely entries of the vocabulary alone, by the shortlist that
             `hf-vaswani shortlist` has written beside the weights.
         markup (`str`, *optional*): default of every call.
@@ -82,14 +75,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     Raises:
         ValueError: if there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
             the name of the task, or was loaded from a folder with missing weights.
-
-    Example:
-
-    ```python
-    >>> generator = pipeline("text2text-generation", model="me/my-model")
-    >>> generator("question: Who runs? context: A dog runs.")
-    [{'generated_text': 'a dog'}]
-    ```
     """
 
     # Prefix of the keys of an answer, as in `generated_text`.
@@ -179,10 +164,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _sanitize_parameters(
         self, stop_sequence: str | None = None, return_text: bool | None = None, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """
-        Sorts keywords into those of `preprocess`, of `_forward` and of `postprocess`; one that is `None` keeps the
-        constructor's value. `return_text` is ignored, because text is returned unless `return_tensors` is true.
-        """
+        """Sorts keywords by the three steps; one that is `None` keeps the constructor's value."""
         before, after = (
             {name: value for name in names if (value := kwargs.pop(name, None)) is not None}
             for names in (
@@ -225,21 +207,17 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Args:
             inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): the texts. A column
                 of a dataset (`dataset["en"]`) counts as a list. The lists of a list are translated one by one.
-            args: ignored, with a warning, as in every pipeline.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
                 them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
-            num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
-                texts have markup.
+            num_workers (`int`, *optional*, defaults to 0): processes that tokenize; with markup they read a dataset.
             batch_size (`int`, *optional*, defaults to 1): number of texts that the model translates at a time, except
                 that it translates few long sentences and many short ones together.
-            split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
-                (see [`sentence_spans`]) and join the translations of the same rank. A language tag at the beginning
-                of a text, as `<2de>`, is put in front of each sentence.
+            split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
+                with the language tag that the text begins with, and join the translations of the same rank.
             longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into
                 pieces of at most half as many, and joins their translations, unless `truncation`, `return_tensors` or
                 a `streamer` is set. By default what [`longest_source`] says.
-            return_tensors (`bool`, *optional*): return token ids instead of text.
-            return_text (`bool`, *optional*): ignored; text is the default, and `return_tensors=True` overrides it.
+            return_tensors (`bool`, *optional*): return token ids instead of text, whatever `return_text` says.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
             truncation (`bool` or `str`, *optional*): truncate sentences that are longer than the tokenizer's
                 `model_max_length` or the model's `max_position_embeddings`. By default they are not truncated.
@@ -258,14 +236,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             stays as it is, and white space alone becomes an empty text; their ids are padding.
 
         Raises:
-            TypeError: if `inputs` or one of the texts has another type.
-            ValueError: if neither the pipeline nor `generate` knows a keyword, the tokenizer has no pad token for a
-                batch, a text has half of a surrogate pair, the model was not trained for a language, nothing chooses
-                among several, or `return_tensors` is used with `split_sentences` or `markup`.
+            TypeError, ValueError: if a text has another type or half of a surrogate pair, neither the pipeline nor
+                `generate` knows a keyword, the tokenizer has no pad token for a batch, the model was not trained for a
+                language, nothing chooses among several, or ids are to be returned of joined translations.
         """
-        texts = None
-        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
-            texts = list(inputs)
+        is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple))
+        texts = list(inputs) if is_list else None
         loading = {"num_workers": num_workers, "batch_size": batch_size}
         if texts and all(isinstance(each, list) for each in texts):
             return [self(each, *args, markup=markup, **loading, **kwargs) for each in texts]
@@ -274,10 +250,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         before, after = self._preprocess_params | before, self._postprocess_params | after
         if after.get("return_tensors") and (markup is not None or before.get("split_sentences")):
             option = "split_sentences=True" if markup is None else f"markup={markup!r}"
-            raise ValueError(
-                f"return_tensors=True is not supported with {option}, which joins translations as text: "
-                "leave one of them out."
-            )
+            raise ValueError(f"return_tensors=True is not supported with {option}, which joins translations as text.")
         translate = super().__call__
         if markup is not None:
             translate = self._from_home("markup", "markup", markup)(self, markup)
@@ -292,9 +265,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
         return translate(inputs, *args, **loading, **kwargs)
 
-    def reads(self, text: str) -> bool:
-        """Returns whether the model gets a text, which is not kept."""
-        return has_words(text) or (not self.translates and bool(text.strip()))
+    def kept(self, text: str) -> str | None:
+        """Returns what stands for the answer to a text that the model does not read (see [`kept`]), or `None`."""
+        return kept(text) if self.translates or not text.strip() else None
 
     @property
     def tags(self) -> LanguageTags:
@@ -321,7 +294,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         require_text(input_, "a sentence")
         source, target = self._check_direction(src_lang, tgt_lang)
         front, text = self.tags.split(input_)
-        if self.reads(text):
+        if self.kept(text) is None:
             front = (self.prefix or "") + self.tags.front(front, target) + front
         longest = None
         if self.translates and not truncation and not is_whole:
@@ -329,8 +302,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             # A model with fewer positions has no room for pieces.
             longest = longest if longest >= LEAST else None
         parts = cut(front, text, self.tokenizer, longest, split_sentences)
-        pieces = [text[start:end] for start, end in parts.spans]
-        passage = Passage(parts, [None if self.reads(each) else each if each.strip() else "" for each in pieces])
+        passage = Passage(parts, [self.kept(text[start:end]) for start, end in parts.spans])
 
         settings: dict[str, Any] = {"truncation": truncation, "verbose": longest is None}
         positions = getattr(self.model.config, "max_position_embeddings", None)
@@ -339,8 +311,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         tokenize = getattr(self.tokenizer, "_build_translation_inputs", None)
         if tokenize is not None:
             settings |= {"src_lang": source, "tgt_lang": target, "return_tensors": None}
-        for sentence, kept in zip(parts.sources, passage.kept, strict=True):
-            if kept is None:
+        for sentence, answer in zip(parts.sources, passage.kept, strict=True):
+            if answer is None:
                 with LOCK:
                     encoding = (tokenize or self.tokenizer)(sentence, **settings)
                 names = encoding.keys() - {"token_type_ids", *self.tokenizer.model_input_names}
@@ -372,50 +344,42 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
         config = settings.get("generation_config") or self.model.generation_config
-        limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
-        groups = length_groups([len(ids) for ids in sources], *limits)
+        beams, usual = settings.get("num_beams") or config.num_beams or 1, self._default_generation_config.num_beams
+        groups = length_groups([len(ids) for ids in sources], *batch_limits(self.model.device, beams, usual))
         if settings.get("streamer") is not None:
             groups = [[row] for row in range(len(sources))]
             if not sources:
                 # Another thread may be waiting for the end of the stream.
                 settings["streamer"].end()
+        ids_of_padding = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        padding = next(each for each in ids_of_padding if each is not None)
         generated: dict[int, torch.Tensor] = {}
         for group in map(sorted, groups):
-            generated |= zip(group, self._generate([sources[row] for row in group], settings), strict=True)
+            generated |= zip(group, self._generate([sources[row] for row in group], padding, settings), strict=True)
         candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-        kept = torch.full((candidates, 1), self._padding(), device="cpu")
+        unread = torch.full((candidates, 1), padding, device="cpu")
         found = (generated[row] for row in range(len(sources)))
-        answers = [
-            replace(each, ids=[next(found) if text is None else kept for text in each.kept]) for each in passages
+        done = [
+            replace(each, ids=[next(found) if text is None else unread for text in each.kept]) for each in passages
         ]
-        return {"passage": answers if is_batch else answers[0]}
+        return {"passage": done if is_batch else done[0]}
 
-    def _generate(self, sources: Sequence[list[int]], settings: dict[str, Any]) -> torch.Tensor:
+    def _generate(self, sources: Sequence[list[int]], padding: int, settings: dict[str, Any]) -> torch.Tensor:
         """Returns the ids of the translations of a group, of shape `(batch, candidates, target)`."""
         rows = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in sources]
         side = self.tokenizer.padding_side
-        ids = pad_sequence(rows, True, self._padding(), side).to(self.device)  # [batch, source]
+        ids = pad_sequence(rows, True, padding, side).to(self.device)  # [batch, source]
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, side).to(self.device)
         inputs = {"input_ids": ids, "attention_mask": mask}
         generated = None if self.engine is None else self.engine(**inputs, **settings)
         if generated is None:
-            is_rounded = self.product_dtype == torch.bfloat16
-            autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
+            autocast = (
+                torch.autocast(self.model.device.type, self.product_dtype) if self.product_dtype else nullcontext()
+            )
             with evaluation_mode(self.model), autocast:
                 generated = self.model.generate(**inputs, **(self.torch_settings | settings))
         generated = getattr(generated, "sequences", generated).cpu()  # [batch * candidates, target]
         return generated.reshape(len(sources), -1, generated.shape[-1])
-
-    def _most_positions(self, num_beams: int) -> tuple[int, int]:
-        """Returns the limits of a group: smaller with more beams, larger on an accelerator, which would be idle."""
-        least = self._default_generation_config.num_beams
-        times = 1 if self.model.device.type == "cpu" else TIMES_ON_ACCELERATORS
-        most, padded = (limit * times * least // max(least, num_beams) for limit in (MOST_POSITIONS, MOST_PADDED))
-        return most, padded
-
-    def _padding(self) -> int:
-        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(each for each in ids if each is not None)
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
         """
@@ -451,8 +415,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             )
         texts = iter(decoded)
         of_parts = [
-            [text if kept is None else kept for text in islice(texts, len(candidates))]
-            for kept, candidates in zip(passage.kept, passage.ids, strict=True)
+            [text if answer is None else answer for text in islice(texts, len(candidates))]
+            for answer, candidates in zip(passage.kept, passage.ids, strict=True)
         ]
         ranks = [list(rank) for rank in zip(*of_parts, strict=True)]
         if in_parts:
@@ -462,8 +426,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
     """
-    Translates text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
-    answers have the keys `translation_text` and `translation_token_ids`.
+    Translates text as [`VaswaniText2TextGenerationPipeline`], into `translation_text` or `translation_token_ids`.
 
     Example:
 
@@ -479,10 +442,7 @@ class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
 
 
 class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
-    """
-    Summarizes text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
-    answers have the keys `summary_text` and `summary_token_ids`.
-    """
+    """Summarizes text as [`VaswaniText2TextGenerationPipeline`], into `summary_text` or `summary_token_ids`."""
 
     return_name = "summary"
 

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,6 @@ LOCK = threading.RLock()
 if hasattr(os, "register_at_fork"):
     # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
-
 
 # For each model, the number of threads in [`evaluation_mode`], and its modules that they found in training mode.
 IN_USE: dict[torch.nn.Module, tuple[int, list[torch.nn.Module]]] = {}
@@ -101,8 +101,6 @@ def _is_wide(text: str) -> bool:
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
-# ---- Text without words ------------------------------------------------------------------------------------------
-
 # Letters that are not seen: the fillers of Hangul.
 FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
 
@@ -150,11 +148,10 @@ class LanguageTags:
         if not hasattr(self.tokenizer, "get_added_vocab"):
             return {}
         with LOCK:
-            size = len(self.tokenizer)
-            if size != self._size:
+            if self._size != len(self.tokenizer):
                 added = self.tokenizer.get_added_vocab()
                 self._tags = {match[1]: tag for tag in added if (match := re.fullmatch(r"<2(.+)>", tag))}
-                self._size = size
+                self._size = len(self.tokenizer)
             return self._tags
 
     @property
@@ -216,8 +213,8 @@ SPACE = re.compile(r"\s+")
 # A character as people see it: a letter with its accents, a syllable, an emoji or a flag (a grapheme cluster), with
 # the vowels of Thai and Lao that are written in front of their consonant.
 CHARACTER = regex.compile(r"[\u0e40-\u0e44\u0ec0-\u0ec4]?\X")
-# Signs that end no word, as in "don't" and "1.5".
-WITHIN_WORDS, WITHIN_NUMBERS = "'’·", ".,:"
+# A place behind punctuation that is not within a word or a number, as in "don't" and "1.5".
+BEHIND_PUNCTUATION = regex.compile(r"(?<=[\p{Po}\p{Pd}\p{Pe}\p{Pf}--['’·]])(?!\p{P})(?<![.,:](?=\d))", regex.V1)
 
 
 def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
@@ -260,29 +257,21 @@ class Parts:
         Joins translations of the parts: by the white space between the parts if that has a newline, else by one space,
         and by nothing after a mark of a script without spaces.
         """
-        pieces, end = [""], 0
+        joined, end = "", 0
         for (start, next_end), translation in zip(self.spans, translations, strict=True):
-            space, last = self.text[end:start], pieces[-1]
+            space, end = self.text[end:start], next_end
             if "\n" in space:
-                pieces.append(space)
-            elif translation and last.strip() and not _is_wide(last):
-                pieces.append(" ")
-            if translation:
-                pieces.append(translation)
-            end = next_end
-        return "".join(pieces) + (self.text[end:] if "\n" in self.text[end:] else "")
+                joined += space
+            elif translation and joined[-1:].strip() and not _is_wide(joined):
+                joined += " "
+            joined += translation
+        return joined + (self.text[end:] if "\n" in self.text[end:] else "")
 
 
 def cut(front: str, text: str, tokenizer: Any, longest: int | None, split: bool = False) -> Parts:
     """
-    Cuts a text into what is translated at a time.
-
-    Args:
-        front (`str`), text (`str`): as in [`Parts`].
-        tokenizer ([`PreTrainedTokenizerBase`]): counts tokens.
-        longest (`int`, *optional*): most tokens of a part. A longer one is cut into sentences of at most half as many,
-            which leaves room for longer translations.
-        split (`bool`): cut it into its sentences anyway.
+    Cuts a text into what is translated at a time: into its sentences, if it is to be `split`, and what has more than
+    `longest` tokens into pieces of at most half as many, which leaves room for longer translations.
     """
 
     def fits(part: str, most: int) -> bool:
@@ -296,8 +285,7 @@ def cut(front: str, text: str, tokenizer: Any, longest: int | None, split: bool 
         if longest is None or fits(text[start:end], longest):
             spans.append((start, end))
         else:
-            half = longest // 2
-            pieces = fitting_spans(text[start:end], lambda piece, half=half: fits(piece, half))
+            pieces = fitting_spans(text[start:end], partial(fits, most=longest // 2))
             spans += [(start + left, start + right) for left, right in pieces]
     return Parts(front, text, spans)
 
@@ -332,16 +320,8 @@ def _middle(text: str, start: int, end: int) -> int:
     places = [match.end() for match in SPACE.finditer(text, start, end)]
     if not places:
         characters = [match.end() for match in CHARACTER.finditer(text, start, end)][:-1]
-        places = [place for place in characters if _ends_a_part(text, place)] or characters or [middle]
+        places = [place for place in characters if BEHIND_PUNCTUATION.match(text, place)] or characters or [middle]
     return min(places, key=lambda place: abs(place - middle))
-
-
-def _ends_a_part(text: str, place: int) -> bool:
-    """Returns whether the sign in front of a place is punctuation behind which a sentence may be cut."""
-    before, after = text[place - 1], text[place]
-    if unicodedata.category(before) not in ("Po", "Pd", "Pe", "Pf") or unicodedata.category(after)[0] == "P":
-        return False
-    return before not in (WITHIN_NUMBERS + WITHIN_WORDS if after.isdigit() else WITHIN_WORDS)
 
 
 # ---- Batches -----------------------------------------------------------------------------------------------------
@@ -350,6 +330,12 @@ def _ends_a_part(text: str, place: int) -> bool:
 MOST_POSITIONS, MOST_PADDED = 4096, 1024
 # How many times as many an accelerator translates at once.
 TIMES_ON_ACCELERATORS = 4
+
+
+def batch_limits(device: torch.device, num_beams: int, usual: int) -> tuple[int, int]:
+    """Returns `most` and `padded` of a search: less with more beams than usual, more on an accelerator, to fill it."""
+    times = usual * (1 if device.type == "cpu" else TIMES_ON_ACCELERATORS)
+    return MOST_POSITIONS * times // max(usual, num_beams), MOST_PADDED * times // max(usual, num_beams)
 
 
 def length_groups(

@@ -28,7 +28,7 @@ from ..model.sentences_vaswani import (
     LanguageTags,
     Parts,
     evaluation_mode,
-    has_words,
+    kept,
     length_groups,
 )
 
@@ -240,7 +240,7 @@ def align_parts(
     tokenizer: Any,
     found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
     unit: str = "pieces",
-    reads: Callable[[str], bool] = has_words,
+    kept: Callable[[str], str | None] = kept,
 ) -> list[list[tuple[str, list[AlignedPart]]]]:
     """
     Joins translations of the parts of texts, and aligns them.
@@ -248,13 +248,13 @@ def align_parts(
     Args:
         model, tokenizer, unit: as in [`alignments`].
         found (`Sequence`): each text in parts, and for each rank the translations of its parts.
-        reads (`Callable`): tells whether the model has read a part. Others are their own translations.
+        kept (`Callable`): returns `None` for a part that the model has read. Others are their own translations.
 
     Returns:
         `list`: for each text its translations, best first, each with the alignments of its parts.
     """
     pairs = [
-        (source, translation, reads(source.removeprefix(parts.front)))
+        (source, translation, kept(source.removeprefix(parts.front)) is None)
         for parts, ranks in found
         for rank in ranks
         for source, translation in zip(parts.sources, rank, strict=True)
@@ -295,7 +295,7 @@ def translate_and_align(
         `list`: as in [`align_parts`].
     """
     found = Pipeline.__call__(pipeline, texts, in_parts=True, **kwargs)
-    return align_parts(pipeline.model, pipeline.tokenizer, found, unit, pipeline.reads)
+    return align_parts(pipeline.model, pipeline.tokenizer, found, unit, pipeline.kept)
 
 
 def choose_alignment(

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -828,16 +827,6 @@ def test_batches_of_very_different_lengths_are_translated_in_groups(
     assert [translator.tokenizer.decode(each["translation_token_ids"], skip_special_tokens=True) for each in ids] == [
         "" if each == {"translation_text": "42"} else each["translation_text"] for each in expected
     ]
-
-
-def test_a_group_is_larger_on_an_accelerator_and_smaller_with_more_beams(model: Any) -> None:
-    translator = translate_with(model)
-    least = translator._default_generation_config.num_beams
-    most, padded = translator._most_positions(1)
-    assert (most, padded) == translator._most_positions(least) == (4096, 1024)
-    assert translator._most_positions(2 * least) == (most // 2, padded // 2)
-    translator.model = SimpleNamespace(device=torch.device("cuda"))
-    assert translator._most_positions(1) == (4 * most, 4 * padded)
 
 
 @pytest.mark.parametrize("text", ["a \ud800 dog", "\udfff", "dog \ud83d"])

@@ -18,6 +18,7 @@ from hf_vaswani.model.sentences_vaswani import (
     IN_USE,
     LanguageTags,
     Parts,
+    batch_limits,
     evaluation_mode,
     fitting_spans,
     has_words,
@@ -291,6 +292,14 @@ def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(leng
     # Similar sentences fill their batches.
     assert len(groups) <= 2 + 2 * sum(lengths) / 1024
     assert max(map(len, length_groups(lengths, rows=7)), default=0) <= 7
+
+
+def test_a_batch_is_larger_on_an_accelerator_and_smaller_with_more_beams() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    most, padded = batch_limits(cpu, 1, usual=4)
+    assert (most, padded) == batch_limits(cpu, 4, usual=4) == (4096, 1024)
+    assert batch_limits(cpu, 8, usual=4) == (most // 2, padded // 2)
+    assert batch_limits(cuda, 1, usual=4) == (4 * most, 4 * padded)
 
 
 def split_text(text: str, length: int) -> list[str]:
