@@ -86,7 +86,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     tokenizer: Any
     _tags: LanguageTags | None = None
     # Returns what does not travel with a model, by its name. The package sets it; a copy on the Hub is without.
-    at_home: ClassVar[Callable[[str], Callable[..., Any]] | None] = None
+    at_home: ClassVar[Callable[..., Any] | None] = None
 
     # None, not True: a missing tokenizer then reaches __init__, which reports it in one sentence.
     _load_tokenizer = None
@@ -240,8 +240,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 `generate` knows a keyword, the tokenizer has no pad token for a batch, the model was not trained for a
                 language, nothing chooses among several, or ids are to be returned of joined translations.
         """
-        is_list = isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple))
-        texts = list(inputs) if is_list else None
+        texts = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)) else None
         loading = {"num_workers": num_workers, "batch_size": batch_size}
         if texts and all(isinstance(each, list) for each in texts):
             return [self(each, *args, markup=markup, **loading, **kwargs) for each in texts]
