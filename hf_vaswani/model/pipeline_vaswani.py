@@ -324,9 +324,9 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         source, target = src_lang or self._task_languages[0], tgt_lang or self._task_languages[1]
         pairs = getattr(self.model.config, "language_pairs", None)
         if pairs and not any(source in (None, pair[0]) and target in (None, pair[1]) for pair in pairs):
-            asked = "".join(f" {word} {each!r}" for word, each in (("from", source), ("to", target)) if each)
+            asked = " ".join(f"{word} {each!r}" for word, each in (("from", source), ("to", target)) if each)
             known = ", ".join("-".join(pair) for pair in pairs)
-            raise ValueError(f"The model does not translate{asked}: by its config it was trained for {known}.")
+            raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
