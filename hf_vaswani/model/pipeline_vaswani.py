@@ -63,7 +63,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
         engine (`str`, *optional*, defaults to `"torch"`): what computes: also `"ctranslate2"`, or `"auto"` for it if
             it can search as a call says. Both need a Vaswani model with the weights that it was loaded with.
-        compute_type (`str`, *optional*, defaults to `"float32"`): format of numbers in CTranslate2, or `"auto"`.
+        compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
+            `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
         approximate (`bool`, *optional*): let CTranslate2 search by the settings that come closest to those of a call.
         autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, or `"auto"` where that is faster.
         shortlist (`bool`, *optional*): search among the likely entries of the vocabulary alone, by the shortlist that
@@ -164,7 +165,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
     def _sanitize_parameters(
         self, stop_sequence: str | None = None, return_text: bool | None = None, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Sorts keywords by the three steps; one that is `None` keeps the constructor's value."""
+        """Sorts keywords by the step that takes them; where one is `None`, the constructor's value holds."""
         before, after = (
             {name: value for name in names if (value := kwargs.pop(name, None)) is not None}
             for names in (
@@ -372,9 +373,8 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         inputs = {"input_ids": ids, "attention_mask": mask}
         generated = None if self.engine is None else self.engine(**inputs, **settings)
         if generated is None:
-            autocast = (
-                torch.autocast(self.model.device.type, self.product_dtype) if self.product_dtype else nullcontext()
-            )
+            dtype = self.product_dtype
+            autocast = torch.autocast(self.model.device.type, dtype) if dtype is not None else nullcontext()
             with evaluation_mode(self.model), autocast:
                 generated = self.model.generate(**inputs, **(self.torch_settings | settings))
         generated = getattr(generated, "sequences", generated).cpu()  # [batch * candidates, target]
