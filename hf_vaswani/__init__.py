@@ -77,21 +77,13 @@ AutoModelForTokenClassification.register(VaswaniConfig, VaswaniForTokenClassific
 
 def _at_home(name: str) -> Any:
     """Returns what a pipeline asks the package for. It is imported then."""
-    if name == "engine":
-        from .conversion.engines import pipeline_engine
-
-        return pipeline_engine
-    if name == "shortlist":
-        from .translation.shortlist import Shortlist
-
-        return Shortlist
     if name == "markup":
         from .translation.placement import PipelineMarkup
 
         return PipelineMarkup
-    from .translation.precision import fastest_translation
+    from .conversion.engines import prepare_pipeline
 
-    return fastest_translation
+    return prepare_pipeline
 
 
 VaswaniText2TextGenerationPipeline.at_home = staticmethod(_at_home)

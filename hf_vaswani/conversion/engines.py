@@ -31,6 +31,9 @@ from ..model.rules_vaswani import SearchCall
 from ..model.sentences_vaswani import evaluation_mode
 from ..translation.lines import Candidates
 from ..translation.loading import load_model, model_folder
+from ..translation.placement import PipelineMarkup
+from ..translation.precision import fastest_translation
+from ..translation.shortlist import Shortlist
 from .protocol import Loaded
 from .settings import approximated_settings, eos_token_ids, fixed_limit, start_token_id, unsupported_settings
 
@@ -281,6 +284,45 @@ ARGUMENTS = (
     *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "assistant_model", "assistant_tokenizer"),
     *("streamer", "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "ensemble", "shortlist"),
 )
+
+
+def prepare_pipeline(
+    pipeline: Any,
+    shortlist: bool,
+    engine: str,
+    compute_type: str | None,
+    approximate: bool,
+    autocast: str | None,
+    markup: str | None,
+) -> None:
+    """
+    Gives a pipeline what the options of its constructor ask for.
+
+    Args:
+        pipeline ([`VaswaniText2TextGenerationPipeline`]): the pipeline.
+        shortlist, engine, compute_type, approximate, autocast, markup: its options.
+
+    Raises:
+        ValueError: an option does not fit the model or another one, or an engine cannot translate with the model.
+        ImportError: the library of the engine is not installed.
+    """
+    model, tokenizer = pipeline.model, pipeline.tokenizer
+    if shortlist:
+        if model.config.model_type != "vaswani":
+            raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(model).__name__}.")
+        revision = getattr(model.config, "_commit_hash", None)
+        entries = Shortlist.load(model.name_or_path, tokenizer, model.config.vocab_size, revision=revision)
+        pipeline.torch_settings["shortlist"] = entries
+    pipeline.engine = pipeline_engine(model, tokenizer, engine, compute_type, approximate, shortlist)
+    if autocast not in (None, "auto", "bfloat16"):
+        raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
+    if autocast is not None and engine not in ("torch", "auto"):
+        raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
+    if autocast == "auto":
+        found, _ = fastest_translation(model)
+        pipeline.product_dtype = torch.bfloat16 if found == torch.bfloat16 else None
+    if markup is not None:
+        PipelineMarkup(pipeline, markup)
 
 
 def pipeline_engine(

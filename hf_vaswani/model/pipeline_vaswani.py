@@ -1,40 +1,49 @@
-"""The pipelines from text to text, for every sequence-to-sequence model of transformers.
-
-Their inputs and outputs are those of transformers 4.
-"""
+"""The pipelines from text to text, for every sequence-to-sequence model, with transformers 4's inputs and outputs."""
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Sequence, Sized
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import GeneratorType
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
-from transformers import (
-    BatchEncoding,
-    GenerationConfig,
-    Pipeline,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sentences_vaswani import (
     LEAST,
     LOCK,
-    MOST_PADDED,
-    MOST_POSITIONS,
-    TIMES_ON_ACCELERATORS,
     LanguageTags,
     Parts,
+    batch_limits,
     cut,
     evaluation_mode,
-    has_words,
+    kept,
     length_groups,
     longest_source,
 )
+
+
+@dataclass
+class Passage:
+    """
+    A text on its way through a pipeline.
+
+    Attributes:
+        parts ([`Parts`]): what is translated at a time.
+        kept (`list`): for each part the text that stands for its translation, or `None` if the model reads it.
+        ids (`list`): the tokens of each part that is read (`list[int]`); then those of the translations of all
+            (`torch.LongTensor` of shape `(candidates, target)`).
+        language (`dict`): settings of `generate` by which a multilingual tokenizer chooses the target language.
+    """
+
+    parts: Parts
+    kept: list[str | None]
+    ids: list[Any] = field(default_factory=list)
+    language: dict[str, Any] = field(default_factory=dict)
 
 
 class VaswaniText2TextGenerationPipeline(Pipeline):
@@ -44,44 +53,29 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
 
     The search has 4 beams and stops after 256 new tokens, unless the model's generation config or the caller sets
     these. Several threads may use one pipeline; but with `stop_strings`, for which `generate` calls the tokenizer
-    itself, they should all pass the same `truncation`.
+    itself, they should all pass the same `truncation`. An engine, a shortlist, markup and `autocast="auto"` need the
+    package `hf_vaswani`.
 
     Args:
         model ([`PreTrainedModel`]): an encoder-decoder model.
         tokenizer ([`PreTrainedTokenizerBase`]): its tokenizer, which needs a pad token if `batch_size` is above 1.
         task (`str`, *optional*): name of the task, whose settings and prefix are taken from `task_specific_params` of
             the config, if it has them. `"translation_xx_to_yy"` sets the two languages as well.
-        split_sentences (`bool`, *optional*, defaults to `False`), markup (`str`, *optional*): defaults of every call,
-            see [`~VaswaniText2TextGenerationPipeline.__call__`].
-        engine (`str`, *optional*, defaults to `"torch"`): what computes: `"torch"`, `"ctranslate2"`, or `"auto"`:
-            CTranslate2 where it searches by exactly the settings of a call, and torch elsewhere. The others need the
-            package `hf_vaswani`, a Vaswani model, and the weights that it was loaded with.
+        engine (`str`, *optional*, defaults to `"torch"`): what computes: also `"ctranslate2"`, or `"auto"` for it if
+            it can search as a call says. Both need a Vaswani model with the weights that it was loaded with.
         compute_type (`str`, *optional*, defaults to `"float32"`): number format in which CTranslate2 computes: also
             `"int8"`, `"int8_float32"`, `"bfloat16"`, or `"auto"` for the fastest of the machine.
-        approximate (`bool`, *optional*, defaults to `False`): let CTranslate2 search by the settings that come closest
-            to those of a call.
-        autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, with everything else in the
-            number format of the weights, or `"auto"` for the same where this machine has instructions for it and the
-            model is wide enough; by default products are in the format of the weights, too.
-        shortlist (`bool`, *optional*, defaults to `False`): search among the likely entries of the vocabulary alone,
-            by the shortlist that `hf-vaswani shortlist` has written beside the weights.
-        longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into pieces
-            of at most half as many, and joins their translations, unless `truncation`, `return_tensors` or a
-            `streamer` is set. By default what [`longest_source`] says. A call may have its own.
+        approximate (`bool`, *optional*): let CTranslate2 search by the settings that come closest to those of a call.
+        autocast (`str`, *optional*): `"bfloat16"` for products in bfloat16 by torch, or `"auto"` where that is faster.
+        shortlist (`bool`, *optional*): search among the likely entries of the vocabulary alone, by the shortlist that
+            `hf-vaswani shortlist` has written beside the weights.
+        markup (`str`, *optional*): default of every call.
         kwargs: arguments of [`Pipeline`] (`device`, `batch_size`, `num_workers`, ...), and defaults for the arguments
             of [`~VaswaniText2TextGenerationPipeline.__call__`].
 
     Raises:
         ValueError: if there is no tokenizer, the model is not an encoder-decoder, was not trained for the languages in
             the name of the task, or was loaded from a folder with missing weights.
-
-    Example:
-
-    ```python
-    >>> generator = pipeline("text2text-generation", model="me/my-model")
-    >>> generator("question: Who runs? context: A dog runs.")
-    [{'generated_text': 'a dog'}]
-    ```
     """
 
     # Prefix of the keys of an answer, as in `generated_text`.
@@ -109,14 +103,12 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         task: str = "",
-        split_sentences: bool = False,
-        markup: str | None = None,
         engine: str = "torch",
         compute_type: str | None = None,
         approximate: bool = False,
         autocast: str | None = None,
         shortlist: bool = False,
-        longest_sentence: int | None = None,
+        markup: str | None = None,
         **kwargs: Any,
     ) -> None:
         if tokenizer is None:
@@ -146,68 +138,47 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         self._default_generation_config = defaults
         words = task.split("_")
         self._task_languages = (words[1], words[3]) if len(words) == 4 else (None, None)
-        self.split_sentences, self.markup = split_sentences, markup
-        self.longest_sentence = longest_sentence
         # pipeline() passes it on after use, and generate() would refuse it.
         kwargs.pop("local_files_only", None)
-        super().__init__(model=model, task=task, **{**kwargs, "tokenizer": tokenizer})
+        super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
         if prefix is not None:
             self.prefix = prefix
-        self._longest({})
         self._check_direction(*(self._preprocess_params.get(name) for name in ("src_lang", "tgt_lang")))
-        # Arguments of `generate()` that an engine does without.
-        self.torch_settings: dict[str, Any] = {}
-        if shortlist:
-            if self.model.config.model_type != "vaswani":
-                raise ValueError(f"shortlist=True needs a Vaswani model, but it is a {type(self.model).__name__}.")
-            config = self.model.config
-            self.torch_settings["shortlist"] = self._from_home("shortlist", "shortlist=True").load(
-                self.model.name_or_path,
-                tokenizer,
-                config.vocab_size,
-                revision=getattr(config, "_commit_hash", None),
-            )
+        self.markup = markup
+        # Generates in place of torch, or returns None if it cannot; and arguments of `generate()` for torch alone.
         self.engine: Callable[..., torch.Tensor | None] | None = None
-        if (engine, compute_type, approximate) != ("torch", None, False):
-            make_engine = self._from_home("engine", f"engine={engine!r}")
-            self.engine = make_engine(self.model, tokenizer, engine, compute_type, approximate, shortlist)
-        if autocast not in (None, "auto", "bfloat16"):
-            raise ValueError(f"autocast must be 'auto', 'bfloat16' or None, but it is {autocast!r}.")
-        if autocast is not None and engine not in ("torch", "auto"):
-            raise ValueError(f"autocast is for torch, but engine is {engine!r}: use compute_type, or leave it out.")
-        self.product_dtype = None if autocast is None else torch.bfloat16
-        if autocast == "auto":
-            self.product_dtype, _ = self._from_home("autocast", "autocast='auto'")(self.model)
-        if markup is not None:
-            self._from_home("markup", f"markup={markup!r}")(self, markup)
+        self.torch_settings: dict[str, Any] = {}
+        self.product_dtype = torch.bfloat16 if autocast == "bfloat16" else None
+        options = {"shortlist": shortlist, "engine": engine, "compute_type": compute_type, "approximate": approximate}
+        options |= {"autocast": autocast, "markup": markup}
+        of_torch = ("engine", "torch"), ("autocast", "bfloat16")
+        asked = [item for item in options.items() if item[1] not in (None, False) and item not in of_torch]
+        if asked:
+            self._from_home("options", *asked[0])(self, **options)
 
-    def _from_home(self, name: str, option: str) -> Any:
+    def _from_home(self, name: str, option: str, value: object) -> Callable[..., Any]:
+        """Returns what the package has for an option, by its name."""
         if self.at_home is None:
-            raise ValueError(f"{option} needs the package hf_vaswani: install it, and import hf_vaswani.")
+            raise ValueError(f"{option}={value!r} needs the package hf_vaswani: install it, and import hf_vaswani.")
         return self.at_home(name)
 
     def _sanitize_parameters(
-        self,
-        return_tensors: bool | None = None,
-        return_text: bool | None = None,
-        clean_up_tokenization_spaces: bool | None = None,
-        truncation: bool | str | None = None,
-        src_lang: str | None = None,
-        tgt_lang: str | None = None,
-        stop_sequence: str | None = None,
-        longest_sentence: int | None = None,
-        split: bool | None = None,
-        in_parts: bool | None = None,
-        **generate_kwargs: Any,
+        self, stop_sequence: str | None = None, return_text: bool | None = None, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """
-        Sorts keywords into those of `preprocess`, of `_forward` and of `postprocess`. `return_text` is ignored,
-        because text is returned unless `return_tensors` is true.
-        """
-        before = {"truncation": truncation, "src_lang": src_lang, "tgt_lang": tgt_lang, "longest": longest_sentence}
-        before["split"] = split
-        after = {"return_tensors": return_tensors, "clean_up_tokenization_spaces": clean_up_tokenization_spaces}
-        after["in_parts"] = in_parts
+        """Sorts keywords by the step that takes them; where one is `None`, the constructor's value holds."""
+        before, after = (
+            {name: value for name in names if (value := kwargs.pop(name, None)) is not None}
+            for names in (
+                ("truncation", "src_lang", "tgt_lang", "longest_sentence", "split_sentences"),
+                ("return_tensors", "clean_up_tokenization_spaces", "in_parts"),
+            )
+        )
+        if (longest := before.get("longest_sentence", LEAST)) < LEAST:
+            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {longest}.")
+        # Ids and streams are those of one sentence.
+        is_streamed = kwargs.get("streamer") is not None
+        if is_streamed or "return_tensors" in after:
+            before["is_whole"] = is_streamed or after["return_tensors"]
         if stop_sequence is not None:
             with LOCK:
                 ids = self.tokenizer(stop_sequence, add_special_tokens=False).input_ids
@@ -215,22 +186,17 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
                 raise ValueError(
                     f"stop_sequence must be one token, but {stop_sequence!r} has {len(ids)}: use stop_strings."
                 )
-            generate_kwargs["eos_token_id"] = ids[0]
+            kwargs["eos_token_id"] = ids[0]
         # The base class does not pass these two on.
-        if self.assistant_model is not None:
-            generate_kwargs.setdefault("assistant_model", self.assistant_model)
-        if self.assistant_tokenizer is not None:
-            generate_kwargs.setdefault("assistant_tokenizer", self.assistant_tokenizer)
-        # A keyword that a call does not give keeps the constructor's value.
-        before = {name: value for name, value in before.items() if value is not None}
-        after = {name: value for name, value in after.items() if value is not None}
-        return before, generate_kwargs, after
+        for name in ("assistant_model", "assistant_tokenizer"):
+            if getattr(self, name) is not None:
+                kwargs.setdefault(name, getattr(self, name))
+        return before, kwargs, after
 
     def __call__(
         self,
         inputs: str | Sequence[str] | Sequence[list[Any]] | Generator[str, None, None] | Dataset[str],
         *args: Any,
-        split_sentences: bool | None = None,
         markup: str | None = None,
         num_workers: int | None = None,
         batch_size: int | None = None,
@@ -242,18 +208,17 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         Args:
             inputs (`str`, `list[str]`, generator of `str` or `torch.utils.data.Dataset` of `str`): the texts. A column
                 of a dataset (`dataset["en"]`) counts as a list. The lists of a list are translated one by one.
-            args: ignored, with a warning, as in every pipeline.
-            split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately
-                (see [`sentence_spans`]) and join the translations of the same rank (see [`Parts`]). A
-                language tag at the beginning of a text, as `<2de>`, is put in front of each sentence.
             markup (`str`, *optional*): `"html"` keeps tags, code, placeholders and URLs, each exactly once, and puts
                 them where the attention says; `"placeholders"` the last three. Needs a Vaswani model.
-            num_workers (`int`, *optional*, defaults to 0): processes that tokenize, or that read the dataset if its
-                texts have markup.
+            num_workers (`int`, *optional*, defaults to 0): processes that tokenize; with markup they read a dataset.
             batch_size (`int`, *optional*, defaults to 1): number of texts that the model translates at a time, except
                 that it translates few long sentences and many short ones together.
-            return_tensors (`bool`, *optional*): return token ids instead of text.
-            return_text (`bool`, *optional*): ignored; text is the default, and `return_tensors=True` overrides it.
+            split_sentences (`bool`, *optional*, defaults to `False`): translate each sentence of a text separately,
+                with the language tag that the text begins with, and join the translations of the same rank.
+            longest_sentence (`int`, *optional*): in tokens. A pipeline for translation cuts a longer sentence into
+                pieces of at most half as many, and joins their translations, unless `truncation`, `return_tensors` or
+                a `streamer` is set. By default what [`longest_source`] says.
+            return_tensors (`bool`, *optional*): return token ids instead of text, whatever `return_text` says.
             clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
             truncation (`bool` or `str`, *optional*): truncate sentences that are longer than the tokenizer's
                 `model_max_length` or the model's `max_position_embeddings`. By default they are not truncated.
@@ -272,75 +237,37 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             stays as it is, and white space alone becomes an empty text; their ids are padding.
 
         Raises:
-            TypeError: if `inputs` or one of the texts has another type.
-            ValueError: if neither the pipeline nor `generate` knows a keyword, the tokenizer has no pad token for a
-                batch, a text has half of a surrogate pair, the model was not trained for a language, nothing chooses
-                among several, or `return_tensors` is used with `split_sentences` or `markup`.
+            TypeError, ValueError: if a text has another type or half of a surrogate pair, neither the pipeline nor
+                `generate` knows a keyword, the tokenizer has no pad token for a batch, the model was not trained for a
+                language, nothing chooses among several, or ids are to be returned of joined translations.
         """
-        kwargs |= {"num_workers": num_workers, "batch_size": batch_size}
-        texts = None
-        if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)):
-            texts = list(inputs)
+        texts = list(inputs) if isinstance(inputs, Sequence) and not isinstance(inputs, (str, bytes, tuple)) else None
+        loading = {"num_workers": num_workers, "batch_size": batch_size}
         if texts and all(isinstance(each, list) for each in texts):
-            kwargs |= {"split_sentences": split_sentences, "markup": markup}
-            return [self(each, *args, **kwargs) for each in texts]
-        kwargs["longest_sentence"] = self._longest(kwargs)
-        split = self.split_sentences if split_sentences is None else split_sentences
+            return [self(each, *args, markup=markup, **loading, **kwargs) for each in texts]
         markup = self.markup if markup is None else markup
-        if split or markup is not None:
-            self._check_text(kwargs, "split_sentences=True" if markup is None else f"markup={markup!r}")
-        if markup is None:
-            translate: Callable[..., Any] = partial(super().__call__, split=split or None)
-        else:
-            translate = partial(self._from_home("markup", f"markup={markup!r}")(self, markup), split=split)
+        before, _, after = self._sanitize_parameters(**kwargs)
+        before, after = self._preprocess_params | before, self._postprocess_params | after
+        if after.get("return_tensors") and (markup is not None or before.get("split_sentences")):
+            option = "split_sentences=True" if markup is None else f"markup={markup!r}"
+            raise ValueError(f"return_tensors=True is not supported with {option}, which joins translations as text.")
+        translate = super().__call__
+        if markup is not None:
+            translate = self._from_home("markup", "markup", markup)(self, markup)
         if texts is not None:
             for position, text in enumerate(texts):
                 require_text(text, f"item {position} of the list")
-            found = translate(texts, *args, **kwargs) if texts else []
+            found = translate(texts, *args, **loading, **kwargs) if texts else []
             return [each[0] for each in found] if all(len(each) == 1 for each in found) else found
         if isinstance(inputs, Dataset) and isinstance(inputs, Sized) and len(inputs) == 0:
             return []
         if not isinstance(inputs, (GeneratorType, Dataset)):
             require_text(inputs, "the input", ", a list of str, or a generator or torch Dataset of str")
-        return translate(inputs, *args, **kwargs)
+        return translate(inputs, *args, **loading, **kwargs)
 
-    def translate_parts(self, texts: list[str], **kwargs: Any) -> list[tuple[Parts, list[list[str]]]]:
-        """
-        Translates the parts of texts, see [`cut`]; takes the keywords of a call, but `split` for `split_sentences`.
-
-        Returns:
-            `list`: each text in parts, and the translations of the parts for each rank, best first.
-        """
-        kwargs = {"split": False} | kwargs
-        found: list[tuple[Parts, list[list[str]]]] = super().__call__(texts, in_parts=True, **kwargs)
-        return found
-
-    def _check_text(self, kwargs: dict[str, Any], option: str) -> None:
-        if (self._postprocess_params | self._sanitize_parameters(**kwargs)[2]).get("return_tensors"):
-            raise ValueError(
-                f"return_tensors=True is not supported with {option}, which joins translations as text: "
-                "leave one of them out."
-            )
-
-    def _longest(self, kwargs: dict[str, Any]) -> int | None:
-        """Returns the tokens of the longest sentence that a call with these keywords does not cut."""
-        asked = kwargs.pop("longest_sentence", None)
-        asked = self.longest_sentence if asked is None else asked
-        if asked is not None and asked < LEAST:
-            raise ValueError(f"longest_sentence must be at least {LEAST} tokens, but it is {asked}.")
-        before, generate_kwargs, after = self._sanitize_parameters(**kwargs)
-        before, after = self._preprocess_params | before, self._postprocess_params | after
-        # Ids and streams are those of one sentence.
-        is_whole = before.get("truncation") or after.get("return_tensors") or generate_kwargs.get("streamer")
-        if not self.translates or is_whole:
-            return None
-        longest = longest_source([self.model], self.tokenizer) if asked is None else asked
-        # A model with fewer positions has no room for pieces.
-        return longest if longest >= LEAST else None
-
-    def reads(self, text: str) -> bool:
-        """Returns whether the model gets a text, which is not kept."""
-        return has_words(text) or (not self.translates and bool(text.strip()))
+    def kept(self, text: str) -> str | None:
+        """Returns what stands for the answer to a text that the model does not read (see [`kept`]), or `None`."""
+        return kept(text) if self.translates or not text.strip() else None
 
     @property
     def tags(self) -> LanguageTags:
@@ -349,220 +276,109 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             self._tags = LanguageTags(self.tokenizer, self.model.config)
         return self._tags
 
-    # Below are the three steps of a pipeline, whose parameters the base class annotates as dicts.
+    # Below are the three steps of a pipeline.
     def preprocess(
         self,
         input_: str,
         truncation: bool | str = False,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
-        longest: int | None = None,
-        split: bool | None = None,
-    ) -> BatchEncoding:
+        longest_sentence: int | None = None,
+        split_sentences: bool = False,
+        is_whole: bool = False,
+    ) -> dict[str, Any]:
         """
-        Tokenizes one text.
-
-        Args:
-            input_ (`str`): the text.
-            truncation (`bool` or `str`, *optional*, defaults to `False`): the tokenizer's argument.
-            src_lang (`str`, *optional*): source language; by default that in the name of the task.
-            tgt_lang (`str`, *optional*): target language; by default that in the name of the task.
-            longest (`int`, *optional*): in tokens; a longer sentence is cut.
-            split (`bool`, *optional*): return the text in parts: its sentences if true. By default, only a text that
-                is cut is in parts.
-
-        Returns:
-            [`BatchEncoding`] with `input_ids` and `attention_mask` of shape `(1, source)`, `kept` (`str`, *optional*),
-            which stands for the translation of a sentence without words, `pieces` (*optional*): the [`Parts`] of the
-            text and their encodings; and the settings of `generate` by which a multilingual tokenizer chooses the
-            target language.
-
-        Raises:
-            TypeError: if the sentence is not a `str`.
-            ValueError: if the model was not trained for the languages, or needs a target language.
+        Cuts a text into the parts of a [`Passage`], and tokenizes those that the model reads. The settings are those
+        of a call; `is_whole` cuts no sentence.
         """
         require_text(input_, "a sentence")
-        if split is not None:
-            return self._in_parts(
-                cut(input_, self.tags, longest, split, self.prefix or ""), truncation, src_lang, tgt_lang
-            )
-        source_language, target_language = self._check_direction(src_lang, tgt_lang)
-        settings: dict[str, Any] = {"truncation": truncation}
-        positions = getattr(self.model.config, "max_position_embeddings", None) if truncation else None
-        if positions is not None and positions < self.tokenizer.model_max_length:
+        source, target = self._check_direction(src_lang, tgt_lang)
+        front, text = self.tags.split(input_)
+        if self.kept(text) is None:
+            front = (self.prefix or "") + self.tags.front(front, target) + front
+        longest = None
+        if self.translates and not truncation and not is_whole:
+            longest = longest_sentence or longest_source([self.model], self.tokenizer)
+            # A model with fewer positions has no room for pieces.
+            longest = longest if longest >= LEAST else None
+        parts = cut(front, text, self.tokenizer, longest, split_sentences)
+        passage = Passage(parts, [self.kept(text[start:end]) for start, end in parts.spans])
+
+        settings: dict[str, Any] = {"truncation": truncation, "verbose": longest is None}
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        if truncation and positions is not None and positions < self.tokenizer.model_max_length:
             settings["max_length"] = positions
-        with LOCK:
-            tag, _ = self.tags.split(input_)
-            kept = self.tags.kept(input_)
-            if kept and not self.translates:
-                kept = None
-            front = "" if kept is not None else self.tags.front(tag, target_language)
-            # The model does not read a text without words.
-            sentence = tag.strip() if kept is not None else (self.prefix or "") + front + input_
-            if hasattr(self.tokenizer, "_build_translation_inputs"):
-                encoding = self.tokenizer._build_translation_inputs(
-                    sentence, return_tensors="pt", src_lang=source_language, tgt_lang=target_language, **settings
-                )
-            else:
-                # The tokenizer takes twice the time, and that counts where the model is small.
-                encoding = self._encoded(sentence, truncation, longest) or self.tokenizer(
-                    sentence, return_tensors="pt", verbose=longest is None, **settings
-                )
-        # Some tokenizers add it for encoder-only models; generate() refuses it.
-        encoding.pop("token_type_ids", None)
-        encoding["kept"], encoding["pieces"] = kept, None
-        if longest is None or kept is not None or encoding["input_ids"].shape[-1] <= longest:
-            return encoding
-        parts = cut(input_, self.tags, longest, prefix=self.prefix or "")
-        return self._in_parts(parts, truncation, src_lang, tgt_lang) if len(parts.spans) > 1 else encoding
-
-    def _in_parts(self, parts: Parts, *settings: Any) -> BatchEncoding:
-        pieces = [self.preprocess(each, *settings) for each in parts.sources]
-        # The ids of the whole are not read, and would make those of others longer.
-        encoding = copy.copy(pieces[0])
-        encoding["pieces"] = parts, pieces
-        return encoding
-
-    def _encoded(self, sentence: str, truncation: bool | str, longest: int | None) -> BatchEncoding | None:
-        """Returns what a plain tokenizer makes of a sentence, or `None` if it has to be asked itself."""
-        tokenizer = self.tokenizer
-        if truncation or type(tokenizer) is not PreTrainedTokenizerFast:
-            return None
-        backend = tokenizer.backend_tokenizer
-        if backend.truncation or backend.padding or "attention_mask" not in tokenizer.model_input_names:
-            return None
-        ids = backend.encode(sentence).ids
-        # It warns of a longer sentence that is not cut.
-        if longest is None and len(ids) > self.tokenizer.model_max_length:
-            return None
-        input_ids = torch.tensor([ids], dtype=torch.long)
-        return BatchEncoding({"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)})
+        tokenize = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if tokenize is not None:
+            settings |= {"src_lang": source, "tgt_lang": target, "return_tensors": None}
+        for sentence, answer in zip(parts.sources, passage.kept, strict=True):
+            if answer is None:
+                with LOCK:
+                    encoding = (tokenize or self.tokenizer)(sentence, **settings)
+                names = encoding.keys() - {"token_type_ids", *self.tokenizer.model_input_names}
+                passage.language |= {name: encoding[name] for name in names}
+                passage.ids.append(encoding["input_ids"])
+        return {"passage": passage}
 
     def _check_direction(self, src_lang: str | None, tgt_lang: str | None) -> tuple[str | None, str | None]:
         """Returns source and target language, by default the task's, after checking the model's `language_pairs`."""
         source, target = src_lang or self._task_languages[0], tgt_lang or self._task_languages[1]
         pairs = getattr(self.model.config, "language_pairs", None)
         if pairs and not any(source in (None, pair[0]) and target in (None, pair[1]) for pair in pairs):
-            asked = " ".join(
-                f"{word} {language!r}" for word, language in (("from", source), ("to", target)) if language
-            )
+            asked = " ".join(f"{word} {each!r}" for word, each in (("from", source), ("to", target)) if each)
             known = ", ".join("-".join(pair) for pair in pairs)
             raise ValueError(f"The model does not translate {asked}: by its config it was trained for {known}.")
         return source, target
 
-    def front(self, tag: str, **kwargs: Any) -> str:
-        """Returns what a call with these keywords puts in front of a sentence with this tag or none."""
-        before = self._preprocess_params | self._sanitize_parameters(**kwargs)[0]
-        language = self._check_direction(before.get("src_lang"), before.get("tgt_lang"))[1]
-        return (self.prefix or "") + self.tags.front(tag, language)
-
     def _forward(self, model_inputs: dict[str, Any], **generate_kwargs: Any) -> dict[str, Any]:
         """
-        Translates one batch.
-
-        Returns:
-            `dict` with `output_ids` (`torch.LongTensor` of shape `(batch, candidates, target)`), which are padding for
-            a text without words or in parts; with `kept`, from [`preprocess`]; and with `pieces`: the [`Parts`] of a
-            text, what is kept of them, and the output ids of the others.
+        Translates the parts of all texts of a batch, and puts the ids of each into its [`Passage`]. Parts of very
+        different length are translated one group after the other, because memory follows the padded length.
         """
         # One text alone is no list.
-        is_batch = isinstance(model_inputs["kept"], list)
-        kept, pieces = (model_inputs[name] if is_batch else [model_inputs[name]] for name in ("kept", "pieces"))
-        has_text = [each is None and parts is None for each, parts in zip(kept, pieces, strict=True)]
-        model_inputs = {name: value for name, value in model_inputs.items() if name not in ("kept", "pieces")}
-        tensors = {name: value for name, value in model_inputs.items() if isinstance(value, torch.Tensor)}
-        # The tokenizer's settings for the target language. Batching turned them into lists of equal items.
-        language = {
-            name: value[0] if isinstance(value, list) else value
-            for name, value in model_inputs.items()
-            if name not in tensors
-        }
+        is_batch = isinstance(model_inputs["passage"], list)
+        passages: list[Passage] = model_inputs["passage"] if is_batch else [model_inputs["passage"]]
+        sources = [ids for each in passages for ids in each.ids]
+        language = {name: value for each in passages for name, value in each.language.items()}
         settings = self._prepare_generate_kwargs(self._with_one_length_limit(generate_kwargs), **language)
         # Stop strings and assisted decoding need the tokenizer.
         settings.setdefault("tokenizer", self.tokenizer)
-
-        # Another thread may be waiting for the end of the stream.
-        if settings.get("streamer") is not None and not any(has_text) and not any(pieces):
-            settings["streamer"].end()
-        of_pieces = self._generate_pieces([each for each in pieces if each is not None], settings)
-        found = [None if each is None else next(of_pieces) for each in pieces]
-        answer = {"kept": kept if is_batch else kept[0], "pieces": found if is_batch else found[0]}
-        if all(has_text):
-            return {"output_ids": self._generate(tensors, settings), **answer}  # [batch, candidates, target]
-        generated = self._generate({name: tensor[has_text] for name, tensor in tensors.items()}, settings)
-        output_ids = generated.new_full((len(has_text), *generated.shape[1:]), self._padding())
-        output_ids[has_text] = generated
-        return {"output_ids": output_ids, **answer}  # [batch, candidates, target]
-
-    def _generate_pieces(
-        self, texts: Sequence[tuple[Parts, Sequence[dict[str, Any]]]], settings: dict[str, Any]
-    ) -> Iterator[tuple[Parts, list[str | None], torch.Tensor]]:
-        """Yields the parts of each text, what is kept of them, and the ids of the others; all are translated first."""
-        read = [piece["input_ids"][0] for _, pieces in texts for piece in pieces if piece["kept"] is None]
-        tensors = {"input_ids": torch.zeros(0, 1, dtype=torch.long)}
-        if read:
-            with LOCK:
-                tensors = dict(self.tokenizer.pad({"input_ids": read}, padding=len(read) > 1, return_tensors="pt"))
-        tensors = {name: tensor.to(self.model.device) for name, tensor in tensors.items() if name != "token_type_ids"}
-        generated, place = self._generate(tensors, settings), 0  # [pieces, candidates, target]
-        for parts, pieces in texts:
-            kept = [piece["kept"] for piece in pieces]
-            yield parts, kept, generated[place : place + kept.count(None)]
-            place += kept.count(None)
-
-    def _generate(self, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> torch.Tensor:
-        """
-        Returns the ids of the candidates of each sentence, of shape `(batch, candidates, target)`. Sentences of very
-        different length are translated one group after the other, because memory follows the padded length.
-        """
-        rows = len(tensors["input_ids"])
-        mask = tensors.get("attention_mask")
         config = settings.get("generation_config") or self.model.generation_config
-        if not rows:
-            candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
-            return tensors["input_ids"].new_zeros(0, candidates, 1)
-        limits = self._most_positions(settings.get("num_beams") or config.num_beams or 1)
-        groups = [list(range(rows))] if mask is None else length_groups(mask.sum(dim=1).tolist(), *limits)
+        beams, usual = settings.get("num_beams") or config.num_beams or 1, self._default_generation_config.num_beams
+        groups = length_groups([len(ids) for ids in sources], *batch_limits(self.model.device, beams, usual))
         if settings.get("streamer") is not None:
-            groups = [[row] for row in range(rows)]
-        found = []
+            groups = [[row] for row in range(len(sources))]
+            if not sources:
+                # Another thread may be waiting for the end of the stream.
+                settings["streamer"].end()
+        ids_of_padding = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        padding = next(each for each in ids_of_padding if each is not None)
+        generated: dict[int, torch.Tensor] = {}
         for group in map(sorted, groups):
-            part = tensors
-            if mask is not None and (len(group) < rows or not mask.any(dim=0).all()):
-                columns = mask[group].any(dim=0)
-                part = {
-                    name: tensor[group][:, columns] if tensor.shape == mask.shape else tensor[group]
-                    for name, tensor in tensors.items()
-                }
-            generated = None if self.engine is None else self.engine(**part, **settings)
-            if generated is None:
-                is_rounded = self.product_dtype == torch.bfloat16
-                autocast = torch.autocast(self.model.device.type, torch.bfloat16) if is_rounded else nullcontext()
-                with evaluation_mode(self.model), autocast:
-                    generated = self.model.generate(**part, **(self.torch_settings | settings))
-            generated = getattr(generated, "sequences", generated)  # [sentences * candidates, target]
-            found.append(generated.reshape(len(group), -1, generated.shape[-1]))
-        if len(found) == 1:
-            return found[0]
-        longest = max(each.shape[-1] for each in found)
-        output_ids = found[0].new_full((rows, found[0].shape[1], longest), self._padding())
-        for group, generated in zip(map(sorted, groups), found, strict=True):
-            output_ids[group, :, : generated.shape[-1]] = generated.to(output_ids.device)
-        return output_ids
+            generated |= zip(group, self._generate([sources[row] for row in group], padding, settings), strict=True)
+        candidates = settings.get("num_return_sequences") or config.num_return_sequences or 1
+        unread = torch.full((candidates, 1), padding, device="cpu")
+        found = (generated[row] for row in range(len(sources)))
+        done = [
+            replace(each, ids=[next(found) if text is None else unread for text in each.kept]) for each in passages
+        ]
+        return {"passage": done if is_batch else done[0]}
 
-    def _most_positions(self, num_beams: int) -> tuple[int, int]:
-        """
-        Returns the limits of a group, as [`length_groups`] takes them: smaller by as much as there are more beams than
-        by default, and larger on an accelerator, which small groups leave idle.
-        """
-        least = self._default_generation_config.num_beams
-        times = 1 if self.model.device.type == "cpu" else TIMES_ON_ACCELERATORS
-        most, padded = (limit * times * least // max(least, num_beams) for limit in (MOST_POSITIONS, MOST_PADDED))
-        return most, padded
-
-    def _padding(self) -> int:
-        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(each for each in ids if each is not None)
+    def _generate(self, sources: Sequence[list[int]], padding: int, settings: dict[str, Any]) -> torch.Tensor:
+        """Returns the ids of the translations of a group, of shape `(batch, candidates, target)`."""
+        rows = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in sources]
+        side = self.tokenizer.padding_side
+        ids = pad_sequence(rows, True, padding, side).to(self.device)  # [batch, source]
+        mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, side).to(self.device)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        generated = None if self.engine is None else self.engine(**inputs, **settings)
+        if generated is None:
+            dtype = self.product_dtype
+            autocast = torch.autocast(self.model.device.type, dtype) if dtype is not None else nullcontext()
+            with evaluation_mode(self.model), autocast:
+                generated = self.model.generate(**inputs, **(self.torch_settings | settings))
+        generated = getattr(generated, "sequences", generated).cpu()  # [batch * candidates, target]
+        return generated.reshape(len(sources), -1, generated.shape[-1])
 
     def _with_one_length_limit(self, generate_kwargs: dict[str, Any]) -> dict[str, Any]:
         """
@@ -585,50 +401,31 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         in_parts: bool = False,
     ) -> Any:
         """
-        Decodes the translations of one text.
-
-        Args:
-            model_outputs (`dict`): `output_ids` of shape `(1, candidates, target)`; `kept`, the text that stands for
-                the translations of a text without words; and `pieces`, the parts of a text and their ids.
-            return_tensors (`bool`, *optional*, defaults to `False`): return the ids instead of text.
-            clean_up_tokenization_spaces (`bool`, *optional*, defaults to `False`): remove spaces before punctuation.
-
-            in_parts (`bool`, *optional*, defaults to `False`): return the parts of the text and their translations.
-
-        Returns:
-            `list[dict]`: one dict per candidate, the best first; or `tuple` of what [`translate_parts`] returns.
+        Decodes the translations of one text. With `in_parts` returns its [`Parts`] and a `list[list[str]]`: for each
+        rank, best first, the translations of the parts.
         """
-        candidates = model_outputs["output_ids"][0]
+        passage: Passage = model_outputs["passage"]
         if return_tensors:
-            return [{f"{self.return_name}_token_ids": ids} for ids in candidates]
-
-        def decoded(ids: torch.Tensor) -> list[str]:
-            with LOCK:
-                texts: list[str] = self.tokenizer.batch_decode(
-                    ids.tolist(),
-                    skip_special_tokens=True,
-                    clean_up_tokenization_spaces=clean_up_tokenization_spaces,
-                )
-            return texts
-
-        if model_outputs["pieces"] is not None:
-            parts, kept, ids = model_outputs["pieces"]
-            left = [iter(decoded(rank)) for rank in ids.unbind(dim=1)]
-            ranks = [[next(texts) if each is None else each for each in kept] for texts in left]
-            if in_parts:
-                return parts, ranks
-            found = list(map(parts.join, ranks))
-        elif model_outputs["kept"] is not None:
-            found = [model_outputs["kept"]] * len(candidates)
-        else:
-            found = decoded(candidates)
-        return [{f"{self.return_name}_text": text} for text in found]
+            return [{f"{self.return_name}_token_ids": ids} for ids in passage.ids[0]]
+        rows = [row for candidates in passage.ids for row in candidates.tolist()]
+        with LOCK:
+            decoded = self.tokenizer.batch_decode(
+                rows, skip_special_tokens=True, clean_up_tokenization_spaces=clean_up_tokenization_spaces
+            )
+        texts = iter(decoded)
+        of_parts = [
+            [text if answer is None else answer for text in islice(texts, len(candidates))]
+            for answer, candidates in zip(passage.kept, passage.ids, strict=True)
+        ]
+        ranks = [list(rank) for rank in zip(*of_parts, strict=True)]
+        if in_parts:
+            return passage.parts, ranks
+        return [{f"{self.return_name}_text": passage.parts.join(rank)} for rank in ranks]
 
 
 class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
     """
-    Translates text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
-    answers have the keys `translation_text` and `translation_token_ids`.
+    Translates text as [`VaswaniText2TextGenerationPipeline`], into `translation_text` or `translation_token_ids`.
 
     Example:
 
@@ -644,10 +441,7 @@ class VaswaniTranslationPipeline(VaswaniText2TextGenerationPipeline):
 
 
 class VaswaniSummarizationPipeline(VaswaniText2TextGenerationPipeline):
-    """
-    Summarizes text with any encoder-decoder model that can generate: a [`VaswaniText2TextGenerationPipeline`] whose
-    answers have the keys `summary_text` and `summary_token_ids`.
-    """
+    """Summarizes text as [`VaswaniText2TextGenerationPipeline`], into `summary_text` or `summary_token_ids`."""
 
     return_name = "summary"
 
@@ -658,18 +452,15 @@ def find_non_finite(model: Any) -> str | None:
     # One of both is the smallest or the largest number then: each tensor is read once. Torch compares numbers of 8
     # bits in other formats only, and those of 4 bits are all finite.
     ends = {
-        name: torch.stack((each.to(torch.bfloat16) if each.dtype.itemsize == 1 else each).aminmax()).float()
+        name: torch.stack((each.bfloat16() if each.itemsize == 1 else each).aminmax()).float()
         for name, each in (*model.named_parameters(), *model.named_buffers())
-        if type(each) in (torch.Tensor, torch.nn.Parameter)
-        and each.is_floating_point()
-        and each.dtype != torch.float4_e2m1fn_x2
-        and each.numel()
-        and not each.is_meta
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.numel() and not each.is_meta
+        if each.is_floating_point() and each.dtype != torch.float4_e2m1fn_x2
     }
     # They are read together: a GPU waits for each reading.
-    found = [*ends.values()]
-    are_finite = torch.stack([each.to(found[0].device) for each in found]).isfinite().tolist() if found else []
-    return next((name for name, finite in zip(ends, are_finite, strict=True) if not all(finite)), None)
+    found = [each.to(next(iter(ends.values())).device) for each in ends.values()]
+    are_finite = torch.stack(found).isfinite().all(dim=1).tolist() if found else []
+    return next((name for name, is_finite in zip(ends, are_finite, strict=True) if not is_finite), None)
 
 
 def require_text(sentence: object, where: str, alternatives: str = "") -> None:

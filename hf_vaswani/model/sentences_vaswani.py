@@ -4,13 +4,14 @@ import os
 import re
 import threading
 import unicodedata
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import regex
 import torch
 
 # ---- Models and tokenizers that several threads use --------------------------------------------------------------
@@ -23,34 +24,26 @@ if hasattr(os, "register_at_fork"):
     # A worker that is forked to read a dataset must not inherit a tokenizer that another thread is calling.
     os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 
-
-@dataclass
-class _Use:
-    """The threads in [`evaluation_mode`] of one model, and its modules that they found in training mode."""
-
-    threads: int = 0
-    in_training: list[torch.nn.Module] = field(default_factory=list)
-
-
-IN_USE: defaultdict[torch.nn.Module, _Use] = defaultdict(_Use)
+# For each model, the number of threads in [`evaluation_mode`], and its modules that they found in training mode.
+IN_USE: dict[torch.nn.Module, tuple[int, list[torch.nn.Module]]] = {}
 
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Puts a model in evaluation mode. The last of several threads to leave gives its modules their modes back."""
     with LOCK:
-        use = IN_USE[model]
-        use.threads += 1
-        use.in_training += [module for module in model.modules() if module.training]
+        threads, in_training = IN_USE.get(model, (0, []))
+        IN_USE[model] = threads + 1, in_training + [module for module in model.modules() if module.training]
         model.eval()
     try:
         yield
     finally:
         with LOCK:
-            use.threads -= 1
-            if not use.threads:
-                del IN_USE[model]
-                for module in use.in_training:
+            threads, in_training = IN_USE.pop(model)
+            if threads > 1:
+                IN_USE[model] = threads - 1, in_training
+            else:
+                for module in in_training:
                     module.training = True
 
 
@@ -73,19 +66,13 @@ ABBREVIATION = re.compile(
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
     """
-    Splits a text into sentences.
+    Returns start and end of each sentence of a text, with only white space between them. A text without a word is one
+    sentence.
 
     A sentence ends before a newline; after `.!?…` and similar marks, if white space follows and then no lower-case
     letter; and after `。！？`. A period does not end a sentence before a number or in an abbreviation, which is
     recognised by its form alone: "He is 12. She is 10." and "It is vitamin C. It helps." stay together, which does
     little harm, and "usw. Auch" is split.
-
-    Args:
-        text (`str`): a text of any length.
-
-    Returns:
-        `list[tuple[int, int]]`: start and end of each sentence, with only white space between them. A text without a
-        word is one sentence.
     """
     words = list(WORD.finditer(text))
     if not words:
@@ -114,8 +101,6 @@ def _is_wide(text: str) -> bool:
     return text.rstrip(WIDE_CLOSING).endswith(WIDE_MARKS)
 
 
-# ---- Text without words ------------------------------------------------------------------------------------------
-
 # Letters that are not seen: the fillers of Hangul.
 FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
 
@@ -123,6 +108,16 @@ FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
 def has_words(text: str) -> bool:
     """Returns whether a text has a visible letter. Digits, punctuation, emoji and invisible signs are no words."""
     return any(sign.isalpha() and sign not in FILLERS for sign in text)
+
+
+def kept(text: str) -> str | None:
+    """
+    Returns what stands for the translation of a text without words, for which a model would invent something: the
+    text, and nothing for white space alone. `None` for a text that has words.
+    """
+    if has_words(text):
+        return None
+    return text if text.strip() else ""
 
 
 # ---- Language tags -----------------------------------------------------------------------------------------------
@@ -153,11 +148,10 @@ class LanguageTags:
         if not hasattr(self.tokenizer, "get_added_vocab"):
             return {}
         with LOCK:
-            size = len(self.tokenizer)
-            if size != self._size:
+            if self._size != len(self.tokenizer):
                 added = self.tokenizer.get_added_vocab()
                 self._tags = {match[1]: tag for tag in added if (match := re.fullmatch(r"<2(.+)>", tag))}
-                self._size = size
+                self._size = len(self.tokenizer)
             return self._tags
 
     @property
@@ -185,11 +179,8 @@ class LanguageTags:
         """
         Returns what is put in front of a sentence with this tag, as [`~LanguageTags.split`] returns it: the tag of the
         target language and a space, or nothing if the sentence has it or the vocabulary has no tags. The language is
-        by default the only one that the model translates into.
-
-        Raises:
-            ValueError: the vocabulary has no tag for the language, the sentence has another one, or neither chooses
-                among several.
+        by default the only one that the model translates into. Raises a `ValueError` if the vocabulary has no tag for
+        it, the sentence has another one, or neither chooses among several.
         """
         tags, targets = self.by_language, self.targets
         if language is None and not tag:
@@ -210,16 +201,6 @@ class LanguageTags:
         """Returns a text with a tag in front, see [`~LanguageTags.front`]. Blank text stays as it is."""
         return self.front(self.split(text)[0], language) + text if text.strip() else text
 
-    def kept(self, text: str) -> str | None:
-        """
-        Returns what stands for the translation of a text without words, for which a model would invent something: the
-        text without its tag, and nothing for white space alone. `None` for a text that has words.
-        """
-        _, rest = self.split(text)
-        if has_words(rest):
-            return None
-        return rest if rest.strip() else ""
-
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------
 
@@ -229,15 +210,11 @@ LONGEST, SHORT, LEAST = 1024, 128, 16
 # A normalizer may make several tokens of one byte, also beside the rules of Unicode.
 TOKENS_OF_A_BYTE = 3
 SPACE = re.compile(r"\s+")
-SIGN = re.compile(r"[^\w\s]")
-# Signs that end no word, as in "don't" and "1.5".
-WITHIN_WORDS, WITHIN_NUMBERS = "'’·", ".,:"
-# Signs that belong to the one before: joiners, and vowels and marks that Unicode counts as letters.
-JOINED = "\u200c\u200d\u0e33\u0eb3\uff9e\uff9f"
-# Vowels of Thai and Lao that are written in front of their consonant.
-IN_FRONT = "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4"
-MODIFIERS, TAG_SIGNS, FLAGS = ("\U0001f3fb", "\U0001f3ff"), ("\U000e0020", "\U000e007f"), ("\U0001f1e6", "\U0001f1ff")
-VIRAMA = 9
+# A character as people see it: a letter with its accents, a syllable, an emoji or a flag (a grapheme cluster), with
+# the vowels of Thai and Lao that are written in front of their consonant.
+CHARACTER = regex.compile(r"[\u0e40-\u0e44\u0ec0-\u0ec4]?\X")
+# A place behind punctuation that is not within a word or a number, as in "don't" and "1.5".
+BEHIND_PUNCTUATION = regex.compile(r"(?<=[\p{Po}\p{Pd}\p{Pe}\p{Pf}--['’·]])(?!\p{P})(?<![.,:](?=\d))", regex.V1)
 
 
 def longest_source(models: Iterable[Any], tokenizer: Any) -> int:
@@ -261,68 +238,56 @@ class Parts:
     A text in parts, which are translated one by one.
 
     Attributes:
-        tag (`str`): the language tag of all parts and a space, or nothing.
-        text (`str`): the text without its tag.
+        front (`str`): text in front of each part, as a language tag and a space, or nothing.
+        text (`str`): the text without it.
         spans (`list[tuple[int, int]]`): start and end of each part, with only white space between them.
     """
 
-    tag: str
+    front: str
     text: str
     spans: list[tuple[int, int]]
 
     @property
     def sources(self) -> list[str]:
-        """The parts, each with the tag."""
-        return [self.tag + self.text[start:end] for start, end in self.spans]
+        """The parts, each with what is in front of it."""
+        return [self.front + self.text[start:end] for start, end in self.spans]
 
     def join(self, translations: Sequence[str]) -> str:
         """
         Joins translations of the parts: by the white space between the parts if that has a newline, else by one space,
         and by nothing after a mark of a script without spaces.
         """
-        pieces, end = [""], 0
+        joined, end = "", 0
         for (start, next_end), translation in zip(self.spans, translations, strict=True):
-            space, last = self.text[end:start], pieces[-1]
+            space, end = self.text[end:start], next_end
             if "\n" in space:
-                pieces.append(space)
-            elif translation and last.strip() and not _is_wide(last):
-                pieces.append(" ")
-            if translation:
-                pieces.append(translation)
-            end = next_end
-        return "".join(pieces) + (self.text[end:] if "\n" in self.text[end:] else "")
+                joined += space
+            elif translation and joined[-1:].strip() and not _is_wide(joined):
+                joined += " "
+            joined += translation
+        return joined + (self.text[end:] if "\n" in self.text[end:] else "")
 
 
-def cut(text: str, tags: LanguageTags, longest: int | None, split: bool = False, prefix: str = "") -> Parts:
+def cut(front: str, text: str, tokenizer: Any, longest: int | None, split: bool = False) -> Parts:
     """
-    Cuts a text into what is translated at a time.
-
-    Args:
-        text (`str`): the text, with a language tag or without.
-        tags ([`LanguageTags`]): those of the tokenizer that counts.
-        longest (`int`, *optional*): most tokens of a part. A longer one is cut into sentences of at most half as many,
-            which leaves room for longer translations.
-        split (`bool`): cut it into its sentences anyway.
-        prefix (`str`): what each part gets in front of its tag.
+    Cuts a text into what is translated at a time: into its sentences, if it is to be `split`, and what has more than
+    `longest` tokens into pieces of at most half as many, which leaves room for longer translations.
     """
-    tag, text = tags.split(text)
+
+    def fits(part: str, most: int) -> bool:
+        if not has_words(part) or not may_be_longer(front + part, most):
+            return True
+        with LOCK:
+            return len(tokenizer(front + part, verbose=False)["input_ids"]) <= most
+
     spans = []
     for start, end in sentence_spans(text) if split else [(0, len(text))]:
-        pieces = [(0, end - start)]
-        if longest is not None and is_longer(text[start:end], longest, tags.tokenizer, prefix + tag):
-            pieces = fitting_spans(
-                text[start:end], lambda piece: not is_longer(piece, longest // 2, tags.tokenizer, prefix + tag)
-            )
-        spans += [(start + left, start + right) for left, right in pieces]
-    return Parts(tag, text, spans)
-
-
-def is_longer(text: str, longest: int, tokenizer: Any, front: str = "") -> bool:
-    """Returns whether a text has words, and more than this many tokens together with what is in front of it."""
-    if not has_words(text) or not may_be_longer(front + text, longest):
-        return False
-    with LOCK:
-        return len(tokenizer(front + text, verbose=False)["input_ids"]) > longest
+        if longest is None or fits(text[start:end], longest):
+            spans.append((start, end))
+        else:
+            pieces = fitting_spans(text[start:end], partial(fits, most=longest // 2))
+            spans += [(start + left, start + right) for left, right in pieces]
+    return Parts(front, text, spans)
 
 
 def may_be_longer(text: str, longest: int) -> bool:
@@ -332,15 +297,9 @@ def may_be_longer(text: str, longest: int) -> bool:
 
 def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[tuple[int, int]]:
     """
-    Splits a text into sentences, and halves sentences that are too long, until all pieces fit.
-
-    Args:
-        text (`str`): a text of any length.
-        fits (`Callable[[str], bool]`): returns whether a piece is short enough.
-
-    Returns:
-        `list[tuple[int, int]]`: start and end of each piece, with only white space between them. A sentence is halved
-        near its middle: at white space, else behind punctuation, else between characters that do not belong together.
+    Splits a text into sentences, and halves sentences until all pieces fit: near the middle, at white space, else
+    behind punctuation, else between characters. Returns start and end of each piece, with only white space between
+    them.
     """
     found = []
     pending = sentence_spans(text)[::-1]
@@ -358,49 +317,11 @@ def fitting_spans(text: str, fits: Callable[[str], bool]) -> list[tuple[int, int
 def _middle(text: str, start: int, end: int) -> int:
     """Returns where a sentence without white space at its ends is cut in two."""
     middle = (start + end) // 2
-    for places in (
-        [match.end() for match in SPACE.finditer(text, start, end)],
-        [match.end() for match in SIGN.finditer(text, start, end - 1) if _ends_a_part(text, match.end())],
-    ):
-        if places:
-            return min(places, key=lambda place: abs(place - middle))
-    around = (middle + side * step for step in range(middle - start) for side in (1, -1))
-    return next((place for place in around if _is_between_characters(text, place)), middle)
-
-
-def _ends_a_part(text: str, place: int) -> bool:
-    """Returns whether the sign in front of a place is punctuation behind which a sentence may be cut."""
-    before, after = text[place - 1], text[place]
-    if unicodedata.category(before) not in ("Po", "Pd", "Pe", "Pf") or unicodedata.category(after)[0] == "P":
-        return False
-    within = WITHIN_NUMBERS + WITHIN_WORDS if after.isdigit() else WITHIN_WORDS
-    return before not in within and _is_between_characters(text, place)
-
-
-def _is_between_characters(text: str, place: int) -> bool:
-    """
-    Returns whether a place is not within a character as people see it: a letter with its accents, a syllable, a flag
-    or an emoji of several signs (grapheme clusters of Unicode's annex 29, without its rarest rules).
-    """
-    before, after = text[place - 1], text[place]
-    category = unicodedata.category(after)
-    if category[0] == "M" or after in JOINED or before in IN_FRONT or before == "\u200d":
-        return False
-    if MODIFIERS[0] <= after <= MODIFIERS[1] or TAG_SIGNS[0] <= after <= TAG_SIGNS[1] or before + after == "\r\n":
-        return False
-    if unicodedata.combining(before) == VIRAMA and category == "Lo":
-        return False
-    # Parts of a syllable of Hangul.
-    if "\u1100" <= before <= "\u115f" and ("\u1100" <= after <= "\u11ff" or "가" <= after <= "힣"):
-        return False
-    if "\u1160" <= after <= "\u11ff" and ("\u1100" <= before <= "\u11ff" or "가" <= before <= "힣"):
-        return False
-    if FLAGS[0] <= before <= FLAGS[1] and FLAGS[0] <= after <= FLAGS[1]:
-        first = place - 1
-        while first and FLAGS[0] <= text[first - 1] <= FLAGS[1]:
-            first -= 1
-        return (place - first) % 2 == 0
-    return True
+    places = [match.end() for match in SPACE.finditer(text, start, end)]
+    if not places:
+        characters = [match.end() for match in CHARACTER.finditer(text, start, end)][:-1]
+        places = [place for place in characters if BEHIND_PUNCTUATION.match(text, place)] or characters or [middle]
+    return min(places, key=lambda place: abs(place - middle))
 
 
 # ---- Batches -----------------------------------------------------------------------------------------------------
@@ -411,20 +332,24 @@ MOST_POSITIONS, MOST_PADDED = 4096, 1024
 TIMES_ON_ACCELERATORS = 4
 
 
+def batch_limits(device: torch.device, num_beams: int, usual: int) -> tuple[int, int]:
+    """Returns `most` and `padded` of a search: less with more beams than usual, more on an accelerator, to fill it."""
+    times = usual * (1 if device.type == "cpu" else TIMES_ON_ACCELERATORS)
+    return MOST_POSITIONS * times // max(usual, num_beams), MOST_PADDED * times // max(usual, num_beams)
+
+
 def length_groups(
     lengths: Sequence[int], most: int = MOST_POSITIONS, padded: int = MOST_PADDED, rows: int | None = None
 ) -> list[list[int]]:
     """
-    Groups sentences of similar length into batches, so that memory follows the number of tokens.
+    Groups sentences of similar length into batches, so that memory follows the number of tokens. Returns the numbers
+    of the sentences of each batch, longest first.
 
     Args:
         lengths (`Sequence[int]`): tokens of each sentence, in any order.
         most (`int`): positions of a batch, padding included. A longer sentence gets a batch of its own.
         padded (`int`): positions of a batch with a sentence that is less than half as long as the longest.
         rows (`int`, *optional*): most sentences of a batch.
-
-    Returns:
-        `list[list[int]]`: the numbers of the sentences of each batch, longest first.
     """
     groups: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):

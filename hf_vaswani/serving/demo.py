@@ -4,13 +4,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..model.generation_vaswani import ALPHAS
 from ..model.pipeline_vaswani import VaswaniTranslationPipeline
 from ..model.sentences_vaswani import LanguageTags, longest_source, sentence_spans
-from ..translation.alignment import AlignedPart, align_parts
+from ..translation.alignment import AlignedPart, translate_and_align
 from ..visualization.explorer import explore
 from .batcher import EndCriteria, OverdueError
 
@@ -104,18 +103,11 @@ class DemoTranslator:
 
         settings = self.settings(num_beams, length_penalty) | {"stopping_criteria": [EndCriteria(end_if_over)]}
         settings |= {"num_return_sequences": count, "longest_sentence": longest_source([self.model], self.tokenizer)}
-        found = self.pipeline.translate_parts([text], split=True, tgt_lang=language, **settings)
-        ((best, *others),) = align_parts(
-            self.model,
-            self.tokenizer,
-            found,
-            "words",
-            front=partial(self.pipeline.front, tgt_lang=language),
-            reads=self.pipeline.reads,
+        ((best, *others),) = translate_and_align(
+            self.pipeline, [text], "words", split_sentences=True, tgt_lang=language, **settings
         )
-        parts = found[0][0]
         # Behind a tag, the text begins later.
-        begin = len(text) - len(parts.text)
+        begin = len(text) - len(self.pipeline.tags.split(text)[1])
         aligned = [part._replace(source=part.source + begin) for part in best[1]]
         return Answer([best[0], *(other for other, _ in others)], *coloured(text, best[0], aligned))
 

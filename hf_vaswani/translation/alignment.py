@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import Pipeline, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..model.modeling_vaswani import eager_attention_forward
@@ -28,7 +28,7 @@ from ..model.sentences_vaswani import (
     LanguageTags,
     Parts,
     evaluation_mode,
-    has_words,
+    kept,
     length_groups,
 )
 
@@ -240,8 +240,7 @@ def align_parts(
     tokenizer: Any,
     found: Sequence[tuple[Parts, Sequence[Sequence[str]]]],
     unit: str = "pieces",
-    front: Callable[[str], str] = lambda tag: "",
-    reads: Callable[[str], bool] = has_words,
+    kept: Callable[[str], str | None] = kept,
 ) -> list[list[tuple[str, list[AlignedPart]]]]:
     """
     Joins translations of the parts of texts, and aligns them.
@@ -249,16 +248,14 @@ def align_parts(
     Args:
         model, tokenizer, unit: as in [`alignments`].
         found (`Sequence`): each text in parts, and for each rank the translations of its parts.
-        front (`Callable`): what the model has read in front of a part with this tag.
-        reads (`Callable`): tells whether the model has read a part. Others are their own translations.
+        kept (`Callable`): returns `None` for a part that the model has read. Others are their own translations.
 
     Returns:
         `list`: for each text its translations, best first, each with the alignments of its parts.
     """
-    fronts = [front(parts.tag) if reads(parts.text) else "" for parts, _ in found]
     pairs = [
-        (begin + source, translation, reads(source.removeprefix(parts.tag)))
-        for begin, (parts, ranks) in zip(fronts, found, strict=True)
+        (source, translation, kept(source.removeprefix(parts.front)) is None)
+        for parts, ranks in found
         for rank in ranks
         for source, translation in zip(parts.sources, rank, strict=True)
     ]
@@ -269,17 +266,36 @@ def align_parts(
         for source, target, is_read in pairs
     )
     texts = []
-    for begin, (parts, ranks) in zip(fronts, found, strict=True):
+    for parts, ranks in found:
         candidates = []
         for rank in ranks:
             text, place, pieces = parts.join(rank), 0, []
             for (start, _), translation in zip(parts.spans, rank, strict=True):
                 place = text.index(translation, place)
-                pieces.append(AlignedPart(next(aligned), start - len(begin + parts.tag), place))
+                pieces.append(AlignedPart(next(aligned), start - len(parts.front), place))
                 place += len(translation)
             candidates.append((text, pieces))
         texts.append(candidates)
     return texts
+
+
+def translate_and_align(
+    pipeline: Any, texts: list[str], unit: str = "pieces", **kwargs: Any
+) -> list[list[tuple[str, list[AlignedPart]]]]:
+    """
+    Translates texts by a pipeline, without their markup, and aligns their parts.
+
+    Args:
+        pipeline ([`VaswaniText2TextGenerationPipeline`]): the pipeline.
+        texts (`list[str]`): the texts.
+        unit (`str`): as in [`alignments`].
+        kwargs: keywords of a call.
+
+    Returns:
+        `list`: as in [`align_parts`].
+    """
+    found = Pipeline.__call__(pipeline, texts, in_parts=True, **kwargs)
+    return align_parts(pipeline.model, pipeline.tokenizer, found, unit, pipeline.kept)
 
 
 def choose_alignment(

@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from ..model.sentences_vaswani import LanguageTags, evaluation_mode, length_groups
+from ..model.sentences_vaswani import LanguageTags, evaluation_mode, kept, length_groups
 
 # Maximum of rows times longest source.
 TOKENS_PER_BATCH = 4096
@@ -122,9 +122,10 @@ def to_translate(
     Raises:
         ValueError: a sentence has an unpaired UTF-16 surrogate.
     """
-    kept = list(map(LanguageTags(tokenizer).kept, sentences))
-    chosen = [i for i, text in enumerate(kept) if text is None]
-    return [text or "" for text in kept], chosen, _encode(tokenizer, sentences)
+    tags = LanguageTags(tokenizer)
+    found = [kept(tags.split(sentence)[1]) for sentence in sentences]
+    chosen = [i for i, text in enumerate(found) if text is None]
+    return [text or "" for text in found], chosen, _encode(tokenizer, sentences)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str], side: str = "text") -> list[list[int]]:

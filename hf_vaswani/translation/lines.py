@@ -45,7 +45,7 @@ def cut_lines(lines: Sequence[str], tags: LanguageTags, longest: int) -> list[Pa
     doubtful = [line for line in lines if may_be_longer(line, longest) and has_words(line)]
     ids = tags.tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
     too_long = {line for line, each in zip(doubtful, ids, strict=True) if len(each) > longest}
-    return [cut(line, tags, longest if line in too_long else None) for line in lines]
+    return [cut(*tags.split(line), tags.tokenizer, longest if line in too_long else None) for line in lines]
 
 
 # ---- Several processes -------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..model.pipeline_vaswani import require_text
-from .alignment import AlignedPart, align_parts, aligning_layers, end_if_over
+from .alignment import AlignedPart, aligning_layers, end_if_over, translate_and_align
 from .markup import PROTECTED, SPACE, UNIT, Node, Segment, all_nodes, check_kind, parse
 
 Span = tuple[int, int]
@@ -694,7 +694,7 @@ class PipelineMarkup:
         self.pipeline, self.kind = pipeline, kind
 
     def __call__(self, inputs: Any, *_: Any, num_workers: int | None = None, **kwargs: Any) -> Any:
-        """Translates what the pipeline takes, with the keywords of a call, and `split` for `split_sentences`."""
+        """Translates what the pipeline takes, with the keywords of a call."""
         if isinstance(inputs, str):
             return self._translate([inputs], kwargs)[0]
         if isinstance(inputs, list):
@@ -705,19 +705,10 @@ class PipelineMarkup:
 
     def _translate(self, texts: list[Any], kwargs: dict[str, Any]) -> list[list[dict[str, str]]]:
         pipeline = self.pipeline
-        languages = {name: kwargs.get(name) for name in ("src_lang", "tgt_lang")}
-
-        def translate(plain: list[str]) -> list[list[tuple[str, list[AlignedPart]]]]:
-            found = pipeline.translate_parts(plain, **kwargs)
-            return align_parts(
-                pipeline.model,
-                pipeline.tokenizer,
-                found,
-                front=partial(pipeline.front, **languages),
-                reads=pipeline.reads,
-            )
 
         for text in texts:
             require_text(text, "a sentence")
-        found = translate_markup(list(map(pipeline.tags.split, texts)), self.kind, translate)
+        found = translate_markup(
+            list(map(pipeline.tags.split, texts)), self.kind, partial(translate_and_align, pipeline, **kwargs)
+        )
         return [[{f"{pipeline.return_name}_text": text} for text in candidates] for candidates in found]

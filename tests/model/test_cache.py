@@ -155,7 +155,8 @@ def test_the_pipeline_runs_where_the_model_is(tiny_run) -> None:
         for place in (contextlib.nullcontext, everything_elsewhere):
             with place():
                 found.append(translator._forward(dict(encoding), num_return_sequences=2))
-        assert torch.equal(found[0]["output_ids"], found[1]["output_ids"]) and len(found[0]["output_ids"][0]) == 2
+        ids, elsewhere = (each["passage"].ids[0] for each in found)
+        assert torch.equal(ids, elsewhere) and len(ids) == 2
 
 
 def test_translations_are_scored_where_the_model_is() -> None:

@@ -18,9 +18,11 @@ from hf_vaswani.model.sentences_vaswani import (
     IN_USE,
     LanguageTags,
     Parts,
+    batch_limits,
     evaluation_mode,
     fitting_spans,
     has_words,
+    kept,
     length_groups,
     longest_source,
     may_be_longer,
@@ -185,7 +187,7 @@ def test_a_model_may_have_tags_and_name_no_languages() -> None:
 
 @pytest.mark.parametrize("text", ["a", "7b", "é", "猫", "ส", "10 €uro", "\u200ba", "ᄀ"])
 def test_a_visible_letter_is_a_word(text: str) -> None:
-    assert has_words(text) and tags_of("de").kept(text) is None
+    assert has_words(text) and kept(text) is None
 
 
 # Digits, punctuation, emoji (one of several signs, a flag, a key), and what is not seen.
@@ -196,15 +198,16 @@ WORDLESS += ["\u200b", "\u00ad", "\u2060", "\ufeff", "\u3164", "\u0301"]
 @pytest.mark.parametrize("text", WORDLESS)
 def test_text_without_letters_is_kept(text: str) -> None:
     assert not has_words(text)
-    assert tags_of("de").kept(text) == text
+    assert kept(text) == text
     # The tag of a language is for the model.
-    assert tags_of("de").kept(f" <2de> {text}") == text
-    assert tags_of("de").kept(f"{text} <2fr>") is None
+    tags = tags_of("de")
+    assert kept(tags.split(f" <2de> {text}")[1]) == text
+    assert kept(tags.split(f"{text} <2fr>")[1]) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\u3000", "<2de>", " <2de> "])
 def test_of_white_space_nothing_is_kept(text: str) -> None:
-    assert tags_of("de").kept(text) == ""
+    assert kept(tags_of("de").split(text)[1]) == ""
 
 
 # ---- Long sentences ----------------------------------------------------------------------------------------------
@@ -289,6 +292,14 @@ def test_batches_have_every_sentence_once_and_a_bounded_number_of_positions(leng
     # Similar sentences fill their batches.
     assert len(groups) <= 2 + 2 * sum(lengths) / 1024
     assert max(map(len, length_groups(lengths, rows=7)), default=0) <= 7
+
+
+def test_a_batch_is_larger_on_an_accelerator_and_smaller_with_more_beams() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    most, padded = batch_limits(cpu, 1, usual=4)
+    assert (most, padded) == batch_limits(cpu, 4, usual=4) == (4096, 1024)
+    assert batch_limits(cpu, 8, usual=4) == (most // 2, padded // 2)
+    assert batch_limits(cuda, 1, usual=4) == (4 * most, 4 * padded)
 
 
 def split_text(text: str, length: int) -> list[str]:

@@ -386,7 +386,7 @@ def test_memory_follows_the_characters(pipeline, monkeypatch, text) -> None:
         return max(positions)
 
     # Lines of one length are not cut.
-    monkeypatch.setattr(pipeline, "longest_sentence", 1024)
+    monkeypatch.setitem(pipeline._preprocess_params, "longest_sentence", 1024)
     monkeypatch.setattr(pipeline.model, "generate", watched)
     letters = text.replace("\n", "x")
     even = "\n".join(letters[start : start + 77] for start in range(0, len(letters), 77))
