@@ -487,15 +487,16 @@ class EvaluationRecipe:
     """Beam size for the test set. Saved as the model's default."""
     length_penalty: float = number(0.6, at_least=-10, at_most=10)
     """Exponent alpha of the length penalty. Saved as the model's default."""
-    length_penalty_type: Literal["gnmt", "power"] = "gnmt"
-    """Divisor of the log-probability of a hypothesis of L tokens: `gnmt` is `((5 + L) / 6) ** alpha`, as in the paper;
-    `power` is `L ** alpha`. Saved as the model's default."""
-    finish_candidates: Literal["all", "top"] = "all"
-    """Which of the `2 * num_beams` candidates of a step may end a hypothesis: `all`, as in tensor2tensor, or the `top`
-    `num_beams`, as in transformers. Saved as the model's default."""
-    early_stopping: bool | Literal["never"] | None = None
-    """When the search of a sentence ends, as in transformers: `true`, `false` or `never`. `null` means `never` for
-    `gnmt`, which is tensor2tensor's rule, and `false` for `power`. Saved as the model's default."""
+    length_penalty_type: Literal["gnmt", "power"] = "power"
+    """Divisor of the log-probability of a hypothesis of L tokens: `power` is `L ** alpha`; `gnmt` is
+    `((5 + L) / 6) ** alpha`, as in the paper. Saved as the model's default."""
+    finish_candidates: Literal["all", "top"] = "top"
+    """Which of the `2 * num_beams` candidates of a step may end a hypothesis: the `top` `num_beams`, as in
+    transformers, or `all`, as in tensor2tensor. Saved as the model's default."""
+    early_stopping: bool | Literal["never"] | None = True
+    """When the search of a sentence ends: `true` with `num_beams` finished hypotheses, `false` or `never` as in
+    transformers; tensor2tensor's rule is `never`. `null` means `never` for `gnmt`, and `false` for `power`. Saved as
+    the model's default."""
     validation_num_beams: int = number(1, at_least=1, at_most=1000)
     """Beam size for the validation sets; 1 is greedy search."""
     tokens_per_batch: int = number(4096, at_least=1, at_most=2_000_000)

@@ -38,7 +38,7 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 # Keys for which null is a value, although their default is not null.
-OPTIONAL = {"validation_split", "test_split", "max_length_offset"}
+OPTIONAL = {"validation_split", "test_split", "max_length_offset", "early_stopping"}
 
 
 def check_ranges(recipe: Recipe) -> None:

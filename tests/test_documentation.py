@@ -70,6 +70,7 @@ NOT_RUN = {
     "python train.py configs/multi30k_en_de.yaml --training.tokens_per_batch 16384 --training.max_steps 2000 "
     "--training.peak_learning_rate 0.005 --training.warmup_steps 250 --training.save_every 60 "
     "--training.mixed_precision no --model.dropout 0.1 --training.r_drop.alpha 5.0": "needs a GPU",
+    "python benchmarks/search_rules.py multi30k/test.en multi30k/test.de runs/multi30k/model": "needs Multi30k",
     "python benchmarks/pareto.py multi30k runs/pareto": "takes a day, and needs Multi30k",
     "python benchmarks/serving.py runs/multi30k/model multi30k/test.en": "takes minutes, and needs Multi30k",
     "python benchmarks/data_scale.py multi30k": "takes minutes, and needs Multi30k",

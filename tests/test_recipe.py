@@ -6,8 +6,10 @@ from dataclasses import asdict, fields
 from typing import Any, get_type_hints
 
 import pytest
+from transformers import GenerationConfig
 
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.conversion.settings import approximated_settings, unsupported_settings
 from hf_vaswani.data.tokenizer import train_tokenizer
 from hf_vaswani.recipe import (
     SECTIONS,
@@ -24,6 +26,7 @@ from hf_vaswani.recipe import (
     TrainingRecipe,
 )
 from hf_vaswani.recipe_file import load_recipe
+from hf_vaswani.training.other_classes import search_of
 
 from .conftest import CONFIGS, ROOT, write_recipe
 
@@ -65,7 +68,7 @@ def test_the_kinds_of_vocabularies_are_those_that_can_be_trained() -> None:
 
 
 def test_the_defaults_of_training_are_the_papers() -> None:
-    """Sections 5.1 to 5.4 and 6.1, base model."""
+    """Sections 5.1 to 5.4 and 6.1, base model; but the search has rules that CTranslate2 follows as well."""
     assert TrainingRecipe() == TrainingRecipe(
         max_steps=100_000,
         tokens_per_batch=25_000,
@@ -88,15 +91,31 @@ def test_the_defaults_of_training_are_the_papers() -> None:
     assert EvaluationRecipe() == EvaluationRecipe(
         num_beams=4,
         length_penalty=0.6,
-        length_penalty_type="gnmt",
+        length_penalty_type="power",
         max_length_offset=50,
         max_length=None,
-        finish_candidates="all",
-        early_stopping=None,
+        finish_candidates="top",
+        early_stopping=True,
         validation_num_beams=1,
         tokenize="13a",
         lowercase=False,
     )
+
+
+def test_an_engine_follows_the_default_search_exactly() -> None:
+    settings = GenerationConfig(**search_of(EvaluationRecipe()))
+    assert not unsupported_settings(settings, "CTranslate2") and not approximated_settings(settings)
+
+
+PAPERS = [path for path in CONFIGS if path.stem.startswith(("wmt14", "wsj")) or path.parent.name == "table3"]
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_preset_of_the_paper_has_its_search(path) -> None:
+    """Section 6.1, and the code of its authors where the paper is silent."""
+    search = load_recipe([str(path)]).evaluation
+    assert (search.length_penalty_type, search.finish_candidates) == ("gnmt", "all")
+    assert search.early_stopping == "never"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -182,7 +182,8 @@ def check_same(folder: Folder, before: Manifest, sources: list[Source], settings
         begun[f"digest of {new.url}"], now[f"digest of {new.url}"] = old.digest, new.digest
         # Some file systems have no digest that depends on the text.
         begun[f"size of {new.url}"], now[f"size of {new.url}"] = old.size, new.size
-    for key in dict.fromkeys([*begun, *now]):
+    # Settings of a beam that one search lacks follow from its size, which is named first.
+    for key in sorted(begun | now, key=lambda key: None in (begun.get(key), now.get(key))):
         if begun.get(key) != now.get(key):
             raise ValueError(
                 f"--output {folder.url} was begun with another {key} ({begun.get(key)}, now {now.get(key)}): give the "

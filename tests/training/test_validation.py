@@ -100,11 +100,11 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
 
     monkeypatch.setattr(validation, "translate_corpus", spy)
     assert train(tiny_run.parent, tmp_path / "run", max_steps=1) == 0
-    beam = {"num_beams": 2, "length_penalty": 0.8, "early_stopping": None}
+    beam = {"num_beams": 2, "length_penalty": 0.8, "early_stopping": True}
     greedy = {"num_beams": 1, "length_penalty": None, "early_stopping": None}
     assert seen == [greedy, beam]
     # A model whose own search is greedy keeps no penalty, but the validation has the recipe's.
-    search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=true"]
+    search = ["--evaluation.num_beams=1", "--evaluation.validation_num_beams=2", "--evaluation.early_stopping=null"]
     arguments = [
         *tiny_recipe(tiny_run.parent, scored=True, max_steps=1),
         *search,
@@ -112,7 +112,7 @@ def test_validation_is_greedy_and_the_test_set_has_the_beam(tiny_run, tmp_path, 
         str(tmp_path / "greedy"),
     ]
     assert main(["train", *arguments]) == 0
-    assert seen[2:] == [beam | {"early_stopping": True}, greedy]
+    assert seen[2:] == [beam | {"early_stopping": None}, greedy]
 
 
 # ---- Several sets ------------------------------------------------------------------------------------------------
