@@ -107,17 +107,6 @@ def test_an_engine_follows_the_default_search_exactly() -> None:
     assert not unsupported_settings(settings, "CTranslate2") and not approximated_settings(settings)
 
 
-PAPERS = [path for path in CONFIGS if path.stem.startswith(("wmt14", "wsj")) or path.parent.name == "table3"]
-
-
-@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
-def test_a_preset_of_the_paper_has_its_search(path) -> None:
-    """Section 6.1, and the code of its authors where the paper is silent."""
-    search = load_recipe([str(path)]).evaluation
-    assert (search.length_penalty_type, search.finish_candidates) == ("gnmt", "all")
-    assert search.early_stopping == "never"
-
-
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_preset_loads_and_builds_its_model(path) -> None:
     assert built(load_recipe([str(path)])).num_parameters() > 0

@@ -46,6 +46,8 @@ SEARCH = (
     *("num_beams", "length_penalty", "length_penalty_type", "finish_candidates", "early_stopping"),
     *("max_length_offset", "max_length"),
 )
+# Those whose defaults have changed since 0.1.
+RULES = ("length_penalty_type", "finish_candidates", "early_stopping")
 # Kinds of vocabulary by the model of `tokenizers`; of several, the first is what a recipe is filled in with.
 KINDS = {
     "BPE": ("bpe", "bytes"),
@@ -304,8 +306,8 @@ def _filled(recipe: Recipe, settled: Mapping[str, Any]) -> Recipe:
 
 def resumed_recipe(recipe: Recipe) -> Recipe:
     """
-    Fills the keys that a recipe leaves to the model it starts from as the run's own record has them: a resumed run
-    asks neither the Hub nor the original.
+    Fills keys that are not given as the run's own record has them: the rules of the search, and what a recipe leaves
+    to the model it starts from. A resumed run asks neither the Hub nor the original.
 
     Args:
         recipe ([`Recipe`]): the recipe as it was given.
@@ -315,16 +317,19 @@ def resumed_recipe(recipe: Recipe) -> Recipe:
             nothing else; otherwise as it was.
     """
     run_dir = Path(recipe.run_dir)
-    if recipe.initialize.from_ is None or not run_dir.is_dir():
+    if not run_dir.is_dir():
         return recipe
     checkpoints = list_checkpoints(run_dir)
-    recorded: Mapping[str, Any] | None = None
-    if checkpoints:
-        recorded = read_progress(checkpoints[-1]).recipe
-    elif (run_dir / RESULT).is_file() and (run_dir / RECIPE).is_file():
-        recorded = load_recipe([str(run_dir / RECIPE)]).flat()
+    recorded = read_progress(checkpoints[-1]).recipe if checkpoints else None
+    if recorded is None and (checkpoints or (run_dir / RESULT).is_file()) and (run_dir / RECIPE).is_file():
+        try:
+            recorded = load_recipe([str(run_dir / RECIPE)]).flat()
+        except ValueError:  # Named by the check of the folder.
+            return recipe
     if recorded is None:
         return recipe
+    if recipe.initialize.from_ is None:
+        return _filled(recipe, {name: recorded[name] for rule in RULES if (name := f"evaluation.{rule}") in recorded})
     names = [f"model.{part.name}" for part in fields(ModelRecipe) if part.name not in FREE]
     names += [f"evaluation.{name}" for name in SEARCH] + ["tokenizer.decoder_start"]
     if recipe.initialize.vocabulary == "keep":

@@ -368,7 +368,9 @@ def test_both_sides_stop_at_the_same_length(tiny_run, tmp_path, capsys, rules, w
         norm.weight.zero_()
         model.lm_head.weight[word] *= 5
         norm.bias.copy_(model.lm_head.weight[word])
-    model.generation_config.update(**{"num_beams": 1, "length_penalty": None, "max_length": None} | rules)
+    model.generation_config.update(
+        **{"num_beams": 1, "length_penalty": None, "early_stopping": None, "max_length": None} | rules
+    )
     model.save_pretrained(tmp_path / "model")
     arguments = ["--to", "ctranslate2", "--sentence", "one two three four"]
     code, said, err = convert(capsys, tmp_path / "model", tmp_path / "out", *arguments)
