@@ -115,7 +115,7 @@ def fast_search_inputs(
             decoder.read(tokens)
     else:
         read = model.model.decoder(prompts, mask, use_cache=True)
-        decoder = EnsembleDecoder(models, [read.last_hidden_state[:, -1:]], mask, num_beams, None, read.cache.layers)
+        decoder = EnsembleDecoder(models, [read.last_hidden_state[:, -1:]], mask, num_beams, None, read[CACHE].layers)
     # Prompts of different lengths make a processor count the rows.
     is_row_by_row = all(
         is_of_transformers(processor, ROW_BY_ROW)
@@ -202,7 +202,7 @@ def repeats(criterion: StoppingCriteria, generation_config: GenerationConfig) ->
 
 
 def is_clock(criterion: StoppingCriteria) -> bool:
-    """Returns whether a criterion ends all sentences at once, whatever they are, as `max_time` and [`EndCriteria`]."""
+    """Returns whether a criterion ends all sentences at once: `max_time`, or one that says `reads_tokens = False`."""
     return getattr(criterion, "reads_tokens", True) is False or is_of_transformers(criterion, {"MaxTimeCriteria"})
 
 
