@@ -799,8 +799,16 @@ class VaswaniModel(VaswaniPreTrainedModel):
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         states = encoder_outputs.last_hidden_state
-        given = (decoder_input_ids, decoder_attention_mask, states, attention_mask, cache, decoder_inputs_embeds)
-        decoder_outputs = self.decoder(*given, use_cache=use_cache, **kwargs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=states,
+            encoder_attention_mask=attention_mask,
+            cache=cache,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
             decoder_hidden_states=decoder_outputs.hidden_states,
@@ -918,8 +926,18 @@ class VaswaniForConditionalGeneration(VaswaniGenerationMixin, VaswaniLanguageMod
             use_cache = False
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        given = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache)
-        outputs = self.model(*given, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         others = dict(outputs)
         states = others.pop("last_hidden_state")
         logits, loss = self.logits_and_loss(states, labels, epsilon_ls, num_items_in_batch, loss_only)
@@ -1017,8 +1035,7 @@ def is_paged(cache: Any) -> bool:
     return type(cache).__name__ == "PagedAttentionCache"
 
 
-# Keywords that transformers' decorators of a stack read, or set by themselves, and those that `generate()` hands down
-# to every model after it has read them.
+# Keywords that transformers' decorators of a stack read or set, or that `generate()` has read and hands down.
 READ_BY_TRANSFORMERS = {
     *("is_causal", "output_attentions", "output_hidden_states", "prune_layers", "use_cache"),
     *("assistant_tokenizer", "debug_io", "debug_io_dir", "tokenizer"),
@@ -1041,11 +1058,9 @@ def refuse_unread(module: Any, **keywords: Any) -> None:
     function = ALL_ATTENTION_FUNCTIONS.get(attention)
     read = set() if function is None else inspect.signature(function).parameters.keys() - GIVEN_BY_LAYERS
     read = read.union(*(names for part, names in READ_BY_ATTENTION.items() if part in attention))
-    for name in unknown:
-        if name not in read:
-            raise TypeError(
-                f"{name} was given, but neither {type(module).__name__} nor its attention ({attention}) reads it."
-            )
+    if unread := [name for name in unknown if name not in read]:
+        readers = f"neither {type(module).__name__} nor its attention ({attention})"
+        raise TypeError(f"{unread[0]} was given, but {readers} reads it.")
 
 
 FORWARD.update(

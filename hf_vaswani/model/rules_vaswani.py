@@ -154,7 +154,6 @@ class BeamSearchRules:
 
 # ---- One call of generate() --------------------------------------------------------------------------------------
 
-
 CALL: ContextVar["SearchCall"] = ContextVar("call")
 # Returns the record of the call of `generate()` that runs in this thread.
 search_call = CALL.get
