@@ -108,6 +108,7 @@ class VaswaniAttention(nn.Module):
         """`(batch, length, heads * head_dim)` -> `(batch, heads, length, head_dim)`."""
         return states.view(*states.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
+    @takes_both_cache_names
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -440,7 +441,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         return (model, report) if with_report else model
 
     def save_pretrained(
-        self, save_directory: str | os.PathLike[str], *args: Any, state_dict: Any = None, **kwargs: Any
+        self, save_directory: Any, is_main_process: bool = True, state_dict: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Saves the model, and a matrix with two names under both, unless loading ties the one to the other."""
         # transformers copies the files that this one imports, wherever it does: the pipeline travels with the model.
@@ -455,7 +456,7 @@ class VaswaniPreTrainedModel(PreTrainedModel):
         ties = getattr(self, "_tied_weights_keys", None) if self.config.tie_word_embeddings else None
         if copies := copies_of_shared(weights, ties or {}):
             state_dict = weights | copies
-        super().save_pretrained(save_directory, *args, state_dict=state_dict, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
 
     def post_init(self) -> None:
         """Ends the construction of a model as [`PreTrainedModel.post_init`] does."""

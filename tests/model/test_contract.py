@@ -35,7 +35,7 @@ from hf_vaswani import (
 from hf_vaswani.model import generation_vaswani, heads_vaswani, modeling_vaswani
 from hf_vaswani.model.configuration_vaswani import CACHE, NAMES_OF_THE_CACHE
 from hf_vaswani.model.generation_vaswani import HOOKS, prove_generate
-from hf_vaswani.model.modeling_vaswani import VaswaniDecoder, VaswaniEncoder, eager_attention_forward
+from hf_vaswani.model.modeling_vaswani import VaswaniAttention, VaswaniDecoder, VaswaniEncoder, eager_attention_forward
 from hf_vaswani.model.search_vaswani import ROW_BY_ROW
 
 from ..conftest import ROOT, dear
@@ -126,6 +126,16 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
     # Where transformers has the new name, its models warn of the old one, and so do ours.
     is_old = argument == "past_key_values" and CACHE == "cache"
     assert [str(each.message)[:31] for each in warned] == 2 * is_old * ["`past_key_values` is deprecated"]
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+@pytest.mark.parametrize("argument", NAMES_OF_THE_CACHE)
+def test_an_attention_alone_uses_a_cache_by_each_of_its_names(argument) -> None:
+    attention = VaswaniAttention(tiny_config(), is_causal=True, layer_idx=0)
+    cache = DynamicCache()
+    for _ in range(2):
+        attention(torch.randn(1, 1, attention.config.d_model), **{argument: cache})
+    assert cache.get_seq_length() == 2
     assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
     assert not said.records
 

@@ -161,7 +161,8 @@ def test_a_matrix_that_was_replaced_is_saved(tmp_path, share, own, tied) -> None
     model.config.tie_word_embeddings = bool(tied)
     given = {name: weight.clone() for name, weight in model.state_dict().items()}
     for number, state in enumerate((None, model.state_dict())):
-        model.save_pretrained(tmp_path / str(number), state_dict=state)
+        # In the order of transformers' arguments.
+        model.save_pretrained(tmp_path / str(number), True, state)
         again, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / str(number), output_loading_info=True)
         assert not any(report.values()) and again.loading_error is None
         for name, weight in again.state_dict().items():
