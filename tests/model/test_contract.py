@@ -126,6 +126,8 @@ def test_a_cache_is_used_by_each_of_its_names(name, argument, said) -> None:
     # Where transformers has the new name, its models warn of the old one, and so do ours.
     is_old = argument == "past_key_values" and CACHE == "cache"
     assert [str(each.message)[:31] for each in warned] == 2 * is_old * ["`past_key_values` is deprecated"]
+    assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
+    assert not said.records
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
@@ -136,8 +138,6 @@ def test_an_attention_alone_uses_a_cache_by_each_of_its_names(argument) -> None:
     for _ in range(2):
         attention(torch.randn(1, 1, attention.config.d_model), **{argument: cache})
     assert cache.get_seq_length() == 2
-    assert {Path(each.filename).name for each in warned} <= {"test_contract.py", "module.py"}
-    assert not said.records
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
