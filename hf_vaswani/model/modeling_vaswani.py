@@ -1060,8 +1060,8 @@ def refuse_unread(module: Any, **keywords: Any) -> None:
     read = set() if function is None else inspect.signature(function).parameters.keys() - GIVEN_BY_LAYERS
     read = read.union(*(names for part, names in READ_BY_ATTENTION.items() if part in attention))
     if unread := [name for name in unknown if name not in read]:
-        readers = f"neither {type(module).__name__} nor its attention ({attention})"
-        raise TypeError(f"{unread[0]} was given, but {readers} reads it.")
+        kind = type(module).__name__
+        raise TypeError(f"{unread[0]} was given, but neither {kind} nor its attention ({attention}) reads it.")
 
 
 FORWARD.update(
