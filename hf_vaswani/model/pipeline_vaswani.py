@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Generator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from types import GeneratorType
 from typing import Any, ClassVar
@@ -287,10 +288,7 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         split_sentences: bool = False,
         is_whole: bool = False,
     ) -> dict[str, Any]:
-        """
-        Cuts a text into the parts of a [`Passage`], and tokenizes those that the model reads. The settings are those
-        of a call; `is_whole` cuts no sentence.
-        """
+        """Returns a text as a [`Passage`], cut and tokenized as a call says; `is_whole` leaves sentences uncut."""
         require_text(input_, "a sentence")
         source, target = self._check_direction(src_lang, tgt_lang)
         front, text = self.tags.split(input_)
@@ -301,9 +299,6 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
             longest = longest_sentence or longest_source([self.model], self.tokenizer)
             # A model with fewer positions has no room for pieces.
             longest = longest if longest >= LEAST else None
-        parts = cut(front, text, self.tokenizer, longest, split_sentences)
-        passage = Passage(parts, [self.kept(text[start:end]) for start, end in parts.spans])
-
         settings: dict[str, Any] = {"truncation": truncation, "verbose": longest is None}
         positions = getattr(self.model.config, "max_position_embeddings", None)
         if truncation and positions is not None and positions < self.tokenizer.model_max_length:
@@ -311,10 +306,18 @@ class VaswaniText2TextGenerationPipeline(Pipeline):
         tokenize = getattr(self.tokenizer, "_build_translation_inputs", None)
         if tokenize is not None:
             settings |= {"src_lang": source, "tgt_lang": target, "return_tensors": None}
+
+        # A sentence that fits is the one that was tokenized last.
+        @lru_cache(maxsize=1)
+        def encode(sentence: str) -> Any:
+            with LOCK:
+                return (tokenize or self.tokenizer)(sentence, **settings)
+
+        parts = cut(front, text, encode, longest, split_sentences)
+        passage = Passage(parts, [self.kept(text[start:end]) for start, end in parts.spans])
         for sentence, answer in zip(parts.sources, passage.kept, strict=True):
             if answer is None:
-                with LOCK:
-                    encoding = (tokenize or self.tokenizer)(sentence, **settings)
+                encoding = encode(sentence)
                 names = encoding.keys() - {"token_type_ids", *self.tokenizer.model_input_names}
                 passage.language |= {name: encoding[name] for name in names}
                 passage.ids.append(encoding["input_ids"])

@@ -160,7 +160,7 @@ class LanguageTags:
         return list(dict.fromkeys(pair[1] for pair in getattr(self.config, "language_pairs", None) or ()))
 
     def find(self, language: str) -> str:
-        """Returns the tag of a language; raises a `ValueError` that lists the known languages if there is none."""
+        """Returns the tag of a language, or raises a `ValueError` that lists the known ones."""
         tags = self.by_language
         if language not in tags:
             known = f", only for {', '.join(tags)}" if tags else ": it has no language tags"
@@ -268,17 +268,15 @@ class Parts:
         return joined + (self.text[end:] if "\n" in self.text[end:] else "")
 
 
-def cut(front: str, text: str, tokenizer: Any, longest: int | None, split: bool = False) -> Parts:
+def cut(front: str, text: str, encode: Callable[[str], Any], longest: int | None, split: bool = False) -> Parts:
     """
-    Cuts a text into what is translated at a time: into its sentences, if it is to be `split`, and what has more than
-    `longest` tokens into pieces of at most half as many, which leaves room for longer translations.
+    Cuts a text into what is translated at a time: into its sentences, if it is to be `split`, and what `encode` finds
+    longer than `longest` tokens into pieces of at most half as many, which leaves room for longer translations.
     """
 
     def fits(part: str, most: int) -> bool:
-        if not has_words(part) or not may_be_longer(front + part, most):
-            return True
-        with LOCK:
-            return len(tokenizer(front + part, verbose=False)["input_ids"]) <= most
+        is_short = not has_words(part) or not may_be_longer(front + part, most)
+        return is_short or len(encode(front + part)["input_ids"]) <= most
 
     spans = []
     for start, end in sentence_spans(text) if split else [(0, len(text))]:
@@ -326,10 +324,9 @@ def _middle(text: str, start: int, end: int) -> int:
 
 # ---- Batches -----------------------------------------------------------------------------------------------------
 
-# Positions of a batch, rows times longest; of a batch with more padding than text.
-MOST_POSITIONS, MOST_PADDED = 4096, 1024
-# How many times as many an accelerator translates at once.
-TIMES_ON_ACCELERATORS = 4
+# Positions of a batch, rows times longest; of a batch with more padding than text; and how many times as many an
+# accelerator translates at once.
+MOST_POSITIONS, MOST_PADDED, TIMES_ON_ACCELERATORS = 4096, 1024, 4
 
 
 def batch_limits(device: torch.device, num_beams: int, usual: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -45,7 +46,8 @@ def cut_lines(lines: Sequence[str], tags: LanguageTags, longest: int) -> list[Pa
     doubtful = [line for line in lines if may_be_longer(line, longest) and has_words(line)]
     ids = tags.tokenizer(doubtful, verbose=False)["input_ids"] if doubtful else []
     too_long = {line for line, each in zip(doubtful, ids, strict=True) if len(each) > longest}
-    return [cut(*tags.split(line), tags.tokenizer, longest if line in too_long else None) for line in lines]
+    encode = partial(tags.tokenizer, verbose=False)
+    return [cut(*tags.split(line), encode, longest if line in too_long else None) for line in lines]
 
 
 # ---- Several processes -------------------------------------------------------------------------------------------

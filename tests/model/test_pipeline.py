@@ -791,6 +791,20 @@ def test_a_long_sentence_is_translated_in_pieces(model: Any, monkeypatch: pytest
         assert len(seen) == 1
 
 
+def test_a_sentence_that_may_be_too_long_is_tokenized_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = translate_with(model, longest_sentence=16)
+    kind, seen = type(translator.tokenizer), []
+
+    def spy(self: Any, text: str, *arguments: Any, **keywords: Any) -> Any:
+        seen.append(text)
+        return tokenize(self, text, *arguments, **keywords)
+
+    tokenize = kind.__call__
+    monkeypatch.setattr(kind, "__call__", spy)
+    translator.preprocess("a dog runs and a cat sleeps", longest_sentence=16)
+    assert seen == ["a dog runs and a cat sleeps"]
+
+
 def test_the_pieces_of_a_long_sentence_have_all_its_words(model: Any) -> None:
     words = [SOURCE_WORDS[2 + i % 5] for i in range(96)]
     german = dict(zip(SOURCE_WORDS, TARGET_WORDS, strict=True))
