@@ -108,6 +108,13 @@ def test_travelling_files_import_what_everybody_has(path) -> None:
             assert re.fullmatch(r"from \.\w+_vaswani import .+", line.strip()), line
 
 
+def test_a_translation_model_travels_with_nine_short_files() -> None:
+    """In which a person who opens a model on the Hub finds the paper."""
+    files = [path for path in TRAVELLING if path.stem != "heads_vaswani"]
+    assert len(files) <= 9
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 4000
+
+
 @pytest.mark.process
 def test_importing_the_package_is_light() -> None:
     program = (

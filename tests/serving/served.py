@@ -1,5 +1,6 @@
 """A server in a process of its own."""
 
+import faulthandler
 import json
 import os
 import re
@@ -42,13 +43,19 @@ class Served:
         return self.process.exitcode
 
 
+def unwatched(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a server, which may live longer than a child that hangs: reading the stacks of its threads can crash it."""
+    faulthandler.cancel_dump_traceback_later()
+    return function(*arguments)
+
+
 @contextmanager
 def serve(model: Path, folder: Path, *arguments: str, by: Callable[..., Any] = verb) -> Iterator[Served]:
     """
     Runs `hf-vaswani serve`, whose outputs are in the folder, until the end of the block at the latest; `by` is what
     gets the command line in the child process.
     """
-    child = Child(folder, by, ["serve", "--model", str(model), "--port", "0", *arguments])
+    child = Child(folder, unwatched, by, ["serve", "--model", str(model), "--port", "0", *arguments])
     log = folder / "err"
     try:
         until, match = time.monotonic() + 120, None
