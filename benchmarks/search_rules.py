@@ -1,4 +1,4 @@
-"""What do the rules of beam search change? BLEU of some models by the paper's rules, and by those of other engines.
+"""Do the rules of beam search matter? BLEU of several models by the paper's rules, and by those of other engines.
 
     python benchmarks/search_rules.py SOURCE REFERENCE MODEL [MODEL ...]
 

@@ -322,6 +322,7 @@ def prepare_pipeline(
         found, _ = fastest_translation(model)
         pipeline.product_dtype = torch.bfloat16 if found == torch.bfloat16 else None
     if markup is not None:
+        # Checks the kind; each call makes its own.
         PipelineMarkup(pipeline, markup)
 
 

@@ -307,7 +307,7 @@ def check_search_call(model: Any, call: SearchCall, **kwargs: Any) -> None:
 
 
 def check_settings(generation_config: GenerationConfig) -> None:
-    """Raises a `ValueError` if a setting of a call is none of its choices, or not a finite number in its range."""
+    """Raises a `ValueError` if a setting has an unknown value, or a number that is not finite or out of range."""
     for name, value in vars(generation_config).items():
         expected = ""
         if name in CHOICES and value not in CHOICES[name]:

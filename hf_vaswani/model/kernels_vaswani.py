@@ -272,7 +272,7 @@ def product(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype,
 # search multiplies them by a fixed random vector and compares the products, which takes about as long as one step with
 # one hypothesis. A change that these products do not show is smaller than their rounding errors.
 
-# Of each weight, its product with the [`probe`], and the matrices that it was packed to, by number format.
+# By weight: its product with the [`probe`], and its packed matrices by number format.
 KEPT: Any = WeakTensorKeyDictionary()
 
 
