@@ -194,7 +194,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     Raises:
         ValueError: there is nothing on a side of the `@`.
     """
-    if "@" not in name or Path(name).exists():
+    if "@" not in name or os.path.exists(name):
         return name, None
     repository, _, revision = name.partition("@")
     if not repository or not revision:

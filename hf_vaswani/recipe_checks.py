@@ -1,10 +1,10 @@
 """Checks of a recipe's values: ranges, forms, and keys that contradict each other."""
 
 import operator
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_args
 
 from .recipe import (
@@ -390,7 +390,7 @@ def check_baseline(recipe: Recipe, where: str) -> None:
             f"{where} is 'start', but with initialize.{key}, the run does not start from the whole model: name the "
             f"model itself, {recipe.initialize.from_}."
         )
-    if than in (None, "start", "last_push") or (than and Path(than).is_dir()):
+    if than in (None, "start", "last_push") or (than and os.path.isdir(than)):
         return
     try:
         # A revision may follow the id.

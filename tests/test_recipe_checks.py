@@ -33,6 +33,8 @@ from .conftest import write_recipe
         ("initialize: {from: a/b, add_tokens: [' <2de>']}", "blank entries or spaces around an entry"),
         ("hub: {not_worse_than: lastpush}", "hub.not_worse_than must be start, last_push, the folder of a model or"),
         ("hub: {not_worse_than: ''}", "hub.not_worse_than must be start, last_push"),
+        # Longer than the name of a file can be.
+        (f"hub: {{not_worse_than: {'x' * 300}}}", "hub.not_worse_than must be start, last_push"),
     ],
 )
 def test_sets_and_models_to_compare_with_are_checked(tmp_path, text, message) -> None:

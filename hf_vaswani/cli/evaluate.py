@@ -3,6 +3,7 @@
 import argparse
 import csv
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -170,7 +171,7 @@ def _read_table(name: str, options: argparse.Namespace) -> Any:
         raise ValueError(
             f"--data names one text, {name}: name its columns, e.g. --columns en de, or add the reference files."
         )
-    is_file = Path(name).is_file() or is_url(name)
+    is_file = os.path.isfile(name) or is_url(name)
     if is_file and (options.split or options.config):
         raise ValueError(f"--split and --config apply only to datasets, but {name} is a file.")
     source, reference = (int(column) if column.isdecimal() else column for column in options.columns)

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +124,7 @@ def with_revision(names: Sequence[str], revision: str | None) -> list[str]:
     if not revision:
         raise ValueError("--revision is empty: give a branch, tag or commit.")
     found = [
-        name if Path(name).exists() or split_revision(name)[1] is not None else f"{name}@{revision}" for name in names
+        name if os.path.exists(name) or split_revision(name)[1] is not None else f"{name}@{revision}" for name in names
     ]
     if found == list(names):
         raise ValueError(

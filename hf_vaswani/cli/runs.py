@@ -1,6 +1,7 @@
 """The verbs about runs and their models: train, average, push, renew."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ def _renew(options: argparse.Namespace) -> None:
 
     for model in options.models:
         check_name(model)
-    published = [model for model in options.models if not Path(model).is_dir()]
+    published = [model for model in options.models if not os.path.isdir(model)]
     if published:
         # The Hub needs an extra, which a folder does not.
         from ..hub.publishing import renew_published_code

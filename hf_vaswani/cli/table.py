@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import logging
+import os
 import platform
 from contextlib import ExitStack
 from dataclasses import replace
@@ -124,7 +125,7 @@ def translate_table(options: argparse.Namespace) -> None:
             raise ValueError(f"--output {options.output} is a file: name a folder.")
         # The processes of a cluster have working folders of their own.
         options.output = str(folder.local.absolute())
-    options.model = [str(Path(name).absolute()) if Path(name).is_dir() else name for name in options.model]
+    options.model = [str(Path(name).absolute()) if os.path.isdir(name) else name for name in options.model]
     translator, translation = load_translator(options)
     with stopped_by_sigterm("stopped. The same command goes on."), ExitStack() as stack:
         if folder.local is not None:

@@ -428,7 +428,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: the tokenizer is missing, is not fast, or has no pad or end-of-sentence token.
     """
-    if Path(name).is_dir() and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
+    if os.path.isdir(name) and not any((Path(name) / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(f"The folder {name} has no tokenizer: it contains neither {' nor '.join(TOKENIZER_FILES)}.")
     repository, revision = split_revision(name)
     try:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -180,7 +181,7 @@ def find_files(table: str, config: str | None = None, split: str = "train") -> l
     if not table:
         raise ValueError("--table is empty: name a file, a folder, a URL or a dataset.")
     is_url = "://" in table
-    if not is_url and not Path(table).exists() and "*" not in table:
+    if not is_url and not os.path.exists(table) and "*" not in table:
         return _checked(_files_on_hub(table, config, split), table)
     if config is not None:
         raise ValueError(f"--table-config is for datasets on the Hub, but --table is {table}.")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import platform
 import re
 import shutil
@@ -198,7 +199,7 @@ def _checksum(sources: list[Source]) -> int:
 def _check_vocabulary(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, checkpoint: Path) -> None:
     """Raises a `ValueError` if a recipe now names another vocabulary than that of a checkpoint."""
     path = recipe.tokenizer.path
-    if path is None or recipe.initialize.from_ is not None or not Path(path).exists():
+    if path is None or recipe.initialize.from_ is not None or not os.path.exists(path):
         return
     if not load_tokenizer(path).get_vocab().items() <= tokenizer.get_vocab().items():
         raise ValueError(
@@ -369,11 +370,11 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         seed=recipe.seed,
         command=sys.argv,
         commits=_commits(recipe) or None,
-        start_is_local=None if start is None else Path(start).exists(),
+        start_is_local=None if start is None else os.path.exists(start),
         data=[
             Text(
                 direction=source.name,
-                dataset_is_local=source.recipe.dataset is not None and Path(source.recipe.dataset).exists(),
+                dataset_is_local=source.recipe.dataset is not None and os.path.exists(source.recipe.dataset),
                 # The length of a stream is not known.
                 pairs={split: len(pairs) for split, pairs in source.pairs.items() if isinstance(pairs, Sized)},
                 held_out=held_out,

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import threading
 import warnings
@@ -385,7 +386,7 @@ def commit_of(name: str, repo_type: str = "model", revision: str | None = None) 
     Returns:
         `str`: commit, or `None` for a local path, and for what the cache does not have.
     """
-    if Path(name).exists():
+    if os.path.exists(name):
         return None
     name, named = split_revision(name)
     revision = revision or named or constants.DEFAULT_REVISION
@@ -402,7 +403,7 @@ def commit_of(name: str, repo_type: str = "model", revision: str | None = None) 
 def model_folder(name: str | Path, *files: str) -> Path:
     """Returns the folder of a model; for an id on the Hub, the cache folder, after downloading some small files."""
     name = pinned(name)
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     what = f"The model {str(name)!r} cannot be loaded: it is not a local folder, and loading it from the Hub failed"
     with _as_value_error(what, name):
