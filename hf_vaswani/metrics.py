@@ -1,7 +1,6 @@
 """BLEU, chrF and TER by sacreBLEU, as metrics of `evaluate`, and significance tests between systems."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -194,33 +193,6 @@ def sentence_scorer(key: str, tokenize: str = "13a", lowercase: bool = False) ->
     return lambda hypothesis, reference: float(scorer.sentence_score(hypothesis, [reference]).score)
 
 
-@dataclass
-class Compared:
-    """
-    One system's score by one metric, compared with the first system's.
-
-    Attributes:
-        metric (`str`): name of the metric.
-        system (`str`): name of the system.
-        score (`float`): score of the whole corpus.
-        mean (`float`): mean of the scores of the bootstrap samples.
-        interval (`float`): half the width of the 95 % confidence interval around the mean.
-        p_bootstrap (`float`, *optional*): p-value of the difference to the first system by paired bootstrap; `None`
-            for the first system.
-        p_randomization (`float`, *optional*): the same by paired approximate randomization.
-        signature (`str`): sacreBLEU's signature.
-    """
-
-    metric: str
-    system: str
-    score: float
-    mean: float
-    interval: float
-    p_bootstrap: float | None
-    p_randomization: float | None
-    signature: str
-
-
 def paired_bootstrap(
     baseline: Sequence[str],
     hypotheses: Sequence[str],
@@ -230,7 +202,8 @@ def paired_bootstrap(
     samples: int = 1000,
 ) -> tuple[float, str]:
     """
-    Tests whether the BLEU of two systems differs by more than chance, as [`compare`] does.
+    Tests whether the BLEU of two systems differs by more than chance, with sacreBLEU's paired bootstrap (Koehn, 2004).
+    The environment variable `SACREBLEU_SEED` (12345) is its seed.
 
     Args:
         baseline (`Sequence[str]`), hypotheses (`Sequence[str]`): translations of one text by either system.
@@ -250,68 +223,8 @@ def paired_bootstrap(
     signatures, results = test()
     (metric, signature), *_ = signatures.items()
     first, second = results[metric]
-    return float(_p_value(second, first)), str(signature)  # type: ignore[arg-type]
-
-
-def _p_value(result: Any, baseline: Any) -> float | None:
-    """
-    Returns the p-value that sacreBLEU gives a system, but 1 if its score is that of the baseline: sacreBLEU counts no
-    sample that differs as little as equal systems do, so their p-value would be the lowest.
-    """
-    if result.p_value is None:
-        return None
-    return 1.0 if result.score == baseline.score else float(result.p_value)
-
-
-def compare(
-    systems: Mapping[str, Sequence[str]],
-    references: References,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-    samples: int = 1000,
-    trials: int = 10_000,
-) -> list[Compared]:
-    """
-    Tests whether systems differ by more than chance, with sacreBLEU's paired bootstrap (Koehn, 2004) and paired
-    approximate randomization (Riezler and Maxwell, 2005). The environment variable `SACREBLEU_SEED` (12345) is the
-    seed of both.
-
-    Args:
-        systems (`Mapping[str, Sequence[str]]`): translations of one text by the name of their system. The first system
-            is the baseline.
-        references, tokenize, lowercase: as in [`score`].
-        samples (`int`): number of bootstrap samples.
-        trials (`int`): number of randomization trials.
-
-    Returns:
-        `list[Compared]`: ordered by metric, then in the order of `systems`.
-
-    Raises:
-        ValueError: there are fewer than two systems, or as in [`score`].
-    """
-    if len(systems) < 2:
-        raise ValueError(f"A comparison needs at least two systems, but got {len(systems)}.")
-    _check_lengths({f"translations of {name}": texts for name, texts in systems.items()}, references)
-    results, signatures = {}, {}
-    for kind, count in (("bs", samples), ("ar", trials)):
-        # New metrics for each test, which writes into their signatures.
-        metrics = {metric.key: metric.metric(**settings) for metric, settings in _metrics(tokenize, lowercase)}
-        named = [(name, list(texts)) for name, texts in systems.items()]
-        signatures[kind], results[kind] = PairedTest(named, metrics, _reference_streams(references), kind, count)()
-    return [
-        Compared(
-            metric=metric,
-            system=name,
-            score=bootstrap.score,
-            mean=float(bootstrap.mean),
-            interval=float(bootstrap.ci),
-            p_bootstrap=_p_value(bootstrap, results["bs"][metric][0]),
-            p_randomization=_p_value(randomization, results["ar"][metric][0]),
-            signature=f"{signature}|ar:{trials}",
-        )
-        for metric, signature in signatures["bs"].items()
-        for name, bootstrap, randomization in zip(systems, results["bs"][metric], results["ar"][metric], strict=True)
-    ]
+    # sacreBLEU counts no sample that differs as little as equal systems do, so their p-value would be the lowest.
+    return 1.0 if first.score == second.score else float(second.p_value), str(signature)
 
 
 def _metrics(tokenize: str, lowercase: bool) -> list[tuple[Any, dict[str, Any]]]:

@@ -92,6 +92,11 @@ def run_line(line: str, is_check: bool) -> None:
         from hf_vaswani_start import main
 
         sys.exit(main(arguments))
+    elif program == "sacrebleu":
+        from sacrebleu.sacrebleu import main as score
+
+        sys.argv[1:] = arguments
+        score()
     else:
         raise ValueError(f"{program} is not a program of the documentation.")
 

@@ -12,7 +12,7 @@ import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import pipeline
 
-from hf_vaswani.metrics import Bleu, ChrF, Ter, compare, exact_match, score, sentence_scores
+from hf_vaswani.metrics import Bleu, ChrF, Ter, exact_match, paired_bootstrap, score, sentence_scores
 
 HYPOTHESES = ["The cat sat on the mat.", "A dog runs quickly!", "Nothing here"]
 REFERENCES = ["The cat sat on a mat.", "A dog runs fast!", "nothing here at all"]
@@ -103,51 +103,32 @@ def test_bad_input_is_named() -> None:
         score([], [])
     with pytest.raises(ValueError, match="sentence 1 has 2, and sentence 3 has 1"):
         score(HYPOTHESES, [["a", "b"], ["a", "b"], ["a"]])
-    with pytest.raises(ValueError, match="^A comparison needs at least two systems, but got 1.$"):
-        compare({"a": HYPOTHESES}, REFERENCES)
-    with pytest.raises(ValueError, match="^There are 2 translations of b, but 3 references.$"):
-        compare({"a": HYPOTHESES, "b": HYPOTHESES[:2]}, REFERENCES)
 
 
-def test_significance_tests_tell_a_difference_from_chance() -> None:
+def test_the_significance_test_tells_a_difference_from_chance() -> None:
     references = [f"the house number {i} stands near the old bridge" for i in range(60)]
     good = [line.replace("old", "new") if i % 10 == 0 else line for i, line in enumerate(references)]
     # One that is equally good, with errors in other sentences; and one with an error in every sentence.
     same = [line.replace("old", "new") if i % 10 == 5 else line for i, line in enumerate(references)]
     bad = [line.replace("stands near", "lies under") for line in references]
-    found = compare({"good": good, "same": same, "bad": bad}, references, samples=200, trials=500)
-    assert [(row.metric, row.system) for row in found] == [
-        (metric, system) for metric in ("BLEU", "chrF2", "TER") for system in ("good", "same", "bad")
-    ]
-    for first, same_row, bad_row in (found[0:3], found[3:6], found[6:9]):
-        assert first.p_bootstrap is None and first.p_randomization is None
-        assert same_row.p_bootstrap > 0.05 and same_row.p_randomization > 0.05
-        assert bad_row.p_bootstrap < 0.05 and bad_row.p_randomization < 0.05
-        assert abs(first.mean - first.score) < first.interval
+    (p_same, _), (p_bad, signature) = (paired_bootstrap(good, each, references, samples=200) for each in (same, bad))
+    assert p_bad < 0.05 < p_same and "bs:200" in signature and "seed:12345" in signature
     # Equal translations differ by chance alone, whatever sacreBLEU counts.
-    equal = compare({"good": good, "copy": good}, references, samples=50, trials=50)[1::2]
-    assert [(row.p_bootstrap, row.p_randomization) for row in equal] == [(1.0, 1.0)] * 3
-    assert found[0].score == BLEU().corpus_score(good, [references]).score
-    assert "bs:200" in found[0].signature and "ar:500" in found[0].signature and "seed:12345" in found[0].signature
+    assert paired_bootstrap(good, list(good), references, samples=50)[0] == 1.0
+    with pytest.raises(ValueError, match="^There are 59 translations, but 60 references.$"):
+        paired_bootstrap(good, bad[1:], references)
 
 
 @pytest.mark.process
 def test_p_values_are_those_of_the_sacrebleu_command(tmp_path) -> None:
     references = [f"the house number {i} stands near the old bridge" for i in range(40)]
-    texts = {
-        name: [line.replace(word, other) if i % n else line for i, line in enumerate(references)]
-        for name, word, other, n in (("one", "old", "new", 3), ("two", "near", "by", 2))
-    }
-    systems = {str(write(tmp_path / name, lines)): lines for name, lines in texts.items()}
-    ours = {(row.metric, row.system): row for row in compare(systems, references, samples=100, trials=100)}
-    file = write(tmp_path / "references", references)
-    first, second = systems
-    for kind, field in (("bs", "p_bootstrap"), ("ar", "p_randomization")):
-        # For other metrics than BLEU, its JSON output fails on numpy's numbers.
-        options = [second, f"--paired-{kind}", f"--paired-{kind}-n", "100", "-m", "bleu", "-f", "json"]
-        theirs = sacrebleu_command(Path(first), [file], *options)[1]["BLEU"]
-        mine = ours["BLEU", second]
-        assert (mine.score, getattr(mine, field)) == (theirs["score"], theirs["p_value"])
+    one, two = (
+        [line.replace(word, other) if i % n else line for i, line in enumerate(references)]
+        for word, other, n in (("old", "new", 3), ("near", "by", 2))
+    )
+    options = [str(write(tmp_path / "two", two)), "--paired-bs", "--paired-bs-n", "100", "-m", "bleu", "-f", "json"]
+    theirs = sacrebleu_command(write(tmp_path / "one", one), [write(tmp_path / "references", references)], *options)
+    assert paired_bootstrap(one, two, references, samples=100)[0] == theirs[1]["BLEU"]["p_value"]
 
 
 def test_the_evaluator_of_evaluate_takes_a_model_but_no_pipeline(tiny_run) -> None:

@@ -48,7 +48,6 @@ VERBS = [
     "shortlist",
     "score",
     "evaluate",
-    "compare",
 ]
 VERBS += ["average", "push", "renew", "convert"]
 

@@ -1,12 +1,10 @@
-"""The verbs that score translations against references: evaluate, compare."""
+"""The verb `evaluate`: translate a test set and score the translations."""
 
 import argparse
 import csv
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,18 +13,15 @@ from .inputs import (
     check_counts,
     load_translators,
     print_table,
-    require_file,
-    text_lines,
     warn_split,
 )
 
 if TYPE_CHECKING:
-    from ..metrics import Compared
     from .inputs import LoadedModels
 
 
 def add_verbs(verbs: Any) -> None:
-    """Adds the verbs to the command line, each with its function under `run`."""
+    """Adds the verb to the command line, with its function under `run`."""
     evaluate = verbs.add_parser(
         "evaluate",
         help="translate a test set and score it with BLEU, chrF and TER",
@@ -58,38 +53,14 @@ def add_verbs(verbs: Any) -> None:
         "at the beginning of each word), typos (typing errors), no_final_mark (without final marks)",
     )
     evaluate.add_argument("--sentences", action="store_true", help="also print the scores of each sentence")
-    _add_scoring(evaluate)
-    evaluate.set_defaults(run=_evaluate)
-
-    compare = verbs.add_parser(
-        "compare",
-        help="test whether systems differ by more than chance",
-        description="Test whether systems differ by more than chance: paired bootstrap resampling and paired "
-        "approximate randomization, for BLEU, chrF and TER.",
-        epilog="example: hf-vaswani compare baseline.de ours.de --references test.de",
-    )
-    compare.add_argument(
-        "systems", nargs="+", type=Path, metavar="FILE", help="translations of each system; the first is the baseline"
-    )
-    compare.add_argument(
-        "--references", required=True, nargs="+", type=Path, metavar="FILE", help="one or more reference files"
-    )
-    compare.add_argument("--samples", type=int, default=1000, metavar="N", help="bootstrap samples; default: 1000")
-    compare.add_argument(
-        "--trials", type=int, default=10_000, metavar="N", help="randomization trials; default: 10000"
-    )
-    _add_scoring(compare)
-    compare.set_defaults(run=_compare)
-
-
-def _add_scoring(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    evaluate.add_argument(
         "--tokenize", default="13a", metavar="NAME", help="sacreBLEU tokenizer for BLEU, e.g. zh; default: 13a"
     )
-    parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU and chrF; TER always does")
-    parser.add_argument(
+    evaluate.add_argument("--lowercase", action="store_true", help="ignore case in BLEU and chrF; TER always does")
+    evaluate.add_argument(
         "--format", choices=("table", "json", "csv"), default="table", help="output format; default: table"
     )
+    evaluate.set_defaults(run=_evaluate)
 
 
 # ---- evaluate ----------------------------------------------------------------------------------------------------
@@ -251,65 +222,6 @@ def _print_scores(form: str, scores: dict[str, Any]) -> None:
         print_table(
             [{"text": text} | {name: row[metric] for metric, name in METRICS.items()} for text, row in texts.items()]
         )
-
-
-# ---- compare -----------------------------------------------------------------------------------------------------
-
-
-def _compare(options: argparse.Namespace) -> None:
-    from ..metrics import compare
-
-    check_counts(options, "samples", "trials")
-    systems, references = _read_systems(options.systems, options.references)
-    found = compare(systems, references, options.tokenize, options.lowercase, options.samples, options.trials)
-    if options.format == "json":
-        _print_json([asdict(row) for row in found])
-    elif options.format == "csv":
-        _print_csv([asdict(row) for row in found])
-    else:
-        _print_comparison(found, baseline=str(options.systems[0]))
-
-
-def _read_systems(systems: list[Path], references: list[Path]) -> tuple[dict[str, list[str]], list[tuple[str, ...]]]:
-    """Reads the translations of each system by its name, and the references of each sentence."""
-    for path in [*systems, *references]:
-        require_file(path)
-    for path in systems:
-        if systems.count(path) > 1:
-            raise ValueError(f"{path} is given twice: name each file of translations once.")
-    texts = {str(path): list(text_lines(path)) for path in systems}
-    columns = [list(text_lines(path)) for path in references]
-    for path, column in zip(references, columns, strict=True):
-        if len(column) != len(columns[0]):
-            raise ValueError(
-                f"{path} has {len(column)} lines, but {references[0]} has {len(columns[0])}: all reference files need "
-                "the same number of lines."
-            )
-    return texts, list(zip(*columns, strict=True))
-
-
-def _print_comparison(found: Sequence["Compared"], baseline: str) -> None:
-    baselines = {row.metric: row for row in found if row.system == baseline}
-    print_table(
-        [
-            {
-                "metric": row.metric,
-                "system": row.system,
-                "score": row.score,
-                "95 % interval": f"{row.mean:.2f} ± {row.interval:.2f}",
-                "difference": "" if row.system == baseline else f"{row.score - baselines[row.metric].score:+.2f}",
-                "p, bootstrap": _p_value(row.p_bootstrap),
-                "p, randomization": _p_value(row.p_randomization),
-            }
-            for row in found
-        ]
-    )
-    sys.stdout.write("\nDifferences and p-values are relative to the first system; * p < 0.05. Lower TER is better.\n")
-    sys.stdout.write("".join(f"{metric}: {row.signature}\n" for metric, row in baselines.items()))
-
-
-def _p_value(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}{'*' if value < 0.05 else ''}"
 
 
 # ---- Output formats ----------------------------------------------------------------------------------------------

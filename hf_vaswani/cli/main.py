@@ -38,6 +38,11 @@ OUT_OF_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+# Verbs of version 0.1 that are gone, and what replaces them.
+REMOVED_VERBS = {
+    "compare": "sacrebleu REFERENCES -i BASELINE SYSTEM -m bleu chrf ter --paired-bs -f text",
+}
+
 
 def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     """
@@ -65,6 +70,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         with _standard_output():
+            _refuse_removed(sys.argv[1:] if argv is None else argv)
             options = _parser().parse_args(argv, argparse.Namespace(program=program))
             options.run(options)
         return 0
@@ -86,6 +92,12 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
     except KeyboardInterrupt as error:
         _say(program, str(error) or "stopped.")
         return getattr(error, "exit_code", 130)
+
+
+def _refuse_removed(argv: Sequence[str]) -> None:
+    """Raises an error with the replacement if the verb is one of `REMOVED_VERBS`."""
+    if argv and argv[0] in REMOVED_VERBS:
+        raise ValueError(f"{argv[0]} is no longer a verb. Use instead: {REMOVED_VERBS[argv[0]]}")
 
 
 def _say(program: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""hf-vaswani evaluate: translated and scored. compare: significance tests of several systems."""
+"""hf-vaswani evaluate: a test set is translated and scored."""
 
 import csv
 import io
@@ -11,7 +11,6 @@ from datasets import Dataset
 
 from hf_vaswani.cli import evaluate as evaluate_verbs
 from hf_vaswani.cli import main
-from hf_vaswani.metrics import score
 
 from .conftest import size_limit
 
@@ -133,37 +132,6 @@ def test_evaluate_names_bad_input(tiny_run, tmp_path, capsys, data, options, wor
     files = [str(tmp_path / name) for name in data]
     code, out, err = evaluate(capsys, "--model", str(tiny_run / "model"), "--data", *files, *options)
     assert code == 2 and words in err and err.count("\n") == 1 and not out
-
-
-def test_compare_shows_one_table(tmp_path, capsys) -> None:
-    references = [f"the house number {i} stands near the old bridge" for i in range(40)]
-    texts = {"references": references, "good": [line.replace("old", "new") for line in references]}
-    texts["bad"] = [line.replace("house number", "car") for line in texts["good"]]
-    names = {name: str(tmp_path / name) for name in texts}
-    for name, lines in texts.items():
-        Path(names[name]).write_text("".join(f"{line}\n" for line in lines))
-    arguments = ["compare", names["good"], names["bad"], "--references", names["references"]]
-    arguments += ["--samples", "100", "--trials", "100"]
-    assert main(arguments) == 0
-    table = capsys.readouterr().out
-    assert [line.split()[0] for line in table.splitlines()[2:8]] == ["BLEU", "BLEU", "chrF2", "chrF2", "TER", "TER"]
-    assert table.count("0.0099*") == 6 and "nrefs:1|bs:100|seed:12345" in table and "+" in table
-    assert main([*arguments, "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert main([*arguments, "--format", "csv"]) == 0
-    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [float(row["score"]) for row in table] == [row["score"] for row in rows]
-    assert rows[0]["score"] == score(texts["good"], references)["bleu"]
-    for systems, words in (
-        ([names["good"]], "needs at least two systems"),
-        ([names["good"], names["good"]], "is given twice: name each file"),
-        ([names["good"], str(tmp_path / "none")], "There is no file"),
-    ):
-        assert main(["compare", *systems, "--references", names["references"]]) == 2
-        assert words in capsys.readouterr().err
-    (tmp_path / "short").write_text("one\n")
-    assert main([*arguments[:4], names["references"], str(tmp_path / "short")]) == 2
-    assert "short has 1 lines, but" in capsys.readouterr().err
 
 
 def test_a_test_set_may_be_at_a_url(tiny_run, capsys) -> None:

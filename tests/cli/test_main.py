@@ -36,7 +36,7 @@ def test_standard_output_is_utf_8_wherever_it_goes(monkeypatch) -> None:
     assert (sys.stdout.encoding, sys.stdout.errors) == ("utf-8", "surrogateescape")
 
 
-VERBS = ["train", "average", "push", "renew", "translate", "score", "evaluate", "compare", "convert"]
+VERBS = ["train", "average", "push", "renew", "translate", "score", "evaluate", "convert"]
 
 
 def test_every_verb_explains_itself(capsys, monkeypatch) -> None:
@@ -54,6 +54,11 @@ def test_every_verb_explains_itself(capsys, monkeypatch) -> None:
         # A description before the arguments, and one line at the end that shows them.
         assert said.split("\n\n")[1][0].isupper()
         assert re.fullmatch(rf"example: hf-vaswani {verb} .+", said.splitlines()[-1])
+
+
+def test_a_verb_that_is_gone_says_what_replaces_it(capsys) -> None:
+    assert main(["compare", "a.de", "b.de", "--references", "test.de"]) == 2
+    assert "compare is no longer a verb. Use instead: sacrebleu REFERENCES -i" in capsys.readouterr().err
 
 
 @pytest.mark.process
