@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -270,24 +270,20 @@ def _is_of_the_model(name: str, has_average: bool) -> bool:
     return name.endswith((".json", ".safetensors", CODE)) and not is_other
 
 
-def check_checkpoint(checkpoint: Path) -> Progress:
+def check_checkpoint(checkpoint: Path, progress: Progress) -> None:
     """
     Compares every file of a checkpoint with its digest.
 
     Args:
         checkpoint (`Path`): its folder.
-
-    Returns:
-        [`Progress`]: its record.
+        progress ([`Progress`]): its record.
 
     Raises:
         ValueError: a file is missing or was changed; the message names the newest earlier checkpoint that is intact.
     """
-    progress = read_progress(checkpoint)
     damage = find_damage(checkpoint, progress.digests)
     if damage is not None:
         raise ValueError(f"{damage}. {advice(checkpoint)}")
-    return progress
 
 
 def advice(checkpoint: Path) -> str:
@@ -383,13 +379,12 @@ def known_validations(run_dir: Path) -> list[Validation]:
     Raises:
         ValueError: as in [`read_progress`] and [`read_validations`].
     """
-    checkpoints = list_checkpoints(run_dir)
-    recorded = read_progress(checkpoints[-1]).validations if checkpoints else None
-    if recorded is None:
+    newest = find_resume(run_dir)
+    if newest is None or newest.progress.validations is None:
         return read_validations(run_dir)
     lines = _validations(read_json_lines(run_dir / VALIDATIONS)[0])
-    last = checkpoint_step(checkpoints[-1])
-    return recorded + [line for line in lines if line is not None and line.step > last]
+    last = checkpoint_step(newest.checkpoint)
+    return newest.progress.validations + [line for line in lines if line is not None and line.step > last]
 
 
 def write_validations(
@@ -548,30 +543,56 @@ def read_recipe(run_dir: Path) -> Recipe:
         recipe = load_recipe([str(path)])
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())} {way_out}") from error
-    checkpoints = list_checkpoints(run_dir)
-    here = unchangeable(recipe)
-    there = read_progress(checkpoints[-1]).recipe if checkpoints else None
-    recorded = here if there is None else _completed(there)
+    newest = find_resume(run_dir)
+    if newest is None or newest.progress.recipe is None:
+        return recipe
+    here, recorded = unchangeable(recipe), _completed(newest.progress.recipe)
     for key in here:
         if here[key] != recorded[key]:
             raise ValueError(
-                f"{path} was changed or damaged: {key} is {here[key]!r}, but {checkpoints[-1]} was trained with "
+                f"{path} was changed or damaged: {key} is {here[key]!r}, but {newest.checkpoint} was trained with "
                 f"{recorded[key]!r}. {way_out}"
             )
     return recipe
 
 
-def checkpoint_to_resume(recipe: Recipe) -> Path | None:
+@dataclass(frozen=True)
+class Resume:
     """
-    Returns the newest checkpoint of a recipe's run folder, after checking that the folder belongs to this recipe.
+    The newest checkpoint of a run, from which a training goes on.
 
-    The settings in the checkpoint's record count; `recipe.yaml` is only read for a checkpoint without them.
+    Attributes:
+        checkpoint (`Path`): its folder.
+        progress ([`Progress`]): its record.
+    """
+
+    checkpoint: Path
+    progress: Progress
+
+
+def find_resume(run_dir: Path) -> Resume | None:
+    """
+    Finds the newest checkpoint of a run.
+
+    Returns:
+        [`Resume`], or `None` if the run has no checkpoint and starts anew.
+
+    Raises:
+        ValueError: the record of the checkpoint is damaged.
+    """
+    checkpoints = list_checkpoints(run_dir)
+    return Resume(checkpoints[-1], read_progress(checkpoints[-1])) if checkpoints else None
+
+
+def check_resume(recipe: Recipe, resume: Resume | None) -> None:
+    """
+    Checks that the run folder of a recipe belongs to this recipe.
+
+    The settings in the checkpoint's record count; `recipe.yaml` is only read for a run without them.
 
     Args:
         recipe ([`Recipe`]): names the folder.
-
-    Returns:
-        `Path`, or `None` if the run has no checkpoint and starts anew.
+        resume ([`Resume`], *optional*): the newest checkpoint in it.
 
     Raises:
         ValueError: the folder is not that of a run, or belongs to another recipe; the message has the keys that
@@ -579,25 +600,19 @@ def checkpoint_to_resume(recipe: Recipe) -> Path | None:
     """
     run_dir = Path(recipe.run_dir)
     if not run_dir.exists():
-        return None
+        return
     names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
-    checkpoints = list_checkpoints(run_dir) if run_dir.is_dir() else []
     # A run that was killed while it wrote its recipe has nothing else yet.
-    has_recipe = RECIPE in names or bool(checkpoints)
-    if not run_dir.is_dir() or (not has_recipe and names - {temporary_name(run_dir / RECIPE).name}):
+    is_run = run_dir.is_dir() and (
+        RECIPE in names or resume is not None or names <= {temporary_name(run_dir / RECIPE).name}
+    )
+    if not is_run:
         raise ValueError(f"{run_dir} is not the folder of a run: it has no {RECIPE}. Name another --run_dir.")
-    if not checkpoints and RESULT not in names:
-        return None
-    _check_settings(recipe, checkpoints)
-    return checkpoints[-1] if checkpoints else None
-
-
-def _check_settings(recipe: Recipe, checkpoints: Sequence[Path]) -> None:
-    """Raises a `ValueError` if a run was trained with other settings, as its newest checkpoint has them."""
-    run_dir, here = Path(recipe.run_dir), unchangeable(recipe)
-    recorded = read_progress(checkpoints[-1]).recipe if checkpoints else None
-    if recorded is not None:
-        there = _completed(recorded)
+    if resume is None and RESULT not in names:
+        return
+    here = unchangeable(recipe)
+    if resume is not None and resume.progress.recipe is not None:
+        there = _completed(resume.progress.recipe)
     else:
         whole = _recipe_at(run_dir / RECIPE)
         there = unchangeable(whole)

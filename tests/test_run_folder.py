@@ -16,12 +16,13 @@ from hf_vaswani.files import sealed, temporary_name
 from hf_vaswani.recipe import EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe
 from hf_vaswani.records import Environment, Progress, Result, Validation
 from hf_vaswani.run_folder import (
+    check_resume,
     checkpoint_digests,
     checkpoint_folder,
     checkpoint_folders,
     checkpoint_step,
-    checkpoint_to_resume,
     checkpoints_to_average,
+    find_resume,
     forget_after,
     has_stalled,
     list_checkpoints,
@@ -183,21 +184,28 @@ def test_no_other_checkpoint_is_averaged_in_the_place_of_a_deleted_one(tmp_path)
     assert to_average(tmp_path, 4, last=3) == [8, 12, 14]
 
 
+def resumed(recipe: Recipe) -> Path | None:
+    """Returns the checkpoint that a training of this recipe resumes from."""
+    resume = find_resume(Path(recipe.run_dir))
+    check_resume(recipe, resume)
+    return None if resume is None else resume.checkpoint
+
+
 def test_which_run_is_resumed(tmp_path) -> None:
     recipe = Recipe(run_dir=str(tmp_path / "run"))
-    assert checkpoint_to_resume(recipe) is None
+    assert resumed(recipe) is None
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
-    assert checkpoint_to_resume(Recipe(run_dir=recipe.run_dir, seed=9)) is None
+    assert resumed(Recipe(run_dir=recipe.run_dir, seed=9)) is None
     newest = checkpoint(tmp_path / "run", 7)
-    assert checkpoint_to_resume(recipe) == newest
+    assert resumed(recipe) == newest
     longer = Recipe(run_dir=recipe.run_dir, training=TrainingRecipe(max_steps=200_000))
-    assert checkpoint_to_resume(longer) == newest
+    assert resumed(longer) == newest
     other = Recipe(run_dir=recipe.run_dir, seed=9, training=TrainingRecipe(warmup_steps=5))
     with pytest.raises(
         ValueError, match=r"another recipe: seed is 1 there and 9 here, training\.warmup_steps is 4000"
     ):
-        checkpoint_to_resume(other)
+        resumed(other)
 
 
 def test_a_cosine_is_not_prolonged(tmp_path) -> None:
@@ -206,18 +214,18 @@ def test_a_cosine_is_not_prolonged(tmp_path) -> None:
     recipe = Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine))
     (tmp_path / "recipe.yaml").write_text(recipe.as_yaml(), "utf-8")
     newest = checkpoint(tmp_path, 7)
-    assert checkpoint_to_resume(recipe) == newest
+    assert resumed(recipe) == newest
     with pytest.raises(ValueError, match="max_steps is 100000 there and 9 here"):
-        checkpoint_to_resume(Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine, max_steps=9)))
+        resumed(Recipe(run_dir=str(tmp_path), training=TrainingRecipe(**cosine, max_steps=9)))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path) -> None:
     # What is left of a run that was killed while it wrote its recipe.
     temporary_name(tmp_path / "recipe.yaml").write_text("da")
-    assert checkpoint_to_resume(Recipe(run_dir=str(tmp_path))) is None
+    assert resumed(Recipe(run_dir=str(tmp_path))) is None
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="not the folder of a run"):
-        checkpoint_to_resume(Recipe(run_dir=str(tmp_path)))
+        resumed(Recipe(run_dir=str(tmp_path)))
 
 
 def test_what_was_noted_later_is_forgotten_and_no_more(tmp_path) -> None:
@@ -323,10 +331,10 @@ def test_a_checkpoint_knows_nothing_of_keys_that_came_later(tmp_path) -> None:
     del recorded["data.prefix"]
     folder = checkpoint(tmp_path / "run", 5)
     seal(folder, 5, recipe=recorded)
-    assert checkpoint_to_resume(recipe) == folder
+    assert resumed(recipe) == folder
     recipe.more_data[0].prefix = "<bt>"
     with pytest.raises(ValueError, match=r"belongs to another recipe: more_data is \["):
-        checkpoint_to_resume(recipe)
+        resumed(recipe)
 
 
 def test_a_resumed_run_may_publish_otherwise() -> None:

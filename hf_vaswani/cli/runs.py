@@ -97,12 +97,12 @@ def check_trainable(recipe: "Recipe") -> None:
     """Raises what a training would raise before it reads its training text, for a work that makes this text first."""
     from ..data.sources import read_evaluation_sources
     from ..data.tokenizer import load_tokenizer
-    from ..run_folder import checkpoint_to_resume
+    from ..run_folder import list_checkpoints
     from ..training.loop import check_recipe
     from ..training.start import load_start
 
     recipe = check_recipe(recipe)
-    if checkpoint_to_resume(recipe) is None:
+    if not list_checkpoints(Path(recipe.run_dir)):
         if recipe.initialize.from_ is not None:
             load_start(recipe)
         elif recipe.tokenizer.path is not None:

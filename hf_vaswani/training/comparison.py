@@ -21,7 +21,7 @@ from ..run_folder import (
     START_TRANSLATIONS,
     TRANSLATIONS,
     checkpoint_folder,
-    list_checkpoints,
+    find_resume,
     read_recipe,
     read_translations,
 )
@@ -59,9 +59,8 @@ def baseline_name(run_dir: Path, folder: Path, hub: HubRecipe) -> str | None:
         PublishingError: the Hub refused, or could not be reached.
     """
     if hub.not_worse_than == "start":
-        checkpoints = list_checkpoints(run_dir)
-        if checkpoints:
-            check_start(run_dir, checkpoints[-1])
+        if (resume := find_resume(run_dir)) is not None:
+            check_start(run_dir, resume)
         if not (run_dir / START).is_dir():
             raise ValueError(
                 f"hub.not_worse_than is 'start', but {run_dir} has not kept the model that it started from, "

@@ -40,17 +40,18 @@ from ..run_folder import (
     START,
     START_TRANSLATIONS,
     TRANSLATIONS,
+    Resume,
     check_checkpoint,
+    check_resume,
     checkpoint_folder,
-    checkpoint_to_resume,
     checkpoints_to_average,
     digests,
+    find_resume,
     has_stalled,
     known_validations,
     list_checkpoints,
     places_of_text,
     read_environment,
-    read_progress,
     read_recipe,
     read_result,
     read_validations,
@@ -132,11 +133,12 @@ def check_recipe(recipe: Recipe) -> Recipe:
     Raises:
         ValueError: the recipe cannot be trained, or the run folder belongs to another recipe.
     """
-    recipe = resumed_recipe(recipe)
+    resume = find_resume(Path(recipe.run_dir))
+    recipe = resumed_recipe(recipe, resume)
     if recipe.initialize.from_ is None:
         check_model(recipe)
     check_packages(recipe)
-    check_run_folder(recipe)
+    check_resume(recipe, resume)
     return recipe
 
 
@@ -155,35 +157,29 @@ def check_metric(recipe: Recipe) -> None:
 
 def _precision_of_auto(recipe: Recipe, device: torch.device) -> str:
     """Returns the precision of the run's newest checkpoint; without one, the fastest of this machine."""
-    checkpoint = checkpoint_to_resume(recipe)
-    if checkpoint is not None:
-        return str(read_progress(checkpoint).launch["mixed_precision"])
+    resume = find_resume(Path(recipe.run_dir))
+    if resume is not None:
+        return str(resume.progress.launch["mixed_precision"])
     dtype, why = fastest_training(device, recipe.model.d_model)
     precision = "bf16" if dtype == torch.bfloat16 else "no"
     logger.info(f"training.mixed_precision auto is {precision}, because {why}")
     return precision
 
 
-def check_run_folder(recipe: Recipe) -> None:
-    """Raises a `ValueError` if the run folder is not one of this recipe."""
-    checkpoint_to_resume(recipe)
-
-
 def _train_to_the_end(recipe: Recipe, accelerator: Accelerator, text: str) -> Result:
     """Reads the data, trains, and scores the model; `text` is the message of a signal outside of the updates."""
     with _locked(Path(recipe.run_dir), accelerator):
-        # Looked up again, now that no other training writes there.
-        checkpoint = on_main_process(accelerator, _intact_checkpoint, recipe)
-        if checkpoint is None and recipe.hub.not_worse_than not in (None, "start", "last_push"):
+        resume = on_main_process(accelerator, _intact_resume, recipe)
+        if resume is None and recipe.hub.not_worse_than not in (None, "start", "last_push"):
             # Days later, at the end of the training, would be late.
             on_main_process(accelerator, check_loading, str(recipe.hub.not_worse_than), "hub.not_worse_than")
         _warn_of_warmup(recipe.training)
         # All processes draw the same initial weights; `build_state` then gives each a dropout of its own.
         set_seed(recipe.seed)
-        run = prepare(recipe, accelerator, checkpoint)
-        logger.info(f"{recipe.run_dir} {'starts' if checkpoint is None else f'resumes from {checkpoint.name}'}")
+        run = prepare(recipe, accelerator, resume)
+        logger.info(f"{recipe.run_dir} {'starts' if resume is None else f'resumes from {resume.checkpoint.name}'}")
         with _trackers(run):
-            state = build_state(run, checkpoint)
+            state = build_state(run, resume)
             # Only the main process talks to the Hub.
             publisher = Publisher(run.folder, recipe.hub, state.step) if accelerator.is_main_process else None
             with Interruption() as interruption:
@@ -259,18 +255,20 @@ def _trackers(run: Run) -> Iterator[None]:
                 tracker.finish()
 
 
-def _intact_checkpoint(recipe: Recipe) -> Path | None:
-    """Returns the checkpoint to resume from, after comparing all its files with their digests."""
-    checkpoint, run_dir = checkpoint_to_resume(recipe), Path(recipe.run_dir)
-    if checkpoint is not None:
-        check_checkpoint(checkpoint)
+def _intact_resume(recipe: Recipe) -> Resume | None:
+    """Finds the checkpoint to resume from, now that no other training writes there, and checks its files."""
+    run_dir = Path(recipe.run_dir)
+    resume = find_resume(run_dir)
+    check_resume(recipe, resume)
+    if resume is not None:
+        check_checkpoint(resume.checkpoint, resume.progress)
     elif (run_dir / RESULT).is_file():
         damage = _damage_of_the_result(run_dir)
         what = f"{damage}, and there is" if damage else f"{run_dir} has the result of a training, but"
         raise ValueError(
             f"{what} no checkpoint to resume from: delete the folder to train again, or name another --run_dir."
         )
-    return checkpoint
+    return resume
 
 
 # ---- The loop ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from ..files import atomic_folder, atomic_write_text
 from ..processes import local_main_process_first, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, TEXT_TASKS, Recipe
 from ..records import Environment, Progress, Text
-from ..run_folder import RECIPE, START, digests, read_environment, read_progress, write_environment
+from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from ..translation.loading import commit_of
 from .adapters import target_modules
 from .start import check_start, fit, keep_layers, labels_of, load_start, settle, write_start
@@ -114,7 +114,7 @@ class Run:
         return found | ({} if self.start is None else {"start": self.start})
 
 
-def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -> Run:
+def prepare(recipe: Recipe, accelerator: Accelerator, resume: Resume | None) -> Run:
     """
     Reads the text of a recipe and the model it starts from, learns or loads its vocabulary, and encodes the text.
 
@@ -123,7 +123,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
     Args:
         recipe ([`Recipe`]): the experiment.
         accelerator (`accelerate.Accelerator`): the processes.
-        checkpoint (`Path`, *optional*): checkpoint to resume from; without one, the run starts anew.
+        resume ([`Resume`], *optional*): checkpoint to resume from; without one, the run starts anew.
 
     Returns:
         [`Run`], whose recipe is complete: its model and search are those of the model it starts from.
@@ -144,18 +144,18 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         check_all_known(labels, evaluated)
     _check_sets(recipe, evaluated)
     folder = Path(recipe.run_dir) / TOKENIZER
-    if checkpoint is None and recipe.initialize.from_ is not None:
+    if resume is None and recipe.initialize.from_ is not None:
         recipe = on_main_process(accelerator, _write_start, recipe, accelerator, sources, evaluated, labels)
         tokenizer = load_tokenizer(str(folder))
-    elif checkpoint is None:
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, None)
+    elif resume is None:
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated)
         on_main_process(accelerator, _write_tokenizer, recipe, sources, folder)
         tokenizer = load_tokenizer(str(folder))
     else:
-        on_main_process(accelerator, check_start, Path(recipe.run_dir), checkpoint)
+        on_main_process(accelerator, check_start, Path(recipe.run_dir), resume)
         # The checkpoint's own tokenizer was compared with its digests; the copy in the run folder is for users.
-        tokenizer = load_tokenizer(str(checkpoint))
-        _check_vocabulary(recipe, tokenizer, checkpoint)
+        tokenizer = load_tokenizer(str(resume.checkpoint))
+        _check_vocabulary(recipe, tokenizer, resume.checkpoint)
     with local_main_process_first(accelerator):
         processes = accelerator.num_processes, accelerator.process_index
         if recipe.task in LABEL_TASKS:
@@ -171,13 +171,16 @@ def prepare(recipe: Recipe, accelerator: Accelerator, checkpoint: Path | None) -
         else:
             updates = build_updates(recipe, sources, tokenizer, *processes)
             sets = encode_evaluation_sets(recipe, evaluated, tokenizer)
-    start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START) if recipe.initialize.from_ else None
+    # On a resume, `check_start` has compared these.
+    start = resume.progress.data.get("start") if resume is not None else None
+    if start is None and recipe.initialize.from_ is not None:
+        start = on_main_process(accelerator, digests, Path(recipe.run_dir) / START)
     sampled = on_main_process(accelerator, _checksum, sources)
     run = Run(recipe, accelerator, tokenizer, updates, sets, start, labels, sampled)
-    if checkpoint is not None:
-        _check_progress(run, checkpoint, on_main_process(accelerator, read_progress, checkpoint))
+    if resume is not None:
+        _check_progress(run, resume.checkpoint, resume.progress)
         # A resume that is refused leaves the run's own record.
-        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, checkpoint)
+        on_main_process(accelerator, _write_run_files, recipe, accelerator, evaluated, True)
         on_main_process(accelerator, _save_tokenizer, tokenizer, folder)
     return run
 
@@ -267,7 +270,7 @@ def _write_start(
         check_all_known(list(model.config.id2label.values()), evaluated)
     elif recipe.task in TEXT_TASKS:
         objective_of(recipe, tokenizer)
-    _write_run_files(recipe, accelerator, evaluated, None)
+    _write_run_files(recipe, accelerator, evaluated)
     write_start(Path(recipe.run_dir), model, tokenizer)
     _save_tokenizer(tokenizer, Path(recipe.run_dir) / TOKENIZER)
     return recipe
@@ -315,7 +318,9 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         tokenizer.save_pretrained(temporary)
 
 
-def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Source], checkpoint: Path | None) -> None:
+def _write_run_files(
+    recipe: Recipe, accelerator: Accelerator, sources: list[Source], is_resumed: bool = False
+) -> None:
     """Writes the resolved recipe, and the environment unless an earlier start of the run wrote it."""
     run_dir = Path(recipe.run_dir)
     try:
@@ -323,7 +328,7 @@ def _write_run_files(recipe: Recipe, accelerator: Accelerator, sources: list[Sou
     except OSError as error:
         raise OSError(f"The folder {run_dir} cannot be created: {error}") from error
     atomic_write_text(run_dir / RECIPE, recipe.as_yaml())
-    if checkpoint is None or not _has_environment(run_dir):
+    if not (is_resumed and _has_environment(run_dir)):
         write_environment(run_dir, describe_environment(recipe, accelerator, sources))
 
 

@@ -28,6 +28,7 @@ from ..run_folder import (
     RECIPE,
     RESULT,
     START,
+    Resume,
     check_checkpoint,
     is_checkpoint,
     known_validations,
@@ -150,7 +151,7 @@ def _load(
     folder: Path, recipe: Recipe, labels: Sequence[str]
 ) -> tuple[VaswaniPreTrainedModel, PreTrainedTokenizerBase]:
     if is_checkpoint(folder):
-        check_checkpoint(folder)
+        check_checkpoint(folder, read_progress(folder))
     is_whole = read_json(folder / "config.json").get("is_encoder_decoder", True)
     if not is_whole or model_class(recipe) is not VaswaniForConditionalGeneration:
         with _seeded(recipe.seed):
@@ -304,24 +305,22 @@ def _filled(recipe: Recipe, settled: Mapping[str, Any]) -> Recipe:
     return filled
 
 
-def resumed_recipe(recipe: Recipe) -> Recipe:
+def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
     """
     Fills keys that are not given as the run's own record has them: the rules of the search, and what a recipe leaves
     to the model it starts from. A resumed run asks neither the Hub nor the original.
 
     Args:
         recipe ([`Recipe`]): the recipe as it was given.
+        resume ([`Resume`], *optional*): the newest checkpoint of its run.
 
     Returns:
         [`Recipe`]: complete if the run has a checkpoint or a result, also of another start, so that a message names
             nothing else; otherwise as it was.
     """
     run_dir = Path(recipe.run_dir)
-    if not run_dir.is_dir():
-        return recipe
-    checkpoints = list_checkpoints(run_dir)
-    recorded = read_progress(checkpoints[-1]).recipe if checkpoints else None
-    if recorded is None and (checkpoints or (run_dir / RESULT).is_file()) and (run_dir / RECIPE).is_file():
+    recorded = None if resume is None else resume.progress.recipe
+    if recorded is None and (resume or (run_dir / RESULT).is_file()) and (run_dir / RECIPE).is_file():
         try:
             recorded = load_recipe([str(run_dir / RECIPE)]).flat()
         except ValueError:  # Named by the check of the folder.
@@ -450,9 +449,9 @@ def write_start(run_dir: Path, model: VaswaniPreTrainedModel, tokenizer: PreTrai
         tokenizer.save_pretrained(folder)
 
 
-def check_start(run_dir: Path, checkpoint: Path) -> None:
+def check_start(run_dir: Path, resume: Resume) -> None:
     """Raises a `ValueError` if the folder `start` of a run is not what it was when a checkpoint was written."""
-    damage = find_damage(run_dir / START, read_progress(checkpoint).data.get("start") or {})
+    damage = find_damage(run_dir / START, resume.progress.data.get("start") or {})
     if damage is not None:
         raise ValueError(
             f"{damage}. The run started from it: restore the file, or name another --run_dir to start anew."

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import GenerationConfig
 
-from ..adapters import base_folder
 from ..averaging import load_stored, load_weights
 from ..data.batching import EpochUpdates
 from ..data.renewed_epochs import RenewedUpdates
@@ -27,10 +26,10 @@ from ..run_folder import (
     EMA_WEIGHTS,
     START,
     WEIGHTS,
+    Resume,
     checkpoint_digests,
     checkpoint_folder,
     forget_after,
-    read_progress,
     read_validations,
     remove_old_checkpoints,
     unchangeable,
@@ -172,14 +171,14 @@ def _longest_sentence(run: Run) -> int | None:
     return run.updates.sampler.longest_source
 
 
-def build_state(run: Run, checkpoint: Path | None) -> TrainState:
+def build_state(run: Run, resume: Resume | None) -> TrainState:
     """
     Builds model, optimizer and schedule, as at the start of a run or as in a checkpoint. All processes call it
     together.
 
     Args:
         run ([`Run`]): recipe, processes, tokenizer and text.
-        checkpoint (`Path`, *optional*): checkpoint to resume from.
+        resume ([`Resume`], *optional*): checkpoint to resume from.
 
     Returns:
         [`TrainState`].
@@ -236,12 +235,11 @@ def build_state(run: Run, checkpoint: Path | None) -> TrainState:
         accelerator.register_save_state_pre_hook(lambda models, weights, folder: weights.clear())
         accelerator.register_load_state_pre_hook(lambda models, folder: models.clear())
     recorded = None
-    if checkpoint is not None:
-        progress = on_main_process(accelerator, read_progress, checkpoint)
-        _load_checkpoint(run, state, checkpoint, progress)
-        recorded = progress.validations
+    if resume is not None:
+        _load_checkpoint(run, state, resume)
+        recorded = resume.progress.validations
     on_main_process(accelerator, forget_after, run.folder, state.step, training, recorded)
-    if checkpoint is not None:
+    if resume is not None:
         on_main_process(accelerator, _remove_old_checkpoints, run)
     return state
 
@@ -318,10 +316,9 @@ def _remove_old_checkpoints(run: Run) -> None:
     )
 
 
-def _load_checkpoint(run: Run, state: TrainState, checkpoint: Path, progress: Progress) -> None:
+def _load_checkpoint(run: Run, state: TrainState, resume: Resume) -> None:
     """Restores the state of a training from a checkpoint."""
-    if state.adapters is not None:
-        on_main_process(run.accelerator, base_folder, checkpoint)
+    checkpoint, progress = resume.checkpoint, resume.progress
     try:
         # Accelerate silently continues if it cannot read the random numbers, so they are read here first.
         load(checkpoint / f"random_states_{run.accelerator.process_index}.pkl")

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
-from hf_vaswani.run_folder import check_checkpoint
+from hf_vaswani.run_folder import check_checkpoint, read_progress
 
 from .runs import DAMAGES, HALF, flip, train, weights
 
@@ -36,14 +36,14 @@ def test_damage_to_any_file_of_a_checkpoint_is_named(half_run, run, kind) -> Non
         before = (checkpoint / name).read_bytes()
         DAMAGES[kind](checkpoint / name)
         with pytest.raises(ValueError) as error:
-            check_checkpoint(checkpoint)
+            check_checkpoint(checkpoint, read_progress(checkpoint))
         assert str(checkpoint / name) in str(error.value)
         # Without its record it is no checkpoint.
         if (kind, name) != ("deleted", "progress.json"):
             way_out = f"Delete {checkpoint}: the same training command then resumes from {run / 'checkpoint-4'}"
             assert way_out in str(error.value)
         (checkpoint / name).write_bytes(before)
-    check_checkpoint(checkpoint)
+    check_checkpoint(checkpoint, read_progress(checkpoint))
 
 
 @pytest.mark.variants(2)
