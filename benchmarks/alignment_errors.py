@@ -16,12 +16,9 @@ import numpy as np
 
 from hf_vaswani import alignments
 from hf_vaswani.data.lexicon import train_model_1
-from hf_vaswani.data.pocket_corpus import draw_links, draw_pairs
+from hf_vaswani.data.pocket_corpus import read_pocket_corpus
 from hf_vaswani.translation.alignment import METHODS, choose_alignment
 from hf_vaswani.translation.loading import load_translator
-
-# The corpus begins with 500 pairs for the test and 500 for validation.
-HELD_OUT, TRAIN, SEED = 1000, 20_000, 1
 
 Links = list[tuple[int, int]]
 Pairs = list[tuple[str, str]]
@@ -62,8 +59,10 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder of configs/quickstart.yaml")
     run = parser.parse_args().run
     model, tokenizer = load_translator(run / "model")
-    drawn, known = draw_pairs(HELD_OUT + TRAIN, SEED), draw_links(HELD_OUT, SEED)
-    pairs, train = drawn[:HELD_OUT], drawn[HELD_OUT:]
+    corpus = read_pocket_corpus()
+    held_out = [*corpus["test"], *corpus["validation"]]
+    known = [[(int(i), int(j)) for i, j in (link.split("-") for link in row.links.split())] for row in held_out]
+    pairs, train = ([(row.english, row.german) for row in rows] for rows in (held_out, corpus["train"]))
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
     chosen = choose_alignment(model, tokenizer, sources, targets)
     print("| aligner | argmax | intersection |\n|---|---:|---:|")

@@ -27,10 +27,10 @@ ARGUMENT = "--measure"
 
 def write_corpus(multi30k: Path | None, folder: Path, count: int) -> dict[str, str]:
     """Writes two line-aligned files of `count` pairs."""
-    from hf_vaswani.data.pocket_corpus import draw_splits
+    from hf_vaswani.data.pocket_corpus import read_pocket_corpus
 
     if multi30k is None:
-        sides = list(zip(*draw_splits()["train"], strict=True))
+        sides = list(zip(*read_pocket_corpus()["train"], strict=True))[:2]
     else:
         sides = [tuple((multi30k / name).read_text("utf-8").split("\n")[:-1]) for name in TRAIN_FILES]
     files = {language: folder / f"{count}.{language}" for language in ("en", "de")}

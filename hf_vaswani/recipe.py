@@ -654,7 +654,7 @@ class Recipe:
     run_dir: str = ""
     """Folder of the run; if empty, `runs/NAME`, where NAME is the recipe's file name without its extension."""
     seed: int = number(1, at_least=0, at_most=2**32 - 1)
-    """Seed of the initial weights, the dropout, the order of the data, the built-in corpus and back-translation."""
+    """Seed of the initial weights, the dropout, the order of the data and back-translation."""
     task: Task = "translation"
     """Task of the model: `translation` of sentence pairs (Vaswani et al., 2017); `text_to_text`, several
     tasks on pairs of texts in one model, told apart by `prefix` (Raffel et al., 2019); pre-training on running text in

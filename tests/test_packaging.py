@@ -87,6 +87,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built) -> None:
     modules = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
     page = {f"hf_vaswani/visualization/explorer.{ending}" for ending in ("html", "css", "js")}
     page.add("hf_vaswani/serving/server.html")
+    page.add("hf_vaswani/data/pocket.tsv.xz")
     assert found == modules | page | {"hf_vaswani_start.py", "hf_vaswani/hub/model_card.md"}
     assert zipfile.ZipFile(built[0]).read("hf_vaswani/hub/model_card.md") == (ROOT / "model_card.md").read_bytes()
 

@@ -1,12 +1,11 @@
 """Reading of sentence pairs, running text and labelled text: the splits that a recipe names."""
 
-import functools
 import re
 from collections.abc import Iterator
 
 from ..recipe import Files, shown
 from ..records import public
-from . import pocket_corpus
+from .pocket_corpus import SPLITS, read_pocket_corpus
 from .remote import local_files, text_lines
 from .tables import (
     KINDS,
@@ -45,7 +44,6 @@ def load_pairs(
     test_files: Files = None,
     source_column: int | str | None = None,
     target_column: int | str | None = None,
-    seed: int = 1,
     streaming: bool = False,
 ) -> dict[str, Dataset | IterableDataset]:
     """
@@ -53,14 +51,13 @@ def load_pairs(
 
     Args:
         source_language (`str`), target_language (`str`): language codes, also the default names of the columns.
-        dataset (`str`, *optional*): Hub id, local folder, or "pocket" for the built-in corpus, drawn by `seed`.
+        dataset (`str`, *optional*): Hub id, local folder, or "pocket" for the built-in corpus.
         dataset_config (`str`, *optional*): configuration of the Hub dataset.
         train_split, validation_split, test_split (`str`, *optional*): names of the splits in the dataset.
         train_files, validation_files, test_files (`dict[str, str]` or `str`, *optional*): two line-aligned files by
             language, or one file with columns; they override the split of the dataset.
         source_column, target_column (`int` or `str`, *optional*): names of the columns, or their numbers in a TSV or
             CSV file without a header line.
-        seed (`int`): seed of the built-in corpus.
         streaming (`bool`): whether to read the training text on demand, without a cache.
 
     Returns:
@@ -90,7 +87,7 @@ def load_pairs(
         elif split_files is not None:
             pairs[split] = column_file(split_files, languages, columns, as_stream)
         elif dataset == "pocket" and name is not None:
-            pocket = _pocket_split(languages, name, seed)
+            pocket = _pocket_split(languages, name)
             pairs[split] = pocket.to_iterable_dataset() if as_stream else pocket
         elif dataset is not None and name is not None:
             rows = dataset_split(dataset, dataset_config, name, as_stream)
@@ -110,7 +107,6 @@ def load_texts(
     test_files: Files = None,
     text_column: int | str | None = None,
     document_column: int | str | None = None,
-    seed: int = 1,
     streaming: bool = False,
 ) -> dict[str, Dataset | IterableDataset]:
     """
@@ -118,7 +114,7 @@ def load_texts(
 
     Args:
         language (`str`): language code, also the default name of the column.
-        dataset, dataset_config, train_split, validation_split, test_split, seed, streaming: as in [`load_pairs`].
+        dataset, dataset_config, train_split, validation_split, test_split, streaming: as in [`load_pairs`].
         train_files, validation_files, test_files (`str`, *optional*): a file with columns, or any other file with a
             sentence or paragraph on each line and blank lines between documents.
         text_column (`int` or `str`, *optional*): column of the text. The lines of a field are lines of the text.
@@ -153,7 +149,7 @@ def load_texts(
             texts[split] = _as_lines(column_file(file, None, columns, as_stream))
         elif dataset == "pocket" and name is not None:
             languages = (language, "en" if language == "de" else "de")
-            side = _pocket_split(languages, name, seed).select_columns("source").rename_column("source", "text")
+            side = _pocket_split(languages, name).select_columns("source").rename_column("source", "text")
             texts[split] = _as_lines(side.to_iterable_dataset() if as_stream else side)
         elif dataset is not None and name is not None:
             rows = dataset_split(dataset, dataset_config, name, as_stream)
@@ -251,20 +247,14 @@ def _as_lines(rows: Dataset | IterableDataset) -> Dataset | IterableDataset:
     return rows.map(split, batched=True, with_indices=True, remove_columns=known, features=text_features(LINE))
 
 
-def _pocket_split(languages: tuple[str, str], name: str, seed: int) -> Dataset:
+def _pocket_split(languages: tuple[str, str], name: str) -> Dataset:
     if sorted(languages) != ["de", "en"]:
         raise ValueError(
             f"The built-in corpus has the languages en and de, but the recipe asks for {' and '.join(languages)}."
         )
-    if name not in pocket_corpus.SPLITS:
-        raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(pocket_corpus.SPLITS)}.")
-    english, pairs = languages.index("en"), _pocket_pairs(seed)[name]
+    if name not in SPLITS:
+        raise ValueError(f"The built-in corpus has no split {name!r}; it has {', '.join(SPLITS)}.")
+    english, pairs = languages.index("en"), read_pocket_corpus()[name]
     return Dataset.from_dict(
         {"source": [pair[english] for pair in pairs], "target": [pair[1 - english] for pair in pairs]}
     )
-
-
-@functools.lru_cache(maxsize=1)
-def _pocket_pairs(seed: int) -> dict[str, list[tuple[str, str]]]:
-    # Drawing it takes seconds, and a training reads it several times.
-    return pocket_corpus.draw_splits(seed=seed)

@@ -121,7 +121,7 @@ def read_sources(recipe: Recipe) -> list[Source]:
     """
     sources = []
     for part in (recipe.data, *recipe.more_data):
-        pairs = load_pairs(**_settings(part), seed=recipe.seed, streaming=recipe.data.streaming)
+        pairs = load_pairs(**_settings(part), streaming=recipe.data.streaming)
         sources.append(Source(part, pairs, _tag(recipe, part)))
         for split in dict.fromkeys(("train", *pairs)):
             if split not in pairs or not _has_text(pairs[split], sources[-1].origin(split)):
@@ -158,9 +158,7 @@ def read_training_source(recipe: Recipe, part: SourceRecipe) -> Source:
         FileNotFoundError: a file or dataset does not exist.
     """
     settings = _settings(part) | NO_EVALUATION_TEXT
-    source = Source(
-        part, load_pairs(**settings, seed=recipe.seed, streaming=recipe.data.streaming), _tag(recipe, part)
-    )
+    source = Source(part, load_pairs(**settings, streaming=recipe.data.streaming), _tag(recipe, part))
     if "train" not in source.pairs:
         raise ValueError("There is no training text: set data.train_files or data.dataset.")
     return source
@@ -181,7 +179,7 @@ def read_evaluation_sources(recipe: Recipe) -> list[Source]:
         FileNotFoundError: a file or dataset does not exist.
     """
     sources = [
-        Source(part, load_pairs(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed), _tag(recipe, part))
+        Source(part, load_pairs(**_settings(part) | NO_TRAINING_TEXT), _tag(recipe, part))
         for part in (recipe.data, *recipe.more_data)
     ]
     return [*sources, *read_validation_sets(recipe)]
@@ -205,7 +203,7 @@ def read_validation_sets(recipe: Recipe) -> list[Source]:
     trained = {target for _, target in recipe.language_pairs}
     prefixes = {part.prefix for part in (recipe.data, *recipe.more_data)}
     for name, part in recipe.named_sets.items():
-        pairs = load_pairs(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed)
+        pairs = load_pairs(**_settings(part) | NO_TRAINING_TEXT)
         source = Source(part, pairs, _tag(recipe, part), name)
         if not pairs:
             raise ValueError(

@@ -63,7 +63,7 @@ def read_texts(recipe: Recipe) -> list[Source]:
     """
     sources: list[Source] = []
     for part in (recipe.data, *recipe.more_data):
-        texts = load_texts(**_settings(part), seed=recipe.seed, streaming=recipe.data.streaming)
+        texts = load_texts(**_settings(part), streaming=recipe.data.streaming)
         source = TextSource(part, texts, _tag(recipe, part))
         if "train" not in source.pairs:
             raise ValueError("There is no training text: set data.train_files or data.dataset.")
@@ -91,7 +91,7 @@ def read_text_sets(recipe: Recipe) -> list[Source]:
     """Reads the text of `validation_sets`, as [`read_texts`] does that of the sources."""
     sources: list[Source] = []
     for name, part in recipe.named_sets.items():
-        texts = load_texts(**_settings(part) | NO_TRAINING_TEXT, seed=recipe.seed)
+        texts = load_texts(**_settings(part) | NO_TRAINING_TEXT)
         sources.append(TextSource(part, texts, _tag(recipe, part), name))
         if not texts:
             raise ValueError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_vaswani.conversion.marian_npz import load
-from hf_vaswani.data.pocket_corpus import draw_splits
+from hf_vaswani.data.pocket_corpus import read_pocket_corpus
 from hf_vaswani.translation.batches import translate_corpus
 
 from .marian_folders import train_spm
@@ -46,7 +46,7 @@ def marian(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    folder, pairs = tmp_path_factory.mktemp("corpus"), draw_splits(train=600)["train"]
+    folder, pairs = tmp_path_factory.mktemp("corpus"), read_pocket_corpus()["train"][:600]
     for side, language in enumerate(("en", "de")):
         (folder / f"t.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
         (folder / f"s.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs[:20]), encoding="utf-8")

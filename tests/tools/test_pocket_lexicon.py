@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from hf_vaswani.data.pocket_lexicon import (
+from tools.pocket_lexicon import (
     ADJECTIVES,
     ADVERBS,
     DETERMINERS,
