@@ -183,13 +183,8 @@ def exclusive_run(folder: Path, patience: float = 0) -> Iterator[None]:
         ValueError: another process holds the lock.
         OSError: the folder is not writable.
     """
-    # Beside the folder, which is created only after the text has been read.
-    path = _lock_of(folder)
-    busy = (
-        f"{folder} is being trained by another process: use another --run_dir. If no such process is running, "
-        f"delete {path}."
-    )
-    with _locked(path, busy, f"The folder {folder} cannot be written to", "Use another --run_dir.", patience):
+    busy = f"{folder} is being trained by another process: use another --run_dir."
+    with _locked(folder, busy, f"The folder {folder} cannot be written to", "Use another --run_dir.", patience):
         yield
 
 
@@ -205,18 +200,15 @@ def exclusive_file(file: Path) -> Iterator[None]:
         ValueError: another process holds the lock.
         OSError: the folder of the file is not writable.
     """
-    path = _lock_of(file)
-    busy = f"{file} is being written by another process. If no such process is running, delete {path}."
-    with _locked(path, busy, f"{file} cannot be written", "Use another folder."):
+    busy = f"{file} is being written by another process: wait for it, or use another file."
+    with _locked(file, busy, f"{file} cannot be written", "Use another folder."):
         yield
 
 
-def _lock_of(path: Path) -> Path:
-    return path.resolve().with_name(f".{path.resolve().name}.lock")
-
-
 @contextmanager
-def _locked(path: Path, busy: str, denied: str, advice: str, patience: float = 0) -> Iterator[None]:
+def _locked(locked: Path, busy: str, denied: str, advice: str, patience: float = 0) -> Iterator[None]:
+    # Beside a run folder, which is created only after the text has been read.
+    path = locked.resolve().with_name(f".{locked.resolve().name}.lock")
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

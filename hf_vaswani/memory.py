@@ -1,15 +1,15 @@
-"""The memory of a process that computes on the CPU: compiled products of oneDNN, and freed blocks."""
+"""The memory of a process that computes on the CPU: compiled kernels of oneDNN, and freed blocks."""
 
 import ctypes
 import os
 import platform
 
 
-def keep_few_products() -> None:
+def limit_kernel_cache() -> None:
     """
-    Lets oneDNN keep the compiled products of 256 shapes, unless the environment says otherwise. By default, it and
+    Caps oneDNN's cache of compiled kernels at 256 shapes, unless the environment says otherwise. By default, it and
     torch's layer above it keep 1024 each, of up to 1 MB, and text of many lengths has more shapes than that: with 256,
-    hardly more are compiled again. Both read these variables before their first product.
+    hardly more are compiled again. Both read these variables before their first matrix product.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "256")
@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
 
 def return_freed_memory() -> None:
     """
-    Returns freed blocks to the kernel. Small blocks that last, such as compiled products, lie between those of long
+    Returns freed blocks to the kernel. Small blocks that last, such as compiled kernels, lie between those of long
     texts, which glibc would keep: holes of many sizes, into which the next texts do not fit. Does nothing without
     glibc.
     """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
-from .memory import keep_few_products, keep_freed_memory
+from .memory import keep_freed_memory, limit_kernel_cache
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Timeout of the rendezvous at the start, in which one process may never arrive.
-MEETING = timedelta(minutes=10)
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 # Timeout of a training once all processes have met: one of them may read a large text, learn its vocabulary and encode
 # it while the others wait.
-WORK = timedelta(hours=12)
+TRAINING_TIMEOUT = timedelta(hours=12)
 # Timeout of a translation once all processes have met: the main process waits for whoever writes its input.
-TRANSLATION = timedelta(days=7)
+TRANSLATION_TIMEOUT = timedelta(days=7)
 
 # The store of process 0, which lives as long as the process.
 _stores: list[Any] = []
@@ -53,7 +53,7 @@ class Launch(Protocol):
         """Index of this process; 0 is the main process."""
 
 
-def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
+def join_process_group(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
     """
     Joins this process with the others of its launch.
 
@@ -66,23 +66,23 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
         The result of `start`.
 
     Raises:
-        OSError: some process did not arrive within [`MEETING`].
+        OSError: some process did not arrive within [`RENDEZVOUS_TIMEOUT`].
     """
     if launched == 1:
-        return start(MEETING)
+        return start(RENDEZVOUS_TIMEOUT)
     end_with_launcher()
-    atexit.register(leave)
+    atexit.register(close_process_group)
     try:
-        leave_the_launchers_store()
-        state = start(MEETING)
+        use_own_store()
+        state = start(RENDEZVOUS_TIMEOUT)
         cast(Any, state).wait_for_everyone()
     # gloo has no error class of its own.
     except RuntimeError as error:
         if not re.search(r"[Tt]ime[d ]*out|[Cc]onnect|store|rendezvous", str(error)):
             raise
         raise OSError(
-            f"The {launched} processes of this launch did not all meet within {MEETING.seconds // 60} minutes: "
-            f"{str(error).splitlines()[0]} Start all of them again."
+            f"The {launched} processes of this launch did not all meet within {RENDEZVOUS_TIMEOUT.seconds // 60} "
+            f"minutes: {str(error).splitlines()[0]} Start all of them again."
         ) from error
     # Imported here, because most launches are of one process.
     from torch.distributed import distributed_c10d
@@ -93,7 +93,7 @@ def meet(launched: int, start: Callable[[timedelta], T], work: timedelta) -> T:
     return state
 
 
-def leave() -> None:
+def close_process_group() -> None:
     """
     Closes a process group that uses gloo, be it for CPUs only; called at the end of the process at the latest.
 
@@ -118,7 +118,7 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def leave_the_launchers_store() -> None:
+def use_own_store() -> None:
     """
     Makes the processes of a launch that may be restarted meet at a store of their own, in process 0.
 
@@ -132,7 +132,7 @@ def leave_the_launchers_store() -> None:
     if restarts == 0 or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     host, key = environment["MASTER_ADDR"], "hf_vaswani/port"
-    old = TCPStore(host, int(environment["MASTER_PORT"]), is_master=False, timeout=MEETING)
+    old = TCPStore(host, int(environment["MASTER_PORT"]), is_master=False, timeout=RENDEZVOUS_TIMEOUT)
     if environment["RANK"] == "0":
         # `multi_tenant` lets the process group find this server by its port.
         own = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
@@ -140,13 +140,13 @@ def leave_the_launchers_store() -> None:
         port = own.port
         old.set(key, str(port))
     else:
-        until = time.monotonic() + MEETING.seconds
+        until = time.monotonic() + RENDEZVOUS_TIMEOUT.seconds
         # The first ports may be those of processes that have ended.
         while not _listens(host, port := int(old.get(key))):
             if time.monotonic() > until:
                 raise OSError(
                     f"Process 0 of this launch cannot be reached at {host}:{port}, or did not start within "
-                    f"{MEETING.seconds // 60} minutes."
+                    f"{RENDEZVOUS_TIMEOUT.seconds // 60} minutes."
                 )
             time.sleep(0.1)
     environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -271,16 +271,18 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
 
     training = recipe.training
     _check_precision(training)
-    keep_few_products()
+    limit_kernel_cache()
     _check_launch_type()
     launched = int(os.environ.get("WORLD_SIZE", 1))
-    on_cpu = launched > 1 and _meet_on_cpu()
+    on_cpu = launched > 1 and _computes_on_cpu()
     precision: str | None = training.mixed_precision
     if precision == "auto":
         # The processes of a launch need the same precision, which they get before the accelerator is made.
-        state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), WORK)
+        state = join_process_group(
+            launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRAINING_TIMEOUT
+        )
         precision = on_main_process(state, choose_precision, state.device)
-    accelerator = meet(
+    accelerator = join_process_group(
         launched,
         lambda timeout: Accelerator(
             cpu=on_cpu,
@@ -292,7 +294,7 @@ def build_accelerator(recipe: "Recipe", choose_precision: Callable[[torch.device
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)],
             step_scheduler_with_optimizer=False,
         ),
-        WORK,
+        TRAINING_TIMEOUT,
     )
     if accelerator.num_processes != launched:
         raise ValueError(
@@ -340,7 +342,7 @@ def _refusal(kind: str) -> str:
     )
 
 
-def _meet_on_cpu() -> bool:
+def _computes_on_cpu() -> bool:
     """
     Returns whether the processes of a launch compute on the CPU: there is no accelerator, or it is Apple's MPS, on
     which several processes cannot exchange anything.
@@ -445,8 +447,10 @@ class Processes:
             from accelerate import PartialState
 
             # Without an accelerator and without `cpu`, PartialState takes this process for the only one.
-            on_cpu = _meet_on_cpu()
-            state = meet(launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRANSLATION)
+            on_cpu = _computes_on_cpu()
+            state = join_process_group(
+                launched, lambda timeout: PartialState(cpu=on_cpu, timeout=timeout), TRANSLATION_TIMEOUT
+            )
             self.num_processes, self.process_index = state.num_processes, state.process_index
 
     @property

@@ -80,7 +80,7 @@ TEXT = ("dataset", "train_files", "validation_files", "test_files")
 VOCABULARY = "tokenizer.path"
 
 # Settings of other commands, which no training reads.
-APART = ("backtranslation.", "diversification.", "shortlist.")
+SECTIONS_OF_OTHER_VERBS = ("backtranslation.", "diversification.", "shortlist.")
 
 T = TypeVar("T")
 
@@ -493,7 +493,11 @@ def unchangeable(recipe: Recipe) -> dict[str, Any]:
     """Returns the settings of a recipe that its results depend on, by dotted key, as JSON would return them."""
     # A cosine has already come down as far as its end demands.
     changeable = CHANGEABLE - ({"training.max_steps"} if recipe.training.schedule == "cosine" else set())
-    kept = {key: value for key, value in recipe.flat().items() if key not in changeable and not key.startswith(APART)}
+    kept = {
+        key: value
+        for key, value in recipe.flat().items()
+        if key not in changeable and not key.startswith(SECTIONS_OF_OTHER_VERBS)
+    }
     if recipe.teacher.model is not None:
         # In one form, however they are written.
         names = recipe.teacher.model if isinstance(recipe.teacher.model, list) else [recipe.teacher.model]
@@ -623,7 +627,11 @@ def check_resume(recipe: Recipe, resume: Resume | None) -> None:
         keys = ", ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in different[:5])
         keys += f" and {len(different) - 5} more" if different[5:] else ""
         changeable = ", ".join(
-            sorted(key for key in recipe.flat() if not (key in here or key == "run_dir" or key.startswith(APART)))
+            sorted(
+                key
+                for key in recipe.flat()
+                if not (key in here or key == "run_dir" or key.startswith(SECTIONS_OF_OTHER_VERBS))
+            )
         )
         raise ValueError(
             f"{run_dir} belongs to another recipe: {keys}. Name another --run_dir, or delete the folder to start "

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_vaswani import processes
-from hf_vaswani.processes import Processes, build_accelerator, leave, on_main_process
+from hf_vaswani.processes import Processes, build_accelerator, close_process_group, on_main_process
 from hf_vaswani.recipe_file import load_recipe
 
 from .children import Child, free_port, run, run_launched, run_python, worlds
@@ -24,7 +24,8 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb)
     """As when the launcher is killed before its workers have met."""
     program = (
         "import sys; from datetime import timedelta; from hf_vaswani import processes; "
-        "processes.MEETING = timedelta(seconds=2); from hf_vaswani.cli import main; sys.exit(main(sys.argv[1:]))"
+        "processes.RENDEZVOUS_TIMEOUT = timedelta(seconds=2); "
+        "from hf_vaswani.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     arguments = ["--model", "a/b"] if verb == "translate" else tiny_recipe(tmp_path)
     arguments += [] if verb == "translate" else ["--run_dir", str(tmp_path / "run")]
@@ -38,10 +39,10 @@ def test_a_process_that_never_comes_is_not_waited_for_long(tmp_path, rank, verb)
 @pytest.mark.process
 def test_those_who_have_met_wait_for_each_other_as_long_as_it_takes(tmp_path) -> None:
     """Longer than for the meeting: one reads the text while the others wait."""
-    assert processes.MEETING.total_seconds() <= 600 < processes.WORK.total_seconds()
+    assert processes.RENDEZVOUS_TIMEOUT.total_seconds() <= 600 < processes.TRAINING_TIMEOUT.total_seconds()
     program = (
         "import time; from datetime import timedelta; from hf_vaswani import processes; "
-        "from hf_vaswani.recipe import Recipe; processes.MEETING = timedelta(seconds=4); "
+        "from hf_vaswani.recipe import Recipe; processes.RENDEZVOUS_TIMEOUT = timedelta(seconds=4); "
         "accelerator = processes.build_accelerator(Recipe(), str); "
         "print(processes.on_main_process(accelerator, lambda: time.sleep(5) or 7))"
     )
@@ -206,7 +207,7 @@ def test_a_launch_that_accelerate_does_not_see_is_refused(tmp_path, monkeypatch)
     """Else each of the processes would train a model of its own, all of them in one folder."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("accelerate.Accelerator", lambda **_: SimpleNamespace(num_processes=1))
-    monkeypatch.setattr(processes, "meet", lambda launched, start, work: start(work))
+    monkeypatch.setattr(processes, "join_process_group", lambda launched, start, work: start(work))
     recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(ValueError, match="2 processes were launched, but Accelerate sees 1"):
         build_accelerator(recipe, str)
@@ -250,7 +251,7 @@ def test_several_processes_compute_on_whatever_the_machine_has(tmp_path, monkeyp
 
     monkeypatch.setattr("accelerate.Accelerator", alone)
     monkeypatch.setattr("accelerate.PartialState", alone)
-    monkeypatch.setattr(processes, "meet", lambda launched, start, work: start(work))
+    monkeypatch.setattr(processes, "join_process_group", lambda launched, start, work: start(work))
     recipe = load_recipe([*tiny_recipe(tmp_path), "--run_dir", str(tmp_path / "run")])
     with pytest.raises(ValueError, match="Accelerate sees 1"):
         build_accelerator(recipe, str)
@@ -260,8 +261,8 @@ def test_several_processes_compute_on_whatever_the_machine_has(tmp_path, monkeyp
 
 MEETING = """
 import os, sys
-from hf_vaswani.processes import leave_the_launchers_store
-leave_the_launchers_store()
+from hf_vaswani.processes import use_own_store
+use_own_store()
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -317,7 +318,7 @@ def test_a_group_with_gloo_for_one_kind_of_device_is_closed() -> None:
     from torch import distributed
 
     distributed.init_process_group("cpu:gloo,cuda:gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    leave()
+    close_process_group()
     assert not distributed.is_initialized()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO, cast
 
-from ..memory import keep_few_products
+from ..memory import limit_kernel_cache
 from ..records import public_text
 from ..version import __version__
 from . import (
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hf-vaswani") -> int:
         `int`: exit code: 0, 2 for bad input, 130 after Ctrl-C, or 128 and the number of another signal. An error that
         is one sentence has its traceback in front if the environment variable `HF_VASWANI_DEBUG` is 1.
     """
-    keep_few_products()
+    limit_kernel_cache()
     if sys.stderr is None:
         # Standard error was closed, but libraries write to it.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115

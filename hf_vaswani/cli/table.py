@@ -176,9 +176,9 @@ def load_translator(options: argparse.Namespace) -> tuple["TextTranslator", dict
 
 def load_same(options: argparse.Namespace, translation: dict[str, Any]) -> "TextTranslator":
     """Loads the models on a machine of a cluster, and checks that they are those of the machine that began."""
-    from ..memory import keep_few_products
+    from ..memory import limit_kernel_cache
 
-    keep_few_products()
+    limit_kernel_cache()
     translator, here = load_translator(options)
     if here["models"] != translation["models"]:
         raise ValueError(

@@ -27,7 +27,7 @@ from ..interruption import Interrupted, Interruption, ends_after_sigterm, exclus
 from ..metrics import score
 from ..model.heads_vaswani import VaswaniClassifier
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
-from ..processes import build_accelerator, leave, on_main_process
+from ..processes import build_accelerator, close_process_group, on_main_process
 from ..recipe import LABEL_TASKS, MEASURED_TASKS, Recipe, TrainingRecipe, measure_name
 from ..records import Result, public
 from ..run_folder import (
@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 # Seconds that the processes of an earlier launch may take to end.
-ENDING = 60
+SHUTDOWN_GRACE = 60
 
 
 def train(recipe: Recipe) -> Result:
@@ -213,7 +213,7 @@ def _warn_of_warmup(training: TrainingRecipe) -> None:
 def _locked(run_dir: Path, accelerator: Accelerator) -> Iterator[None]:
     """Locks the run folder; the main process holds the lock, and every process hears if another training has it."""
     # The processes of a launcher that was killed finish their update and write a checkpoint.
-    patience = ENDING if accelerator.num_processes > 1 else 0
+    patience = SHUTDOWN_GRACE if accelerator.num_processes > 1 else 0
     with ExitStack() as stack:
         on_main_process(accelerator, lambda: stack.enter_context(exclusive_run(run_dir, patience)))
         yield
@@ -246,7 +246,7 @@ def _trackers(run: Run) -> Iterator[None]:
         together = True
         raise
     finally:
-        leave()
+        close_process_group()
         if together or not distributed.is_initialized():
             accelerator.end_training()
         else:

@@ -56,7 +56,7 @@ from ..records import Environment, Progress, Text
 from ..run_folder import RECIPE, START, Resume, digests, read_environment, write_environment
 from ..translation.loading import commit_of
 from .adapters import target_modules
-from .start import check_start, fit, keep_layers, labels_of, load_start, settle, write_start
+from .start import check_start, fill_from_model, keep_layers, labels_of, load_start, prepare_network, write_start
 
 try:
     from accelerate import Accelerator
@@ -261,8 +261,8 @@ def _write_start(
     """Writes the files of a run that starts from a model; returns the recipe with the keys that the model decides."""
     model, tokenizer = load_start(recipe, labels)
     model = keep_layers(recipe, model)
-    recipe = settle(recipe, model, tokenizer)
-    model, tokenizer = fit(recipe, sources, model, tokenizer)
+    recipe = fill_from_model(recipe, model, tokenizer)
+    model, tokenizer = prepare_network(recipe, sources, model, tokenizer)
     if recipe.training.adapter is not None:
         target_modules(model, recipe.training.adapter.target)
     # Nothing is written if the text does not fit the model.

@@ -225,7 +225,7 @@ def labels_of(folder: Path) -> list[str]:
     return list(VaswaniConfig.from_pretrained(folder).id2label.values())
 
 
-def settle(recipe: Recipe, model: VaswaniPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Recipe:
+def fill_from_model(recipe: Recipe, model: VaswaniPreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Recipe:
     """
     Fills the keys that a recipe leaves to the model it starts from: the architecture, the vocabulary (unless it is
     exchanged) and the search settings.
@@ -242,8 +242,8 @@ def settle(recipe: Recipe, model: VaswaniPreTrainedModel, tokenizer: PreTrainedT
     """
     config = model.config
     names = [part.name for part in fields(ModelRecipe) if part.name not in FREE]
-    settled = {f"model.{name}": getattr(config, name) for name in names} | _of_vocabulary(recipe, config, tokenizer)
-    for key, value in settled.items():
+    values = {f"model.{name}": getattr(config, name) for name in names} | _of_vocabulary(recipe, config, tokenizer)
+    for key, value in values.items():
         if key not in recipe.given:
             continue
         given, expected = recipe.flat()[key], value
@@ -257,8 +257,8 @@ def settle(recipe: Recipe, model: VaswaniPreTrainedModel, tokenizer: PreTrainedT
                 "key out."
             )
     if isinstance(model, VaswaniForConditionalGeneration):
-        settled |= _of_search(recipe, model.generation_config)
-    return _filled(recipe, settled)
+        values |= _of_search(recipe, model.generation_config)
+    return _filled(recipe, values)
 
 
 def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -267,12 +267,12 @@ def _of_vocabulary(recipe: Recipe, config: Any, tokenizer: PreTrainedTokenizerBa
         for role in ("pad", "eos", "bos")
         if getattr(config, f"{role}_token_id") is not None
     }
-    settled = {"tokenizer.decoder_start": starts.get(config.decoder_start_token_id, recipe.tokenizer.decoder_start)}
+    values = {"tokenizer.decoder_start": starts.get(config.decoder_start_token_id, recipe.tokenizer.decoder_start)}
     if recipe.initialize.vocabulary == "transfer":
-        return settled
+        return values
     kind = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["type"]
     kinds = KINDS.get(kind, (recipe.tokenizer.kind,))
-    return settled | {"tokenizer.kind": kinds[0], "tokenizer.vocab_size": len(tokenizer), "tokenizer.path": None}
+    return values | {"tokenizer.kind": kinds[0], "tokenizer.vocab_size": len(tokenizer), "tokenizer.path": None}
 
 
 def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
@@ -291,10 +291,10 @@ def _of_search(recipe: Recipe, generation: Any) -> dict[str, Any]:
     return {f"evaluation.{name}": value for name, value in keep.items() if name in defaults}
 
 
-def _filled(recipe: Recipe, settled: Mapping[str, Any]) -> Recipe:
+def _filled(recipe: Recipe, found: Mapping[str, Any]) -> Recipe:
     """Returns a recipe with these keys, but for those that were given."""
     sections: dict[str, dict[str, Any]] = {}
-    for key, value in settled.items():
+    for key, value in found.items():
         section, name = key.split(".")
         if key not in recipe.given:
             sections.setdefault(section, {})[name] = value
@@ -339,7 +339,7 @@ def resumed_recipe(recipe: Recipe, resume: Resume | None) -> Recipe:
 # ---- The folder of the start -------------------------------------------------------------------------------------
 
 
-def fit(
+def prepare_network(
     recipe: Recipe,
     sources: list[Source],
     model: VaswaniPreTrainedModel,
@@ -350,7 +350,7 @@ def fit(
     the parts that it does not take.
 
     Args:
-        recipe ([`Recipe`]): complete, from [`settle`].
+        recipe ([`Recipe`]): complete, from [`fill_from_model`].
         sources (`list[Source]`): the text.
         model ([`VaswaniPreTrainedModel`]), tokenizer ([`PreTrainedTokenizerBase`]): from [`load_start`].
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 
 from hf_vaswani import VaswaniForConditionalGeneration
-from hf_vaswani.processes import leave
+from hf_vaswani.processes import close_process_group
 from hf_vaswani.training.optimization import build_optimizer
 from hf_vaswani.training.sharding import full_weights, shard_tied_weights
 
@@ -93,7 +93,7 @@ def train_sharded(folder: Path) -> None:
         if accelerator.is_main_process:
             save_file(whole, folder / f"{tie}.safetensors")
         accelerator.free_memory()
-    leave()
+    close_process_group()
 
 
 def train(arguments: list[str]) -> int:
