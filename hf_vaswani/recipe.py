@@ -40,7 +40,7 @@ RANKED_BY: dict[str, tuple[BestBy, ...]] = {
 }
 SECTIONS = (
     *("data", "tokenizer", "initialize", "model", "objective", "training", "evaluation", "hub"),
-    *("backtranslation", "teacher", "diversification", "shortlist"),
+    *("backtranslation", "teacher", "shortlist"),
 )
 
 
@@ -609,27 +609,6 @@ class TeacherRecipe:
 
 
 @dataclass
-class DiversificationRecipe:
-    """
-    Data diversification (Nguyen et al., 2020): `hf-vaswani diversify` trains several models of both directions on the
-    pairs of a recipe, translates both sides of the pairs with them, and trains the model of the recipe on the pairs
-    and all these translations. Training ignores this section.
-    """
-
-    models: int = number(3, at_least=1, at_most=100)
-    """Models of each direction, with seeds from that of the recipe on."""
-    directions: Literal["both", "forward", "backward"] = "both"
-    """Directions to train models of: `forward` is that of the recipe, `backward` the other one."""
-    num_beams: int = number(5, at_least=1, at_most=1000)
-    """Beam size of the translations; 1 is greedy search."""
-    folder: str | None = None
-    """Folder for the models and their translations; `null` is the run's, with `.diversified` at its end."""
-    launcher: str | None = None
-    """Command that starts each training and each translation in several processes, for example
-    `torchrun --nproc_per_node=2`; `null` starts one process."""
-
-
-@dataclass
 class ShortlistRecipe:
     """
     Lexical shortlist: `hf-vaswani shortlist` finds in the training text which entries of the vocabulary translate
@@ -678,7 +657,6 @@ class Recipe:
     hub: HubRecipe = field(default_factory=HubRecipe)
     backtranslation: BacktranslationRecipe = field(default_factory=BacktranslationRecipe)
     teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
-    diversification: DiversificationRecipe = field(default_factory=DiversificationRecipe)
     shortlist: ShortlistRecipe = field(default_factory=ShortlistRecipe)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import functools
 import re
 import stat
 from argparse import SUPPRESS
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -200,6 +200,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{where} must consist of `key: value` lines, but it is {'empty' if content is None else shown(content)}."
         )
+    for name in REMOVED_SECTIONS:
+        content.pop(name, None)
     for name in SECTIONS:
         if not isinstance(content.get(name, {}), dict):
             raise ValueError(
@@ -208,6 +210,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     _check_keys({str(key): value for key, value in flat(content).items()}, where)
     return content
 
+
+# Sections of version 0.1 whose verbs are gone: recipes that have them are read without them.
+REMOVED_SECTIONS = ("diversification",)
 
 # The classes of the keys that take any number of sources or sets.
 LISTED = {"more_data": SourceRecipe, "validation_sets": EvaluationSetRecipe}
@@ -349,6 +354,12 @@ def _parser(program: str | None = None, purpose: str = "") -> ArgumentParser:
         exit_on_error=False,
     )
     parser.add_argument("--recipe", metavar="FILE", help="the recipe file (YAML), if it is not the first argument")
+    parser.add_argument(
+        "--reverse",
+        action="store_true",
+        help="swap the languages, and the columns of the text: the model translates in the other direction. The run "
+        "folder gets -reverse at its end, unless --run_dir names one",
+    )
     parser.add_class_arguments(Recipe)
     for action in parser._actions:
         # Options of jsonargparse that are refused here.
@@ -391,8 +402,10 @@ def load_recipe(
     """
     if {"-h", "--help"} & set(argv):
         _parser(program, purpose).parse_args(["--help"])
+    is_reversed, argv = "--reverse" in argv, [word for word in argv if word != "--reverse"]
     path = _recipe_file(argv[0]) if argv and not argv[0].startswith("-") else None
     content = {} if path is None else _read_file(path)
+    overrides = dict(_options(argv if path is None else argv[1:]))
     for key, value in _options(argv if path is None else argv[1:]):
         if key == "recipe":
             for name, part in _read_file(_recipe_file(value)).items():
@@ -417,4 +430,31 @@ def load_recipe(
                 "There is no recipe: name a file, as in RECIPE.yaml, or give --run_dir and the keys as options."
             )
         recipe.run_dir = str(Path("runs") / path.stem)
+    if is_reversed:
+        _reverse(recipe, overrides)
     return recipe
+
+
+def _reverse(recipe: Recipe, overrides: Collection[str]) -> None:
+    """
+    Turns a recipe into that of the other direction, on the same text. The overrides are keys of the command line.
+
+    Raises:
+        ValueError: the task has no directions, or the recipe names something that belongs to its own direction.
+    """
+    if recipe.task != "translation":
+        raise ValueError(f"--reverse needs task 'translation', but the task is {recipe.task!r}.")
+    fixed = {"initialize.from": recipe.initialize.from_, "teacher.model": recipe.teacher.model}
+    for key, value in (fixed | {"hub.repo_id": recipe.hub.repo_id}).items():
+        if value is not None and key not in overrides:
+            raise ValueError(
+                f"{key} is {shown(value)}, which is of the recipe's own direction. With --reverse, name another "
+                f"one, or none, as in --{key} null."
+            )
+    # Languages of a validation set that are not given are those of `data`, which change sides as well.
+    for part in (recipe.data, *recipe.more_data, *recipe.validation_sets.values()):
+        for name in ("language", "column"):
+            source, target = f"source_{name}", f"target_{name}"
+            part.__dict__ |= {source: getattr(part, target), target: getattr(part, source)}
+    if "run_dir" not in overrides:
+        recipe.run_dir += "-reverse"

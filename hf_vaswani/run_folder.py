@@ -80,7 +80,7 @@ TEXT = ("dataset", "train_files", "validation_files", "test_files")
 VOCABULARY = "tokenizer.path"
 
 # Settings of other commands, which no training reads.
-SECTIONS_OF_OTHER_VERBS = ("backtranslation.", "diversification.", "shortlist.")
+SECTIONS_OF_OTHER_VERBS = ("backtranslation.", "shortlist.")
 
 T = TypeVar("T")
 

@@ -44,7 +44,6 @@ VERBS = [
     "serve",
     "backtranslate",
     "distill",
-    "diversify",
     "shortlist",
     "score",
     "evaluate",

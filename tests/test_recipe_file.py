@@ -132,6 +132,51 @@ def test_more_sources_are_read_saved_and_compared(tmp_path) -> None:
     assert load_recipe([path, "--more_data", "[]"]).more_data == []
 
 
+DIRECTIONS = """
+data: {train_files: a.tsv, source_column: english, target_column: german}
+more_data: [{train_files: {en: b.en, de: b.de}, weight: 2}]
+validation_sets:
+  one: {test_files: a.tsv, source_column: english, target_column: german}
+  two: {source_language: en, target_language: fr, test_files: c.tsv}
+diversification: {models: 2}
+"""
+
+
+def test_a_reversed_recipe_reads_the_same_text(tmp_path) -> None:
+    path = write_recipe(tmp_path, DIRECTIONS)
+    recipe, other = load_recipe([path]), load_recipe([path, "--reverse"])
+    assert other.run_dir == f"{recipe.run_dir}-reverse" and other.language_pairs == [["de", "en"]]
+    assert (other.data.source_column, other.data.target_column) == ("german", "english")
+    assert other.data.train_files == recipe.data.train_files and other.more_data[0].weight == 2
+    sets = other.named_sets
+    assert (sets["one"].source_language, sets["one"].target_language) == ("de", "en")
+    assert sets["one"].source_column == "german"
+    assert (sets["two"].source_language, sets["two"].target_language) == ("fr", "en")
+    # The record of the run is that of the other direction.
+    (tmp_path / "saved.yaml").write_text(other.as_yaml(), "utf-8")
+    assert load_recipe([str(tmp_path / "saved.yaml")]).flat() == other.flat()
+    assert load_recipe([path, "--reverse", "--run_dir", "here"]).run_dir == "here"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("task: causal_lm", "^--reverse needs task 'translation', but the task is 'causal_lm'.$"),
+        ("hub: {repo_id: me/mine}", "hub.repo_id is 'me/mine', which is of the recipe's own direction"),
+        ("initialize: {from: m}", "none, as in --initialize.from null"),
+    ],
+)
+def test_what_belongs_to_one_direction_is_not_reversed(tmp_path, more, message) -> None:
+    path = write_recipe(tmp_path, more)
+    with pytest.raises(ValueError, match=message):
+        load_recipe([path, "--reverse"])
+
+
+def test_what_belongs_to_the_other_direction_is_named(tmp_path) -> None:
+    path = write_recipe(tmp_path, "hub: {repo_id: me/mine}")
+    assert load_recipe([path, "--reverse", "--hub.repo_id", "null"]).hub.repo_id is None
+
+
 OPTIONS = """
 data: {augment: {upper: 0.07}}
 initialize: {from: user/model, revision: v2}

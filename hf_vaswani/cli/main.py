@@ -21,7 +21,6 @@ from . import (
     convert,
     demo,
     distill,
-    diversify,
     evaluate,
     explore,
     runs,
@@ -41,6 +40,7 @@ OUT_OF_MEMORY = re.compile(
 # Verbs of version 0.1 that are gone, and what replaces them.
 REMOVED_VERBS = {
     "compare": "sacrebleu REFERENCES -i BASELINE SYSTEM -m bleu chrf ter --paired-bs -f text",
+    "diversify": "bash configs/jobs/diversify.sh RECIPE.yaml FOLDER TEXT.SOURCE TEXT.TARGET",
 }
 
 
@@ -192,7 +192,6 @@ def _parser() -> argparse.ArgumentParser:
         serve,
         backtranslate,
         distill,
-        diversify,
         shortlist,
         evaluate,
         convert,

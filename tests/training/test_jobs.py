@@ -1,6 +1,7 @@
 """The job files of configs/jobs: read as their systems read them, and run here as far as that goes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from hf_vaswani.cli import main
+from hf_vaswani.recipe_file import load_recipe
 
 from ..campaign.runs import difference, result, traces
 from ..children import free_port
-from ..conftest import CONFIGS, ROOT, tiny_recipe
+from ..conftest import CONFIGS, ROOT, tiny_recipe, write_recipe
 
 JOBS = ROOT / "configs" / "jobs"
 SLURM = JOBS / "slurm.sh"
@@ -171,3 +173,43 @@ def test_jobset_trains_a_recipe_with_keys_that_exist(tmp_path) -> None:
     assert ROOT / script in CONFIGS
     recipe = load_recipe([str(ROOT / script), *arguments])
     assert Path(recipe.run_dir).parts[:2] == ("/", "runs") and recipe.training.save_every_minutes == 20
+
+
+# ---- Data diversification ----------------------------------------------------------------------------------------
+
+
+def test_diversification_trains_and_translates_in_both_directions(tmp_path) -> None:
+    """With `echo` in place of Python: each line is a command whose recipe is read here."""
+    recipe = write_recipe(tmp_path, "data: {source_language: en, target_language: de}")
+    (tmp_path / "a.en").write_text("one\ntwo\none\n")
+    (tmp_path / "a.de").write_text("eins\nzwei\nein\n")
+    command = ["bash", str(JOBS / "diversify.sh"), recipe, "out", "a.en", "a.de", "2"]
+    environment = os.environ | {"LAUNCH": "echo"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert (tmp_path / "out" / "text.en").read_text() == "one\ntwo\n"
+    assert (tmp_path / "out" / "text.de").read_text() == "eins\nzwei\nein\n"
+    *lines, last = (line.split(maxsplit=3) for line in done.stdout.splitlines())
+    assert [line[:2] for line in lines] == [["-m", "hf_vaswani.cli"]] * 8
+    steps = [(verb, load_recipe(words.split())) for _, _, verb, words in lines]
+    assert [verb for verb, _ in steps] == ["train", "backtranslate"] * 4
+    found = [(each.run_dir, each.seed, *each.language_pairs) for verb, each in steps if verb == "train"]
+    english, german = ["en", "de"], ["de", "en"]
+    assert found == [
+        ("out/forward.1", 1, english),
+        ("out/backward.1", 1, german),
+        ("out/forward.2", 2, english),
+        ("out/backward.2", 2, german),
+    ]
+    # A model that writes German makes the sources of the other direction.
+    found = [
+        (each.backtranslation.model, each.backtranslation.text, each.backtranslation.output, *each.language_pairs)
+        for verb, each in steps
+        if verb == "backtranslate"
+    ]
+    assert found[:2] == [
+        ("out/forward.1", "out/text.en", "out/forward.1.tsv", german),
+        ("out/backward.1", "out/text.de", "out/backward.1.tsv", english),
+    ]
+    names = ["forward.1", "backward.1", "forward.2", "backward.2"]
+    assert re.findall(r"train_files: 'out/(\S+).tsv'", last[3]) == names
+    assert last[2] == "train" and "--run_dir out/final" in last[3]
