@@ -378,7 +378,7 @@ def choose_device(name: str, engine: str = "torch", int8: bool = False) -> "torc
                 f"--device is {name!r}, but torch finds {', '.join(known)} on this machine: give one of these."
             )
         device = torch.device(name)
-    if device.type == "cpu" or not (int8 or is_on_cpu(engine, device)):
+    if device.type == "cpu" or not (int8 or (engine == "ctranslate2" and is_on_cpu(device))):
         return device
     if name == "auto":
         return torch.device("cpu")

@@ -116,14 +116,14 @@ def choose_engine(options: EngineOptions, models: Sequence[Any], tokenizer: Any,
         return None
     try:
         check_search(options, models, models[0].generation_config)
-        found = _prepared(options, Loaded(models[0], tokenizer, folder), on_cpu=_only_on_cpu(models[0]))
+        found = _prepared(options, Loaded(models[0], tokenizer, folder))
     except (ImportError, ValueError, OSError) as error:
-        _take_torch(options, error)
+        fall_back_or_raise(options, error)
         return None
     return lambda sentences: found.candidates(sentences, options.n_best)
 
 
-def _take_torch(options: EngineOptions, error: Exception) -> None:
+def fall_back_or_raise(options: EngineOptions, error: Exception) -> None:
     """Says why torch translates, if that is left open; otherwise raises the error."""
     if options.name != "auto":
         raise error
@@ -172,31 +172,21 @@ def obstacles(options: EngineOptions, models: Sequence[Any]) -> list[str]:
     if type(model) is not VaswaniForConditionalGeneration:
         return [f"a {type(model).__name__}, which hf-vaswani convert turns into a Vaswani model"]
     # An engine that is named computes on the processor instead; where the choice is open, torch has the device.
-    if options.name == "auto" and _only_on_cpu(model):
+    if options.name == "auto" and is_on_cpu(model.device):
         return [f"the {model.device.type} of this machine"]
     return []
 
 
-def is_on_cpu(engine: str, device: torch.device) -> bool:
-    """Returns whether an engine that is named computes on the CPU, though the model may be on a device."""
-    return engine == "ctranslate2" and not _has_device(device.type, device.index or 0)
-
-
-def _only_on_cpu(model: Any) -> bool:
+def is_on_cpu(device: torch.device) -> bool:
     """Returns whether CTranslate2 computes on the CPU, because it does not compute on the device of a model."""
-    return not _has_device(model.device.type, model.device.index or 0)
-
-
-def _has_device(device: str, index: int = 0) -> bool:
-    """Returns whether CTranslate2 computes on a device; true for a GPU if it is not installed."""
-    if device == "cuda" and find_spec("ctranslate2") is not None:
+    if device.type == "cuda" and find_spec("ctranslate2") is not None:
         import ctranslate2
 
-        return ctranslate2.get_cuda_device_count() > index
-    return device in ("cpu", "cuda")
+        return ctranslate2.get_cuda_device_count() <= (device.index or 0)
+    return device.type not in ("cpu", "cuda")
 
 
-def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False, on_cpu: bool = False) -> Any:
+def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = False) -> Any:
     """
     Returns the translator of CTranslate2, with the converted model. By default, each thread translates a batch of its
     own; for single sentences, they share one where that is much faster. The device is the model's, unless the engine
@@ -204,20 +194,20 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     """
     from . import ctranslate2
 
-    is_on_gpu = loaded.model.device.type == "cuda" and not on_cpu
+    is_on_gpu = loaded.model.device.type == "cuda" and not is_on_cpu(loaded.model.device)
     device, index = ("cuda", loaded.model.device.index or 0) if is_on_gpu else ("cpu", 0)
     compute_type = options.compute_type or "float32"
     ctranslate2.check_compute_type(compute_type, device)
     settings, config = loaded.model.generation_config, loaded.model.config
 
     def write(to: Path) -> None:
-        model = _as_saved(loaded)
+        model = float32_model(loaded)
         ctranslate2.write(replace(loaded, model=model), to)
         written = ctranslate2.Ctranslate2Translator(to, loaded.tokenizer, settings, config, "float32")
         with evaluation_mode(model):
             _check_same(model, written)
 
-    place = kept_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
+    place = cached_conversion(loaded, "ctranslate2", version("ctranslate2"), write)
     if options.shortlist and not (place / ctranslate2.VOCABULARY_MAP).is_file():
         raise UnsupportedError(f"{NAME} cannot translate with the shortlist, because an entry has a space")
     threads = torch.get_num_threads() if device == "cpu" else 1
@@ -253,7 +243,7 @@ def _prepared(options: EngineOptions, loaded: Loaded, single_sentences: bool = F
     return found
 
 
-def _as_saved(loaded: Loaded) -> Any:
+def float32_model(loaded: Loaded) -> Any:
     """
     Returns the model of the files in float32 and on the CPU: the one that is loaded may be on another device or have
     rounded weights.
@@ -355,9 +345,9 @@ def pipeline_engine(
             raise UnsupportedError(f"{NAME} cannot translate with {reasons[0]}")
         folder = model_folder(model.name_or_path)
         check_unchanged(model, folder)
-        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True, on_cpu=_only_on_cpu(model))
+        found = _prepared(options, Loaded(model, tokenizer, folder), single_sentences=True)
     except (ImportError, ValueError, OSError) as error:
-        _take_torch(options, error)
+        fall_back_or_raise(options, error)
         return None
     return PipelineEngine(options, model, found)
 
@@ -426,7 +416,7 @@ class PipelineEngine:
             self._check_length(int(attention_mask.sum(dim=1).max()))
         except UnsupportedError as error:
             if self.options.name != "auto" or error.why not in self.said:
-                _take_torch(self.options, error)
+                fall_back_or_raise(self.options, error)
             self.said.add(error.why)
             return None
         rows_of = zip(input_ids.tolist(), attention_mask.tolist(), strict=True)
@@ -454,7 +444,7 @@ class PipelineEngine:
 # ---- Converted models --------------------------------------------------------------------------------------------
 
 
-def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Path], object]) -> Path:
+def cached_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Path], object]) -> Path:
     """
     Returns the folder of a converted model, which lies in the cache of Hugging Face. It is written if it is missing or
     damaged, or if the model or the library have changed since; several processes may ask for it at once.
@@ -481,11 +471,11 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     record["tokens"] = [start_token_id(settings, loaded.model.config), settings.eos_token_id]
     record["compared"] = True
     try:
-        if not os.access(place.parent, os.W_OK) and _reason_to_write(place, record, findings) is None:
+        if not os.access(place.parent, os.W_OK) and reason_to_write(place, record, findings) is None:
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(place.with_name(f".{name}.lock")):
-            reason = _reason_to_write(place, record, findings)
+            reason = reason_to_write(place, record, findings)
             if reason is None:
                 findings.save()
                 return place
@@ -506,7 +496,7 @@ def kept_conversion(loaded: Loaded, name: str, library: str, write: Callable[[Pa
     return place
 
 
-def _reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -> str | None:
+def reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -> str | None:
     """Returns why a converted model cannot be used, as the end of a sentence, or `None`."""
     if not place.exists():
         return "it does not exist"
@@ -516,16 +506,16 @@ def _reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") 
         noted = read_sealed(place / RECORD)
     except ValueError as error:
         return str(error).rstrip(".")
-    if noted.get("library") != record["library"]:
-        return f"it was written for version {noted.get('library')} of the library, not {record['library']}"
-    if noted.get("model") != record["model"]:
-        return "the model has changed"
-    if noted.get("vocabulary") != record["vocabulary"]:
-        return "it was written for another tokenizer"
-    if noted.get("tokens") != record["tokens"]:
-        return "it was written for other tokens at the start and end"
-    if noted.get("compared") != record["compared"]:
-        return "it was not compared with the model"
+    changes = {
+        "library": f"it was written for version {noted.get('library')} of the library, not {record['library']}",
+        "model": "the model has changed",
+        "vocabulary": "it was written for another tokenizer",
+        "tokens": "it was written for other tokens at the start and end",
+        "compared": "it was not compared with the model",
+    }
+    for name, reason in changes.items():
+        if noted.get(name) != record[name]:
+            return reason
     files = noted.get("files", {})
     if all((place / file).is_file() and findings.digest(place / file) == found for file, found in files.items()):
         return None

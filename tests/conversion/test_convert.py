@@ -56,11 +56,14 @@ def test_a_model_converts_to_each_engine(tiny_run, tmp_path, capsys, kind) -> No
 
 
 def test_int8_is_smaller_and_rounded(tiny_run, tmp_path, capsys) -> None:
-    model = tiny_run / "model"
-    assert convert(capsys, model, tmp_path / "ctranslate2", "--to", "ctranslate2")[0] == 0
-    code, said, _ = convert(capsys, model, tmp_path / "int8", "--to", "ctranslate2", "--quantization", "int8")
-    assert code == 0 and 1e-4 < difference(said) < 1 and "rounded to int8" in said
-    assert (tmp_path / "int8" / "model.bin").stat().st_size < (tmp_path / "ctranslate2" / "model.bin").stat().st_size
+    sizes = {}
+    for name in ("float32", "float16", "int8"):
+        arguments = ["--to", "ctranslate2", "--quantization", name]
+        code, said, _ = convert(capsys, tiny_run / "model", tmp_path / name, *arguments)
+        assert code == 0 and (f"rounded to {name}" in said) == (name != "float32")
+        sizes[name] = (tmp_path / name / "model.bin").stat().st_size
+        assert difference(said) < (1e-5 if name == "float32" else 1)
+    assert sizes["float32"] > max(sizes["float16"], sizes["int8"])
 
 
 @pytest.mark.slow
@@ -192,6 +195,7 @@ def with_nan_in_pickle(path: Path) -> None:
         ("marian", "generation_config.json", lambda path: damaged_text(path, "[]"), "must contain a JSON object"),
         ("marian", "generation_config.json", lambda path: with_value(path, num_beams="many"), "num_beams 'many'"),
         ("marian", "config.json", lambda path: with_value(path, pad_token_id=99999), "the id 99999 as pad_token_id"),
+        ("marian", "config.json", lambda path: with_value(path, vocab_size="x"), "config.json cannot be used"),
         ("marian", "config.json", lambda path: with_value(path, activation_function="x"), "activation_function 'x'"),
         ("npz", "model.npz", lambda path: path.write_text("text"), "is damaged or not an .npz file"),
         (
@@ -326,22 +330,6 @@ def test_errors_of_the_source_do_not_name_the_destination(spms, tmp_path, capsys
     (source / "source.spm").mkdir()
     code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
     assert code == 2 and "source.spm" in err and "could not be written" not in err
-    shutil.rmtree(source)
-    source.mkdir()
-    marian_folder(source, spms)
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"vocab_size": "x"}))
-    code, _, err = convert(capsys, source, tmp_path / "out", "--to", "vaswani")
-    assert code == 2 and "config.json cannot be used" in err and "vocab_size" in err and err.count("\n") == 1, err
-
-
-def test_settings_of_the_search_are_recommended_or_reported(tiny_run, tmp_path, capsys) -> None:
-    shutil.copytree(tiny_run / "model", tmp_path / "model")
-    rules = {"min_length": 5, "repetition_penalty": 1.3, "begin_suppress_tokens": [7], "bad_words_ids": [[7, 8]]}
-    with_value(tmp_path / "model" / "generation_config.json", **rules, do_sample=True)
-    code, said, _ = convert(capsys, tmp_path / "model", tmp_path / "out", "--to", "ctranslate2")
-    assert code == 0 and "translations: do_sample=True, min_length=5, begin_suppress_tokens=[7]." in said
-    assert "repetition_penalty=1.3," in said and "min_decoding_length=0," in said
 
 
 @pytest.mark.parametrize(

@@ -174,25 +174,6 @@ def test_quantizing_does_not_change_the_model_in_memory(tmp_path) -> None:
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
-def test_quantized_files_are_smaller(tmp_path) -> None:
-    save_random(tmp_path / "ours", d_model=64, d_ff=128, max_position_embeddings=16)
-    sizes = []
-    for quantization in ("float32", "float16", "int8"):
-        convert(tmp_path / "ours", tmp_path / quantization, quantization)
-        sizes.append((tmp_path / quantization / "model.bin").stat().st_size)
-    assert sizes[0] > 1.9 * sizes[1] and sizes[0] > sizes[2]
-
-
-def test_half_precision_models_are_converted(tmp_path) -> None:
-    model = save_random(tmp_path / "ours")
-    model.bfloat16().save_pretrained(tmp_path / "ours")
-    model.float()
-    ids, mask, targets = ids_for(model.config)
-    expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
-    found = convert(tmp_path / "ours", tmp_path / "theirs").logits(ids, mask, targets)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("rules", "notes"),
     [

@@ -183,13 +183,15 @@ def test_bert_has_the_same_predictions_and_losses() -> None:
             VaswaniForSequenceClassification,
             torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 1, 0]]),
         ),
+        (BertForSequenceClassification, VaswaniForSequenceClassification, torch.tensor([0.5, -1.0, 2.0])),
         (BertForTokenClassification, VaswaniForTokenClassification, torch.arange(21).view(3, 7) % 4 - 1),
     ],
-    ids=["text", "several labels", "tokens"],
+    ids=["text", "several labels", "regression", "tokens"],
 )
 def test_bert_classifies_the_same(theirs, ours, labels) -> None:
-    bert = random_bert(theirs, num_labels=3)
-    model = from_bert(ours, bert, num_labels=3)
+    num_labels = 1 if labels.is_floating_point() and labels.dim() == 1 else 3
+    bert = random_bert(theirs, num_labels=num_labels)
+    model = from_bert(ours, bert, num_labels=num_labels)
     inputs = bert_inputs()
     if labels.shape == (3, 7):
         labels = labels.masked_fill((labels == -1) | (inputs["attention_mask"] == 0), -100)
@@ -197,13 +199,6 @@ def test_bert_classifies_the_same(theirs, ours, labels) -> None:
     real = inputs["attention_mask"].bool() if got.logits.dim() == 3 else slice(None)
     torch.testing.assert_close(got.logits[real], expected.logits[real], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(got.loss, expected.loss, atol=1e-5, rtol=1e-5)
-
-
-def test_a_regression_is_bert_s() -> None:
-    bert = random_bert(BertForSequenceClassification, num_labels=1)
-    model = from_bert(VaswaniForSequenceClassification, bert, num_labels=1)
-    inputs, labels = bert_inputs(), torch.tensor([0.5, -1.0, 2.0])
-    torch.testing.assert_close(model(**inputs, labels=labels).loss, bert(**inputs, labels=labels).loss)
 
 
 def from_gpt(gpt: nn.Module, **fields: Any) -> VaswaniForCausalLM:
@@ -333,16 +328,6 @@ def test_the_loss_alone_is_that_of_the_logits() -> None:
         alone.loss.backward()
         torch.testing.assert_close(alone.loss, whole, atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(gradients(model), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_the_loss_of_no_label_is_zero_and_can_be_derived() -> None:
-    """A process without a batch of its own computes one without labels."""
-    for kind in (VaswaniForMaskedLM, VaswaniForCausalLM):
-        model, ids = build(kind).train(), texts()
-        loss = model(ids, labels=torch.full_like(ids, -100), num_items_in_batch=5, loss_only=True).loss
-        loss.backward()
-        assert loss.item() == 0
-        assert all(not gradient.any() for gradient in gradients(model).values())
 
 
 def test_losses_of_parts_add_up() -> None:

@@ -18,7 +18,6 @@ from hf_vaswani.model import kernels_vaswani
 from hf_vaswani.model.kernels_vaswani import (
     KEPT,
     Substitutes,
-    cpu_dropout,
     fast_products,
     has_onednn,
     is_plain_linear,
@@ -36,26 +35,6 @@ from ..networks import Sizes, batch, gradients, tiny_model, with_labels
 from .test_search import random_model, sentences
 
 # ---- Dropout
-
-
-@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.9])
-def test_dropout_equals_torchs(rate) -> None:
-    """In its rate, in the elements that both keep, and in their gradients."""
-    torch.manual_seed(0)
-    found, kept = [], []
-    for dropout in (cpu_dropout, nn.functional.dropout):
-        x = torch.linspace(1, 2, 200_000, requires_grad=True)
-        output = dropout(x, rate)
-        output.square().sum().backward()
-        found.append((output.detach(), x.grad))
-        kept.append(output != 0)
-    margin = 10 * math.sqrt(rate * (1 - rate) / 200_000)
-    assert kept[0].double().mean().item() == pytest.approx(kept[1].double().mean().item(), abs=margin)
-    both = kept[0] & kept[1]
-    assert both.any() and not torch.equal(*kept)
-    for ours, torchs in zip(*found, strict=True):
-        torch.testing.assert_close(ours[both], torchs[both], rtol=1e-3, atol=0)
-        assert not ours[~kept[0]].any()
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.3, 0.5, 0.9])
@@ -131,14 +110,6 @@ def test_the_loss_and_its_gradients_equal_torchs(monkeypatch, at_once, epsilon_l
     expected.backward()
     for ours, torchs in zip((states, weight), inputs, strict=True):
         torch.testing.assert_close(ours.grad.double(), torchs.grad, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.skipif(not hasattr(nn.functional, "linear_cross_entropy"), reason="this torch has no such loss")
-def test_the_loss_without_smoothing_equals_torchs_linear_cross_entropy() -> None:
-    torch.manual_seed(0)
-    states, weight, labels = torch.randn(2, 6, 8), torch.randn(20, 8), torch.randint(0, 20, (2, 6))
-    expected = nn.functional.linear_cross_entropy(states.flatten(0, 1), weight, labels.flatten())
-    torch.testing.assert_close(smoothed_linear_cross_entropy(states, weight, labels), expected)
 
 
 def test_a_frozen_row_gets_no_gradient_and_changes_no_other() -> None:
@@ -218,13 +189,6 @@ def test_the_loss_alone_is_the_same_loss_with_the_same_gradients(
     assert not expected
     with torch.no_grad():
         torch.testing.assert_close(model(**arguments, loss_only=True).loss, whole.loss, atol=1e-6, rtol=1e-6)
-
-
-def test_the_loss_alone_gives_the_padding_row_no_gradient() -> None:
-    model = tiny_model().train()
-    model(**with_labels(), epsilon_ls=0.1, loss_only=True).loss.backward()
-    gradient = model.get_input_embeddings().weight.grad
-    assert not gradient[0].any() and gradient[1:].any(dim=1).all()
 
 
 def test_the_loss_alone_makes_no_logits_but_a_few(monkeypatch) -> None:

@@ -162,11 +162,11 @@ def test_half_precision_differs_by_its_rounding(monkeypatch, beams) -> None:
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_long_outputs_grow_what_is_kept(monkeypatch, beams) -> None:
-    model = random_model()
-    model.lm_head.bias.data[EOS] = -100
     settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
-    fast, stock = fast_and_stock(monkeypatch, model, sentences(3), **settings)
-    assert fast.sequences.shape == (3, 151) and torch.equal(fast.sequences, stock.sequences)
+    for model, inputs, prompt in ((random_model(), sentences(3), 1), (random_gpt(), prompts(3), 12)):
+        model.lm_head.bias.data[EOS] = -100
+        fast, stock = fast_and_stock(monkeypatch, model, inputs, **settings)
+        assert fast.sequences.shape == (3, prompt + 150) and torch.equal(fast.sequences, stock.sequences)
 
 
 class OfSentences(LogitsProcessor):
@@ -420,15 +420,6 @@ def test_learned_positions_count_tokens_and_end_where_their_table_ends(monkeypat
         assert torch.equal(search(**inputs, num_beams=beams, max_new_tokens=50), fast.sequences)
     with pytest.raises(ValueError, match="longest prompt has 22 tokens, but the model has only 20 positions"):
         model.generate(torch.full((1, 22), 5))
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_long_texts_grow_what_is_kept(monkeypatch, beams) -> None:
-    model = random_gpt()
-    model.lm_head.bias.data[EOS] = -100
-    settings = {"num_beams": beams, "max_new_tokens": 150, "no_repeat_ngram_size": 2}
-    fast, stock = fast_and_stock(monkeypatch, model, prompts(3), **settings)
-    assert fast.sequences.shape == (3, 162) and torch.equal(fast.sequences, stock.sequences)
 
 
 @pytest.mark.slow
