@@ -33,7 +33,7 @@ from .marian_vocabulary import (
     target_tokenizer,
 )
 from .protocol import Converted, Foreign, Loaded, check_quantization, model_type
-from .settings import ignored_settings
+from .settings import TRANSFORMERS_RULES, ignored_settings
 from .vocabulary import Vocabulary
 from .weight_names import our_name
 
@@ -79,8 +79,6 @@ GENERATION_IDS = (
 )
 # Fields that contain ids in other forms, which are not converted.
 UNSUPPORTED_IDS = ("sequence_bias", "force_words_ids")
-# The Vaswani settings under which beam search is that of transformers.
-SEARCH = {"length_penalty_type": "power", "max_length_offset": None, "finish_candidates": "top"}
 TWO_SIDED = (
     "AutoTokenizer splits every text as source text. To train the model further with other software, split targets by "
     f"{TARGET_FILE}."
@@ -264,7 +262,7 @@ def _generation_config(theirs: GenerationConfig, vocabulary: Vocabulary) -> Gene
             raise ValueError(f"The generation config has {name}, which is not supported: remove it.")
     for name in GENERATION_IDS:
         setattr(ours, name, map_ids(getattr(theirs, name, None), vocabulary.target_id))
-    for name, value in SEARCH.items():
+    for name, value in TRANSFORMERS_RULES.items():
         setattr(ours, name, value)
     ours._from_model_config = None
     return ours
@@ -446,9 +444,9 @@ def _with_sines_first(name: str, weight: torch.Tensor) -> torch.Tensor:
 def _set_search(generation_config: GenerationConfig, marian: MarianMTModel) -> list[str]:
     """Gives a Marian model the settings of a search, and returns notes about those that it ignores."""
     theirs, notes = copy.deepcopy(generation_config), ignored_settings(generation_config, "Marian")
-    for name in SEARCH:
+    for name in TRANSFORMERS_RULES:
         delattr(theirs, name)
-    if generation_config.length_penalty_type != SEARCH["length_penalty_type"]:
+    if generation_config.length_penalty_type != TRANSFORMERS_RULES["length_penalty_type"]:
         theirs.length_penalty = None
         theirs.early_stopping = None
         notes.append("Marian's beam search divides log-probabilities by the length.")

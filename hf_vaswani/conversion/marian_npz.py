@@ -20,9 +20,10 @@ from ..data.tokenizer import two_sided
 from ..files import read_lines
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
-from .marian import EOS, MAX_LENGTH, PAD, SEARCH, TWO_SIDED, UNK
+from .marian import EOS, MAX_LENGTH, PAD, TWO_SIDED, UNK
 from .marian_vocabulary import MISSING, NEVER, check_ids, fast_tokenizer, join, read_spm, target_tokenizer
 from .protocol import Converted, Foreign
+from .settings import TRANSFORMERS_RULES
 from .vocabulary import Vocabulary
 
 OPTIONS = "special:model.yml"
@@ -446,7 +447,7 @@ def _generation_config(
     if generation.num_beams > 1:
         # Marian divides the log-probability by the length to the power of `normalize`.
         generation.length_penalty = float(alpha)
-    for name, value in SEARCH.items():
+    for name, value in TRANSFORMERS_RULES.items():
         setattr(generation, name, value)
     generation._from_model_config = None
     return generation

@@ -58,6 +58,10 @@ SETTINGS = {
 }
 
 
+# The settings of this model alone, with the values under which its beam search is that of transformers.
+TRANSFORMERS_RULES = {name: each.off[0] for name, each in SETTINGS.items() if not each.marian}
+
+
 def unsupported_settings(generation_config: GenerationConfig, engine: str) -> dict[str, Any]:
     """
     Returns the settings that are turned on and that an engine does not follow.

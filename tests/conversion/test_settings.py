@@ -1,11 +1,16 @@
 """Settings of a search, for engines with a search of their own."""
 
+from contextlib import nullcontext
+
 import pytest
+import torch
 from transformers import GenerationConfig, WatermarkingConfig
 
 from hf_vaswani import VaswaniConfig
+from hf_vaswani.conversion.engines import EngineOptions, check_search
 from hf_vaswani.conversion.settings import (
     SETTINGS,
+    TRANSFORMERS_RULES,
     approximated_settings,
     fixed_limit,
     forbidden_sequences,
@@ -14,6 +19,11 @@ from hf_vaswani.conversion.settings import (
     max_new_tokens_for,
     start_token_id,
 )
+from hf_vaswani.model import search_vaswani
+from hf_vaswani.model.generation_vaswani import CHOICES, DEFAULTS
+from hf_vaswani.model.search_vaswani import TRANSFORMERS_ONLY
+
+from ..model.test_search import random_model, sentences
 
 OFF = {"max_length_offset": None, "length_penalty_type": "power", "finish_candidates": "top", "early_stopping": True}
 # A value other than the default for every setting.
@@ -45,6 +55,29 @@ ON = {
     "finish_candidates": "all",
     "early_stopping": "never",
 }
+
+
+# The fields of transformers' config that are no rows: sizes, lengths and special tokens, which each search has; what
+# draws, or says how fast the tokens come; outputs that a translation does not have; and notes.
+NO_SETTINGS = {
+    *("num_beams", "num_return_sequences", "length_penalty", "max_length", "max_new_tokens"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id"),
+    *("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("use_cache", "cache_config", "cache_implementation", "max_cache_len", "prefill_chunk_size", "low_memory"),
+    *("compile_config", "disable_compile", "continuous_batching_config", "remove_invalid_values", "diversity_penalty"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"),
+    *("dola_layers", "token_healing", "transformers_version"),
+}
+# Of assisted decoding, which finds the same tokens.
+ASSISTED = (
+    "assistant_",
+    "num_assistant_",
+    "prompt_lookup_",
+    "max_matching_",
+    "is_assistant",
+    "target_",
+    "speculation",
+)
 
 
 def config(**settings: object) -> GenerationConfig:
@@ -84,16 +117,47 @@ def test_the_generation_config_overrides_the_start_token() -> None:
     assert start_token_id(config(decoder_start_token_id=0), VaswaniConfig(decoder_start_token_id=1)) == 0
 
 
-def test_each_engine_reports_the_settings_that_it_ignores() -> None:
-    assert ON.keys() == SETTINGS.keys()
-    for engine, followed in (("Marian", "marian"), ("CTranslate2", "ctranslate2")):
-        assert ignored_settings(config(), engine) == []
-        for name, value in ON.items():
-            told = ignored_settings(config(**{name: value}), engine)
-            expected = f"{engine} ignores settings of the generation config and may find other translations"
-            assert told == ([] if getattr(SETTINGS[name], followed) else [f"{expected}: {name}={value!r}."])
-    (told,) = ignored_settings(config(**ON), "CTranslate2")
-    assert "do_sample=True, min_length=5, encoder_no_repeat_ngram_size=2, forced_bos_token_id=7, begin" in told
+def test_every_setting_has_one_row() -> None:
+    """A new one, of transformers or ours, fails here until its row says who follows it."""
+    theirs = {name for name in vars(GenerationConfig()) if not name.startswith("_") and not name.startswith(ASSISTED)}
+    assert theirs - NO_SETTINGS - {"use_mtp"} <= SETTINGS.keys() == ON.keys()
+    ours = {name for name, each in SETTINGS.items() if not each.marian}
+    assert ours == DEFAULTS.keys() == TRANSFORMERS_RULES.keys() and CHOICES.keys() < ours
+    for name, values in CHOICES.items():
+        assert {DEFAULTS[name], TRANSFORMERS_RULES[name]} == set(values)
+    assert SETTINGS.keys().isdisjoint(TRANSFORMERS_ONLY)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("name", ON)
+def test_each_setting_is_followed_or_refused_by_name(name, num_beams, monkeypatch) -> None:
+    model, inputs = random_model(), sentences(5)
+    given = {"num_beams": num_beams} | ({} if name == "early_stopping" and num_beams == 1 else {name: ON[name]})
+    # The fast search follows it, or leaves it to transformers.
+    found: list[object] = []
+    for is_fast in (True, False):
+        with monkeypatch.context() as without:
+            if not is_fast:
+                without.setattr(search_vaswani, "fast_search_inputs", lambda *_, **__: None)
+            torch.manual_seed(1)
+            try:
+                found.append(model.generate(**inputs, **given).tolist())
+            except Exception as error:
+                found.append(type(error))
+    assert found[0] == found[1]
+    # An engine is refused it by name, unless it follows it.
+    for engine, followed in (("Marian", SETTINGS[name].marian), ("CTranslate2", SETTINGS[name].ctranslate2)):
+        expected = f"{engine} ignores settings of the generation config and may find other translations"
+        told = ignored_settings(config(**{name: ON[name]}), engine)
+        assert told == ([] if followed else [f"{expected}: {name}={ON[name]!r}."])
+    settings = GenerationConfig(**OFF | {name: ON[name], "num_beams": num_beams, "eos_token_id": 2})
+    settings.decoder_start_token_id = model.generation_config.decoder_start_token_id
+    is_exact = SETTINGS[name].ctranslate2 == "exactly" or (SETTINGS[name].ctranslate2 and num_beams == 1)
+    refused = (
+        nullcontext() if is_exact else pytest.raises(ValueError, match=f"CTranslate2 cannot translate with {name}=")
+    )
+    with refused:
+        check_search(EngineOptions("ctranslate2"), [model], settings)
 
 
 def test_ctranslate2_comes_close_to_some_in_beam_search_alone() -> None:
