@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .files import find_damage, read_json, read_sealed
+from .files import find_damage, read_json
 
 # PEFT's names.
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -34,7 +34,7 @@ def base_folder(checkpoint: Path) -> Path:
     """
     # Only the name counts: the run folder may have been moved.
     base = checkpoint.parent / Path(str(read_json(checkpoint / ADAPTER_CONFIG).get("base_model_name_or_path"))).name
-    digests = read_sealed(checkpoint / "progress.json").get("start")
+    digests = read_json(checkpoint / "progress.json").get("start")
     if not base.is_dir() or not digests:
         raise ValueError(
             f"{checkpoint} has only adapters, and the model that they belong to, {base}, is missing: keep it beside "
@@ -61,7 +61,7 @@ def merged_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         ValueError: a file is missing, damaged or unreadable, or the model was changed since.
     """
     base = base_folder(checkpoint)
-    recorded = read_sealed(checkpoint / "progress.json").get("files", {})
+    recorded = read_json(checkpoint / "progress.json").get("files", {})
     damage = find_damage(checkpoint, {name: recorded[name] for name in recorded if name in FILES})
     if damage is not None:
         raise ValueError(f"{damage}. Use another checkpoint, or restore the file from a backup.")

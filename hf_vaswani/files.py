@@ -248,44 +248,16 @@ def check_weights(folder: Path) -> bool:
     weights = "model.safetensors"
     digests: dict[str, str] = {}
     if (folder / "progress.json").is_file():
-        noted = read_sealed(folder / "progress.json")
+        noted = read_json(folder / "progress.json")
         digests = noted.get("files", {}) | noted.get("state", {})
     elif folder.name == "model" and (folder.parent / "test.json").is_file():
         # A damaged result says nothing about the weights, and the training command writes it again.
         with suppress(ValueError):
-            digests = read_sealed(folder.parent / "test.json").get("files", {})
+            digests = read_json(folder.parent / "test.json").get("files", {})
     damage = find_damage(folder, {weights: digests[weights]} if weights in digests else {})
     if damage is not None:
         raise ValueError(f"{damage}.")
     return weights in digests
-
-
-SEAL = "digest"
-
-
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns a JSON object with its own digest added under `digest`, which [`read_sealed`] checks."""
-    return content | {SEAL: _digest_of_content(content)}
-
-
-def _digest_of_content(content: dict[str, Any]) -> str:
-    # Serialized and parsed first, to get the object that the reader of the file will see.
-    plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
-    return hashlib.sha256(plain.encode()).hexdigest()
-
-
-def read_sealed(path: Path) -> dict[str, Any]:
-    """
-    Reads a JSON file that was written with [`sealed`], or by an earlier version without a digest.
-
-    Raises:
-        ValueError: the file is missing, does not contain a JSON object, or does not match its digest.
-    """
-    content = read_json(path)
-    noted = content.pop(SEAL, None)
-    if noted is not None and noted != _digest_of_content(content):
-        raise ValueError(f"{path} was changed or damaged: its content does not match the digest in it.")
-    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:

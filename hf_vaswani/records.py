@@ -139,7 +139,8 @@ class Progress:
         nonfinite (`int`): skipped updates in a row, up to this one.
         seconds (`float`): duration of the training so far.
         files (`dict[str, str]`): SHA-256 of the model's files, by name.
-        state (`dict[str, str]`, *optional*): SHA-256 of all other files of the checkpoint, by name.
+        state (`dict[str, str]`, *optional*): SHA-256 of the weights behind a moving average, by name; in 0.1 of all
+            files that are not the model's.
         recipe (`dict[str, Any]`, *optional*): settings that a resumed run may not change.
         validations (`list[Validation]`, *optional*): validations so far.
         start (`dict[str, str]`, *optional*): SHA-256 of the files of the model that adapters belong to, by name.
@@ -159,7 +160,7 @@ class Progress:
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of all files of the checkpoint but this record, by name."""
+        """All digests of the checkpoint, by file name."""
         return self.files | (self.state or {})
 
 

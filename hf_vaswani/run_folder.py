@@ -17,8 +17,6 @@ from .files import (
     find_damage,
     read_json,
     read_json_lines,
-    read_sealed,
-    sealed,
     temporary_name,
 )
 from .recipe import BestBy, EvaluationSetRecipe, Recipe, SourceRecipe, TrainingRecipe, measure_name
@@ -88,7 +86,8 @@ T = TypeVar("T")
 # ---- Records ----------------------------------------------------------------------------------------------------
 
 
-def _read_record(kind: type[T], path: Path, content: dict[str, Any]) -> T:
+def _read_record(kind: type[T], path: Path) -> T:
+    content = read_json(path)
     try:
         return from_json(kind, content)
     except ValueError as error:
@@ -103,7 +102,7 @@ def read_environment(run_dir: Path) -> Environment:
         ValueError: it is missing or damaged.
     """
     path = run_dir / ENVIRONMENT
-    return _read_record(Environment, path, read_json(path))
+    return _read_record(Environment, path)
 
 
 def write_environment(run_dir: Path, environment: Environment) -> None:
@@ -124,7 +123,7 @@ def read_result(run_dir: Path) -> Result:
         ValueError: it is missing or damaged.
     """
     path = run_dir / RESULT
-    result = _read_record(Result, path, read_sealed(path))
+    result = _read_record(Result, path)
     if result.bleu is not None and None in (result.chrf, result.ter, result.signatures):
         raise ValueError(f"{path} is damaged: it has a BLEU, but lacks chrF, TER or the signatures.")
     return result
@@ -137,7 +136,7 @@ def write_result(run_dir: Path, result: Result) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    atomic_write_text(run_dir / RESULT, json.dumps(sealed(to_json(result)), indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(run_dir / RESULT, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n")
 
 
 def translations_file(stem: str, name: str, sets: int) -> str:
@@ -178,19 +177,14 @@ def read_progress(checkpoint: Path) -> Progress:
         ValueError: it is missing or damaged; the message says how to resume without it.
     """
     try:
-        return _read_progress(checkpoint)
+        return _read_record(Progress, checkpoint / PROGRESS)
     except ValueError as error:
         raise ValueError(f"{error} {advice(checkpoint)}") from error
 
 
-def _read_progress(checkpoint: Path) -> Progress:
-    path = checkpoint / PROGRESS
-    return _read_record(Progress, path, read_sealed(path))
-
-
 def write_progress(checkpoint: Path, progress: Progress) -> None:
     """Writes the record of a checkpoint, the last of its files."""
-    (checkpoint / PROGRESS).write_text(json.dumps(sealed(to_json(progress))), encoding="utf-8")
+    (checkpoint / PROGRESS).write_text(json.dumps(to_json(progress)), encoding="utf-8")
 
 
 # ---- Checkpoints -------------------------------------------------------------------------------------------------
@@ -248,23 +242,6 @@ def digests(folder: Path) -> dict[str, str]:
     return {name: digest(folder / name) for name in sorted(names) if _is_of_the_model(name, EMA_WEIGHTS in names)}
 
 
-def checkpoint_digests(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """
-    Returns the SHA-256 of all files of a checkpoint that has no record yet.
-
-    Args:
-        folder (`Path`): the checkpoint, after all processes have written to it.
-
-    Returns:
-        Two `dict[str, str]`: the [`digests`] of the model, and those of the files that only a resumed training reads:
-        states of optimizer, schedule and random numbers, shards, and the weights behind a moving average.
-    """
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    found = {name: digest(folder / name) for name in names}
-    files = {name: found[name] for name in names if _is_of_the_model(name, EMA_WEIGHTS in names)}
-    return files, {name: found[name] for name in names if name not in files}
-
-
 def _is_of_the_model(name: str, has_average: bool) -> bool:
     is_other = name == PROGRESS or "/" in name or (has_average and name == WEIGHTS)
     return name.endswith((".json", ".safetensors", CODE)) and not is_other
@@ -272,14 +249,14 @@ def _is_of_the_model(name: str, has_average: bool) -> bool:
 
 def check_checkpoint(checkpoint: Path, progress: Progress) -> None:
     """
-    Compares every file of a checkpoint with its digest.
+    Compares the files of a checkpoint with the digests in its record.
 
     Args:
         checkpoint (`Path`): its folder.
         progress ([`Progress`]): its record.
 
     Raises:
-        ValueError: a file is missing or was changed; the message names the newest earlier checkpoint that is intact.
+        ValueError: a file is missing or was changed; the message names the checkpoint before.
     """
     damage = find_damage(checkpoint, progress.digests)
     if damage is not None:
@@ -287,23 +264,16 @@ def check_checkpoint(checkpoint: Path, progress: Progress) -> None:
 
 
 def advice(checkpoint: Path) -> str:
-    """Says how to proceed without a damaged checkpoint: from the newest earlier one that is intact, if any."""
+    """Says how to proceed without a damaged checkpoint: from the one before, if any."""
     run_dir = checkpoint.parent
     found = list_checkpoints(run_dir)
     if checkpoint.name not in {path.name for path in found} or not (run_dir / RECIPE).is_file():
         return "Use another checkpoint, or restore the file from a backup."
-    for earlier in [path for path in found if checkpoint_step(path) < checkpoint_step(checkpoint)][::-1]:
-        if _is_intact(earlier):
-            damaged = " and ".join(str(path) for path in found if checkpoint_step(path) > checkpoint_step(earlier))
-            return f"Delete {damaged}: the same training command then resumes from {earlier}, which is intact."
-    return f"No earlier checkpoint is intact: restore the file from a backup, or delete {run_dir} to start over."
-
-
-def _is_intact(checkpoint: Path) -> bool:
-    try:
-        return find_damage(checkpoint, _read_progress(checkpoint).digests) is None
-    except ValueError:
-        return False
+    i = [path.name for path in found].index(checkpoint.name)
+    if i == 0:
+        return f"No checkpoint is earlier: restore the file from a backup, or delete {run_dir} to start over."
+    damaged = " and ".join(map(str, found[i:]))
+    return f"Delete {damaged}: the same training command then resumes from {found[i - 1]}."
 
 
 def remove_old_checkpoints(

@@ -25,7 +25,7 @@ from huggingface_hub.constants import HF_HOME
 from safetensors import safe_open
 from transformers import GenerationConfig
 
-from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_sealed, sealed
+from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration
 from ..model.rules_vaswani import SearchCall
 from ..model.sentences_vaswani import evaluation_mode
@@ -485,7 +485,7 @@ def cached_conversion(loaded: Loaded, name: str, library: str, write: Callable[[
             with atomic_folder(place) as temporary:
                 write(temporary)
                 files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
-                (temporary / RECORD).write_text(json.dumps(sealed(record | {"files": files})), encoding="utf-8")
+                (temporary / RECORD).write_text(json.dumps(record | {"files": files}), encoding="utf-8")
             for file, found in files.items():
                 findings.remember(place / file, found)
             findings.save()
@@ -503,7 +503,7 @@ def reason_to_write(place: Path, record: dict[str, Any], findings: "Findings") -
     if not place.is_dir():
         return "it is a file"
     try:
-        noted = read_sealed(place / RECORD)
+        noted = read_json(place / RECORD)
     except ValueError as error:
         return str(error).rstrip(".")
     changes = {
@@ -538,7 +538,7 @@ class Findings:
         self.path = folder / "findings.json"
         self.content: dict[str, Any] = {}
         with suppress(ValueError, OSError):
-            self.content = read_sealed(self.path)
+            self.content = read_json(self.path)
         self.before = dict(self.content)
 
     def digest(self, path: Path) -> str:
@@ -560,7 +560,7 @@ class Findings:
         """Writes what is new, if that is possible."""
         if self.content != self.before:
             with suppress(OSError):
-                atomic_write_text(self.path, json.dumps(sealed(self.content)))
+                atomic_write_text(self.path, json.dumps(self.content))
 
 
 def _signature(path: Path) -> list[int]:

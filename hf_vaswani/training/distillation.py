@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.sources import evaluation_texts, read_evaluation_sources, read_training_source
 from ..data.tables import named_errors
-from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_lines, read_sealed, sealed, tsv_cell
+from ..files import atomic_folder, atomic_write_text, digest, find_damage, read_json, read_lines, tsv_cell
 from ..metrics import score, sentence_scorer
 from ..model.sentences_vaswani import longest_source
 from ..recipe import Recipe, SourceRecipe, TeacherRecipe
@@ -69,7 +69,7 @@ def with_teacher_text(recipe: Recipe) -> Recipe:
     if not (place / RECORD).is_file():
         raise ValueError(f"teacher.model is set, but {place} has no translations of the teacher yet. {advice}")
     try:
-        given, recorded = pairs_settings(recipe), read_sealed(place / RECORD)
+        given, recorded = pairs_settings(recipe), read_json(place / RECORD)
         damage = find_damage(place, recorded.get("files", {}))
     except ValueError as error:
         raise ValueError(f"{error} {advice}") from error
@@ -400,7 +400,7 @@ def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
     record = pairs_settings(recipe) | {"steps": [digest(file.path) for file in files]}
     # A damaged record is no reason to stop: the pairs are written again in no time.
     with suppress(ValueError):
-        found = read_sealed(place / RECORD)
+        found = read_json(place / RECORD)
         is_same = {key: found.get(key) for key in record} == record
         if is_same and find_damage(place, found["files"]) is None:
             return list(found["pairs"])
@@ -419,7 +419,7 @@ def write_pairs(recipe: Recipe, files: Sequence[GrowingFile]) -> list[int]:
                 raise ValueError(f"{file.path} has no pair for the student: all translations are empty.")
             counts.append(count)
             digests |= {side.name: digest(side) for side in sides}
-        content = json.dumps(sealed(record | {"pairs": counts, "files": digests}), indent=2, ensure_ascii=False)
+        content = json.dumps(record | {"pairs": counts, "files": digests}, indent=2, ensure_ascii=False)
         (temporary / RECORD).write_text(content + "\n", encoding="utf-8")
     return counts
 
@@ -460,7 +460,7 @@ def teacher_scores(
     record["search"] = settings_of(models[0].generation_config)
     path = teacher_folder(recipe) / SCORES
     with suppress(ValueError):
-        found = read_sealed(path)
+        found = read_json(path)
         if {key: found.get(key) for key in record} == record:
             return dict(found["sets"])
     scores: dict[str, dict[str, float]] = {}
@@ -470,5 +470,5 @@ def teacher_scores(
         translations = [candidates[0][1] for candidates in LineTranslator(models, tokenizer)(lines)]
         scored = score(translations, references, **scoring)
         scores[name] = {metric: scored[metric] for metric in ("bleu", "chrf")}
-    atomic_write_text(path, json.dumps(sealed(record | {"sets": scores}), indent=2) + "\n")
+    atomic_write_text(path, json.dumps(record | {"sets": scores}, indent=2) + "\n")
     return scores

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from ..averaging import load_stored, load_weights
 from ..data.batching import EpochUpdates
 from ..data.renewed_epochs import RenewedUpdates
-from ..files import atomic_folder
+from ..files import atomic_folder, digest
 from ..model.configuration_vaswani import VaswaniConfig
 from ..model.modeling_vaswani import VaswaniForConditionalGeneration, VaswaniPreTrainedModel
 from ..processes import on_main_process
@@ -27,8 +27,8 @@ from ..run_folder import (
     START,
     WEIGHTS,
     Resume,
-    checkpoint_digests,
     checkpoint_folder,
+    digests,
     forget_after,
     read_validations,
     remove_old_checkpoints,
@@ -281,7 +281,6 @@ def save_checkpoint(run: Run, state: TrainState) -> None:
             if state.model.can_generate():
                 state.model.generation_config.save_pretrained(temporary)
             run.tokenizer.save_pretrained(temporary)
-        # The record has the digests of the files of all processes.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_progress(temporary, _progress(run, state, temporary))
@@ -292,7 +291,6 @@ def save_checkpoint(run: Run, state: TrainState) -> None:
 
 def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
     """Makes the record of a checkpoint, after all its other files have been written."""
-    files, others = checkpoint_digests(folder)
     return Progress(
         step=state.step,
         position=state.position,
@@ -300,8 +298,8 @@ def _progress(run: Run, state: TrainState, folder: Path) -> Progress:
         launch=launch_of(run),
         nonfinite=state.nonfinite,
         seconds=round(state.seconds, 1),
-        files=files,
-        state=others,
+        files=digests(folder),
+        state=None if state.ema is None else {WEIGHTS: digest(folder / WEIGHTS)},
         recipe=unchangeable(run.recipe),
         validations=read_validations(run.folder),
         start=None if state.adapters is None else run.start,
@@ -325,7 +323,7 @@ def _load_checkpoint(run: Run, state: TrainState, resume: Resume) -> None:
         run.accelerator.load_state(str(checkpoint))
         if state.adapters is not None:
             load_adapters(state.adapters, checkpoint)
-    # In a checkpoint of an earlier version, which has no digests, a damaged pickle may raise anything.
+    # A damaged pickle may raise anything.
     except Exception as error:
         raise ValueError(
             f"{checkpoint} could not be loaded: {error}. If it is damaged, delete it to resume from the one before."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..files import atomic_write_text, digest, find_damage, put_in_place, read_sealed, sealed, sync, temporary_name
+from ..files import atomic_write_text, digest, find_damage, put_in_place, read_json, sync, temporary_name
 from ..processes import Processes
 from .lines import OutputFile, skip_lines, write_whole
 
@@ -79,7 +79,9 @@ class GrowingFile:
 
     def _recorded(self) -> tuple[dict[str, Any], str | None]:
         """Returns the settings in the record, and the digest of the complete file, once it is there."""
-        content = read_sealed(self.record)
+        content = read_json(self.record)
+        # Version 0.1 added a digest of the content.
+        content.pop("digest", None)
         return content, content.pop(COMPLETE, None)
 
     def _damage(self) -> str | None:
@@ -128,7 +130,7 @@ class GrowingFile:
         put_in_place(self.partial, self.path)
 
     def _write_record(self, more: dict[str, str]) -> None:
-        content = json.dumps(sealed(self.settings | more), indent=2, ensure_ascii=False)
+        content = json.dumps(self.settings | more, indent=2, ensure_ascii=False)
         atomic_write_text(self.record, content + "\n")
 
     def lines(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from hf_vaswani.cli import distill, main
 from hf_vaswani.cli.inputs import load_recorded
-from hf_vaswani.files import digest, read_sealed, sealed
+from hf_vaswani.files import digest, read_json
 from hf_vaswani.run_folder import read_recipe
 from hf_vaswani.translation import growing_file, lines
 
@@ -261,9 +261,9 @@ def test_a_refused_resume_leaves_the_record_of_the_run(command, tmp_path, capsys
     # Another text under the same name, as if it had been translated anew.
     text = (pairs / "data.de").read_text().splitlines()
     (pairs / "data.de").write_text("\n".join(["one more", *text[1:]]) + "\n")
-    record = read_sealed(pairs / "record.json")
+    record = read_json(pairs / "record.json")
     record["files"]["data.de"] = digest(pairs / "data.de")
-    (pairs / "record.json").write_text(json.dumps(sealed(record)))
+    (pairs / "record.json").write_text(json.dumps(record))
     (tmp_path / "student" / "test.json").unlink()
     assert main(["train", *command[1:], "--training.max_steps=6"]) == 2
     assert "The training or validation text is not that of" in capsys.readouterr().err

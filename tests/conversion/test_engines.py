@@ -23,7 +23,7 @@ from hf_vaswani.conversion import convert as conversion
 from hf_vaswani.conversion import engines
 from hf_vaswani.conversion.engines import EngineOptions, cached_conversion, choose_engine
 from hf_vaswani.conversion.protocol import Loaded
-from hf_vaswani.files import read_sealed, sealed
+from hf_vaswani.files import read_json
 from hf_vaswani.translation.batches import translate_corpus
 from hf_vaswani.translation.lines import LineTranslator
 from hf_vaswani.translation.loading import load_translator
@@ -355,7 +355,7 @@ def test_a_change_is_noticed_if_size_and_time_stay(tmp_path, monkeypatch, caplog
 def test_a_file_that_may_still_change_is_read_again(tmp_path) -> None:
     folder = saved(tmp_path / "model")
     translated(folder, [], "ctranslate2")
-    known = read_sealed(kept(folder).parent / "findings.json")
+    known = read_json(kept(folder).parent / "findings.json")
     assert {Path(name).parent for name in known} == {kept(folder)}, "only what the process has written itself"
 
 
@@ -403,8 +403,8 @@ def test_what_was_kept_is_not_compared_again(tmp_path, monkeypatch, caplog) -> N
     assert len(compared) == 1
     # A record without the verdict is one of an earlier version.
     record = kept(folder) / "engine.json"
-    content = {name: value for name, value in read_sealed(record).items() if name != "compared"}
-    record.write_text(json.dumps(sealed(content)))
+    content = {name: value for name, value in read_json(record).items() if name != "compared"}
+    record.write_text(json.dumps(content))
     translated(folder, random_sentences(2), "ctranslate2")
     assert len(compared) == 2 and "is converted anew, because it was not compared with the model" in caplog.text
 

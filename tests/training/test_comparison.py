@@ -135,7 +135,7 @@ def test_a_run_without_a_test_set_has_nothing_to_compare(run, tiny_run) -> None:
     for checkpoint in run.glob("checkpoint-4"):
         shutil.rmtree(checkpoint)
     progress = json.loads((run / "checkpoint-8" / "progress.json").read_text())
-    del progress["recipe"], progress["digest"]
+    del progress["recipe"]
     (run / "checkpoint-8" / "progress.json").write_text(json.dumps(progress))
     with pytest.raises(ValueError, match="models are compared on test sets, but its recipe has none"):
         judge(run, run / "checkpoint-8", hub(not_worse_than=str(tiny_run)))

@@ -24,6 +24,9 @@ def test_a_complete_run_shows_its_result_again(tiny_run, capsys) -> None:
 def test_what_is_damaged_of_a_finished_run_is_made_again(tiny_run, tmp_path, capsys, caplog, kind) -> None:
     caplog.set_level("INFO", "hf_vaswani")
     for name in ("model/model.safetensors", "model/tokenizer.json", "test_translations.txt", "test.json"):
+        if (kind, name) == ("flipped", "test.json"):
+            # It has the digests of the others, and none of itself.
+            continue
         run = tmp_path / name.replace("/", "-")
         shutil.copytree(tiny_run, run)
         DAMAGES[kind](run / name)
@@ -55,11 +58,11 @@ def test_what_cannot_be_made_again_is_said(tiny_run, tmp_path, capsys) -> None:
 
 
 def test_a_result_of_an_earlier_version_counts(tiny_run, tmp_path, caplog) -> None:
-    """It noted no digest of the translations, and none of itself."""
+    """It noted no digest of the translations."""
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     result = json.loads((run / "test.json").read_text())
-    del result["digest"], result["translations"]
+    del result["translations"]
     (run / "test.json").write_text(json.dumps(result))
     before = contents(run)
     caplog.set_level("INFO", "hf_vaswani")

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vaswani.cli import main
-from hf_vaswani.files import sealed
 from hf_vaswani.training.state import TrainState
 
 from ..conftest import tiny_recipe, write_pairs
@@ -73,8 +72,7 @@ def test_a_run_goes_on_as_it_was_started(tmp_path, capsys, changed, words) -> No
     path = tmp_path / "run" / "checkpoint-4" / "progress.json"
     progress = json.loads(path.read_text())
     assert progress["launch"] == {"processes": 1, "mixed_precision": "no", "fsdp": False}
-    del progress["digest"]
-    path.write_text(json.dumps(sealed(progress | {"launch": progress["launch"] | changed})))
+    path.write_text(json.dumps(progress | {"launch": progress["launch"] | changed}))
     assert train(tmp_path, tmp_path / "run", max_steps=8) == 2
     assert words in capsys.readouterr().err
 
