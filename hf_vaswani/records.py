@@ -191,8 +191,7 @@ class Environment:
     Attributes:
         python (`str`), packages (`dict[str, str]`), git_revision (`str`, *optional*): versions; the last one is that
             of this package, if it runs from a repository.
-        machine (`str`), cpu (`str`), gpu (`str`), gpu_watts (`float`), device (`str`): hardware, as far as it is
-            known; the power limit is that of one GPU.
+        machine (`str`), cpu (`str`), gpu (`str`), device (`str`): hardware, as far as it is known.
         processes (`int`), cpu_threads (`int`), mixed_precision (`str`): how the training was launched.
         seed (`int`): the recipe's.
         command (`list[str]`): program and arguments.
@@ -208,7 +207,6 @@ class Environment:
     machine: str | None = None
     cpu: str | None = None
     gpu: str | None = None
-    gpu_watts: float | None = None
     device: str | None = None
     processes: int
     cpu_threads: int

@@ -3,7 +3,6 @@
 import html
 import logging
 import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -45,8 +44,6 @@ NETWORKS = {
     ("encoder",): "encoder of the Transformer",
     ("decoder",): "decoder of the Transformer",
 }
-# Power of a core of an unknown processor by Green Algorithms (Lannelongue, Grealey and Inouye, 2021).
-WATTS_OF_A_CORE = 12
 
 
 def card_files(
@@ -158,7 +155,6 @@ def render_card(
         training_loss=_training_loss(recipe),
         texts=[_cell(text) for text in describe_texts(recipe, environment, on_hub)],
         facts=[(name, _cell(value)) for name, value in _facts(recipe, environment, scored, parameters, config)],
-        command=_command(environment, on_hub).replace("```", "'''"),
         settings=_settings(recipe, on_hub).replace("```", "'''"),
         languages=languages,
         papers=papers_of(recipe, _stacks(config)),
@@ -282,8 +278,6 @@ def _facts(
         )
     if seconds := scored.seconds:
         yield "training time", f"{_duration(seconds)}, validations included"
-        if energy := _energy(environment, seconds):
-            yield "energy (estimate)", energy
     versions = {"Python": environment.python} | environment.packages
     yield "software", ", ".join(f"{name} {version}" for name, version in versions.items())
     if environment.git_revision:
@@ -297,56 +291,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} second{'' if round(seconds) == 1 else 's'}"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def _energy(environment: Environment, seconds: float) -> str | None:
-    """Estimates the energy as time times power: the power limit of a GPU, or a typical value of a processor core."""
-    if environment.gpu:
-        watts, count, source = environment.gpu_watts, environment.processes, "power limit of each GPU"
-    else:
-        watts, count = WATTS_OF_A_CORE, environment.cpu_threads * environment.processes
-        source = "typical power of a core, Lannelongue et al., 2021"
-    if not watts:
-        return None
-    energy = watts * count * seconds / 3_600_000
-    return f"{energy:.2g} kWh: {count} x {watts:g} W ({source}), without the rest of the machine"
-
-
-def _command(environment: Environment, on_hub: set[str]) -> str:
-    """Returns the command of the training, with one option per line."""
-    program, *arguments = map(str, environment.command or ["hf-vaswani"])
-    name = Path(program).name
-    words = [
-        {"cli.py": "hf-vaswani", "__main__.py": "hf-vaswani"}.get(
-            name, f"python {name}" if name.endswith(".py") else name
-        )
-    ]
-    # An argument without an option is the recipe file.
-    key = "recipe"
-    for argument in arguments:
-        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        if option and not equals:
-            words.append(f"\\\n    {option}")
-        elif option:
-            words.append(f"\\\n    {option}={shlex.quote(_value(option, value, on_hub))}")
-        else:
-            words.append(shlex.quote(_value(key, value, on_hub)))
-        key = option if option and not equals else "recipe"
-    return " ".join(words)
-
-
-def _value(option: str, text: str, on_hub: set[str]) -> str:
-    """Returns the value of an option, with paths reduced to names."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
-    named = names_only(option.lstrip("-").rstrip("+").split(".")[-1], value, on_hub)
-    if named == value:
-        return text
-    return (
-        named if isinstance(named, str) else str(yaml.safe_dump(named, default_flow_style=True, width=10**6)).strip()
-    )
 
 
 def _settings(recipe: Recipe, on_hub: set[str]) -> str:

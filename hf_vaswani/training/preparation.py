@@ -358,7 +358,6 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
         revision = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    gpu, watts = _gpu(accelerator)
     start = recipe.initialize.from_
     return Environment(
         python=platform.python_version(),
@@ -366,8 +365,7 @@ def describe_environment(recipe: Recipe, accelerator: Accelerator, sources: Sequ
         git_revision=revision or None,
         machine=platform.platform(),
         cpu=_cpu(),
-        gpu=gpu,
-        gpu_watts=watts,
+        gpu=torch.cuda.get_device_name(accelerator.device) if accelerator.device.type == "cuda" else None,
         device=str(accelerator.device),
         processes=accelerator.num_processes,
         cpu_threads=torch.get_num_threads(),
@@ -418,14 +416,3 @@ def _cpu() -> str | None:
     cpu_info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", cpu_info.read_text() if cpu_info.is_file() else "", re.MULTILINE)
     return (names[0] if names else platform.processor()) or None
-
-
-def _gpu(accelerator: Accelerator) -> tuple[str | None, float | None]:
-    """Returns the name of the GPU and its power limit in watts, if they are known."""
-    if accelerator.device.type != "cuda":
-        return None, None
-    name, answer = torch.cuda.get_device_name(accelerator.device), []
-    command = ["nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]):
-        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return name, float(answer[0]) if answer and re.fullmatch(r"[\d.]+", answer[0]) else None

@@ -67,7 +67,7 @@ def test_the_card_of_several_directions_is_the_saved_one(saved) -> None:
     recipe |= {"initialize": {"from": "acme/base"}, "hub": {"license": "apache-2.0"}}
     (saved / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     noted = {"dataset_is_local": False, "pairs": {"train": 1900, "test": 50}, "held_out": {"test": 3}}
-    change(saved / "environment.json", data=[noted] * 3, start_is_local=False, gpu="A GPU", gpu_watts=300.0)
+    change(saved / "environment.json", data=[noted] * 3, start_is_local=False, gpu="A GPU")
     scores = {"bleu": 30.125, "chrf": 50.0, "ter": 40.5}
     compared = {"before": scores, "after": scores | {"bleu": 31.5}, "p": 0.02, "signature": "nrefs:1|bs:1000"}
     sets = {"en-de": scores, "en-fr": scores | {"bleu": 28.0}, "law": scores | {"bleu": 9.5}}
@@ -158,13 +158,12 @@ def test_a_named_set_has_its_own_row_and_is_no_training_text(run) -> None:
 def test_facts_that_were_not_recorded_are_omitted(run) -> None:
     change(run / "environment.json", git_revision="0123abc")
     complete = card(run).text
-    for words in ("energy (estimate)", "hardware", "training time", "120 pairs", "hf_vaswani revision"):
+    for words in ("hardware", "training time", "120 pairs", "hf_vaswani revision"):
         assert words in complete, words
     change(run / "environment.json", cpu=None, data=None, git_revision=None)
     change(run / "test.json", seconds=None)
     shorter = card(run)
     for words in (
-        "energy (estimate)",
         "| hardware",
         "training time",
         "120 pairs",
@@ -181,32 +180,23 @@ def test_facts_that_were_not_recorded_are_omitted(run) -> None:
     assert unscored.data.eval_results is None and "model-index" not in str(unscored)
 
 
-def test_time_and_energy_are_computed_from_the_run(run) -> None:
+def test_hardware_and_time_are_those_of_the_run(run) -> None:
     change(run / "environment.json", cpu_threads=3, processes=2, cpu="A processor")
     change(run / "test.json", seconds=7200.0)
     text = card(run).text
     assert "| hardware | 6 threads on A processor |" in text and "| 2.0 hours, validations included |" in text
-    assert "0.14 kWh: 6 x 12 W" in text
-    change(run / "environment.json", gpu="A GPU", gpu_watts=500.0)
-    assert "| hardware | 2 x A GPU |" in card(run).text and "| 2 kWh: 2 x 500 W" in card(run).text
-    change(run / "environment.json", gpu_watts=None)
-    assert "energy (estimate)" not in card(run).text
+    change(run / "environment.json", gpu="A GPU")
+    assert "| hardware | 2 x A GPU |" in card(run).text
 
 
 def test_paths_are_not_shown(run) -> None:
     folder = "/home/alice smith/o'brien/client=acme"
     files = {"en": f"{folder}/t.en", "de": "acme/t.de"}
-    command = [f"{folder}/train.py", f"{folder}/my.yaml", "--run_dir=~/acme/x", "--data.test_files", str(files)]
-    command += ["--more_data+", json.dumps({"train_files": files, "dataset": folder}), "--training.max_steps", "12"]
-    command += [f"--hub.not_worse_than={folder}/model", f"--validation_sets.law.test_files={folder}/law.tsv"]
-    change(run / "environment.json", command=command)
     change_recipe(run, "tokenizer", path=f"{folder}/tok")
     change_recipe(run, "data", train_files=files, validation_files="../acme/dev.tsv", test_files="acme/x y/test.jsonl")
     for repo_id in (None, "me/tiny"):
         text = str(card(run, repo_id=repo_id))
-        assert not any(word in text for word in ("alice", "brien", "smith", str(run.parent))), text
-        assert text.count("acme") == 1, "the name of a local dataset folder"
-    assert "python train.py my.yaml \\\n    --run_dir=x \\\n    --data.test_files '{de: t.de, en: t.en}' \\\n" in text
+        assert not any(word in text for word in ("alice", "brien", "smith", "acme", str(run.parent))), text
     known = "120 pairs, 120 of them with a sentence of the training text"
     assert f"trained on t.en, t.de (120 pairs); validated on dev.tsv ({known}); tested on test.jsonl" in text
 
@@ -252,11 +242,11 @@ def test_the_teachers_of_a_student_are_named_without_their_folders(run) -> None:
 def test_special_characters_do_not_break_the_page(run) -> None:
     odd = "odd|na`me # heading <script>x"
     change_recipe(run, "data", license=odd, test_files=f"{odd}.tsv")
-    change(run / "environment.json", cpu="A | B", command=["train.py", "--run_dir", "a```b"])
+    change(run / "environment.json", cpu="A | B")
     text = card(run).text
     assert "odd\\|na`me # heading &lt;script&gt;x.tsv" in text
     assert "| A \\| B |" in text.replace("2 threads on ", "").replace("1 thread on ", "")
-    assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 10
+    assert "<script>" not in text.split("```yaml")[0] and text.count("```") == 8
 
 
 def test_the_examples_of_the_card_run(run, monkeypatch) -> None:
